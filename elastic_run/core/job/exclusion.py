@@ -9,7 +9,8 @@ Rules
 - Chance is no evidence. Where failures are frequent, N of them hit a good node now and then. So they count only if
   chance brings so many, so close together, to one node in at most one of as many cases as the job has nodes. The
   machines that failed within PERIOD give the rate. Two failures: no longer apart than PERIOD divided by their number.
-  In a young job the machines but a few give the rate since the first failure, where that is higher.
+  In a young job the machines but a few give the rate since the first failure, where that is higher. The failures of
+  these few are excused by nothing, so those that follow are judged the more strictly the younger the job is.
 - All nodes fail alike: it is the code. Incidents that look alike count against a machine only if at least half of them
   are its own, and if not all nodes of the job had one.
 - By history at most one machine in twenty, and one in a small job, is excluded within PERIOD.
@@ -45,6 +46,9 @@ _SHARE = 20
 _FEW_MACHINES, _STRICTNESS = 3, 0.8
 #: Machines that fail early in a job and are perhaps those that are sick: they say nothing of the others.
 _SICK_MACHINES = 4
+#: Factor of the rate of the other machines at the first failure; it falls to 1 until the period is over. Without it,
+#: jobs with 30 failures exclude more than one good node in 1,000 (`python -m tests.simulation.exclusion`).
+_EARLY_STRICTNESS = 4.0
 #: Characters of what is known of an incident.
 _SUMMARY_LENGTH = 120
 
@@ -115,8 +119,8 @@ def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
     period = "" if window.seconds is None else f" within {window.seconds:g} s"
     reason = f"the cause of {len(times)} failure{'s' * (len(times) != 1)}{period}"
     others = len({one.machine for one in counted} - {machine})
-    failed = (others + 1, _find_rate(job, window.seconds, others + 1))
-    is_chance = others > 0 and _may_be_chance(times, window.count, failed, len(job.nodes))
+    rates = _find_rates(job, window.seconds, others + 1)
+    is_chance = others > 0 and _may_be_chance(times, window.count, others + 1, rates, len(job.nodes))
     chance = _describe_chance(others) if is_chance else ""
     return Judgement(reason, _find_need(job, config, node) or _find_limit(job) or chance)
 
@@ -148,28 +152,33 @@ def find_exclusion(job: Job, config: JobConfig, node: Node, now: float) -> Exclu
     return found[0] if found else None
 
 
-def _find_rate(job: Job, period: float | None, machines: int) -> float:
-    """Return how many machines fail in a second: not by the whole period where failures are frequent from the start."""
+def _find_rates(job: Job, period: float | None, machines: int) -> tuple[float, float]:
+    """Return how many machines fail in a second, for the least failures that exclude a node, and for more of them.
+
+    It is not by the whole period where failures are frequent from the start.
+    """
     known = max(job.incidents[-1].at - job.incidents[0].at, 1.0)
     if period is None:
-        return machines / known
-    return max(machines / period, (machines - _SICK_MACHINES) / known)
+        return machines / known, machines / known
+    early = (machines - _SICK_MACHINES) / known
+    strictness = _EARLY_STRICTNESS - (_EARLY_STRICTNESS - 1.0) * known / period
+    return max(machines / period, strictness * early), max(machines / period, early)
 
 
-def _may_be_chance(times: list[float], least: int, failed: tuple[int, float], nodes: int) -> bool:
+def _may_be_chance(times: list[float], least: int, machines: int, rates: tuple[float, float], nodes: int) -> bool:
     """Whether chance may have brought a node's last failures, `least` of them or more, to one node.
 
     Args:
         times: Of the node's failures, the latest last.
         least: Failures that exclude a node.
-        failed: Machines that failed, and how many fail in a second.
+        machines: How many have failed.
+        rates: See `_find_rates`.
         nodes: Of the job.
     """
-    machines, rate = failed
     strictness = 1.0 if machines <= _FEW_MACHINES else _STRICTNESS
     for count in range(max(least, 2), len(times) + 1):
         # By Poisson: those before the latest one, among as many failures as the job had in their time.
-        expected = rate * (times[-1] - times[-count]) / nodes
+        expected = rates[count > least] * (times[-1] - times[-count]) / nodes
         cases = nodes * prod(expected / number for number in range(1, count))
         # A tenth for each failure beyond the least: a node is judged again at each of them.
         if cases <= strictness * 0.1 ** (count - least):
