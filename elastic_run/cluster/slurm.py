@@ -101,6 +101,9 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
     if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
         message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
         raise ValueError(message)
+    if (count := environ.get("SLURM_STEP_NUM_NODES", str(len(nodes)))) != str(len(nodes)):
+        message = f"SLURM_STEP_NUM_NODES is {count}, but SLURM_STEP_NODELIST has {len(nodes)} nodes"
+        raise ValueError(message)
     if int(environ["SLURM_STEP_NUM_TASKS"]) < len(nodes):
         message = f"the step has {environ['SLURM_STEP_NUM_TASKS']} tasks on {len(nodes)} nodes"
         raise ValueError(message)

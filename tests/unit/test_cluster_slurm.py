@@ -197,6 +197,10 @@ def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
         ({"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_TASKS": "1"}, "the job is heterogeneous, "),
         ({"SLURM_HET_SIZE": "9" * 12}, "the job is heterogeneous, "),
         ({"SLURM_STEP_NUM_TASKS": "2"}, "the step has 2 tasks on 3 nodes"),
+        (
+            dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), "2"),
+            "SLURM_STEP_NUM_NODES is 2, but SLURM_STEP_NODELIST has 3 nodes",
+        ),
     ],
 )
 def test_a_task_of_several_whose_step_is_of_no_use_is_told_that_it_trains_alone(
