@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from elastic_run.store.tcpstore.integers import parse_integer
 from elastic_run.store.tcpstore.memory_store import MemoryStore
+from elastic_run.store.tcpstore.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -315,3 +316,17 @@ def test_what_is_no_number_is_refused(text: bytes) -> None:
 def test_every_counter_is_read_back(number: int) -> None:
     """Each 64-bit number survives being stored as text."""
     assert parse_integer(b"%d" % number) == number
+
+
+def test_a_wait_that_was_forgotten_gives_no_memory_back() -> None:
+    """After a store was emptied, the cancellation of a former wait changes nothing; new waits count from 0."""
+    waits = Waits()
+    called: list[str] = []
+    former = waits.add({b"a", b"b"}, lambda: called.append("former"))
+    assert waits.size > 0
+    waits.clear()
+    waits.cancel(former)
+    assert (waits.size, waits.by_key) == (0, {})
+    waits.add({b"a"}, lambda: called.append("new"))
+    waits.wake_all(b"a")
+    assert (called, waits.size) == (["new"], 0)
