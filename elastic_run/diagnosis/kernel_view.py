@@ -8,12 +8,12 @@ import time
 from elastic_run import contract
 from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
-from elastic_run.signals import MAIN_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
-#: The bits of both signals for stacks in the kernel's masks.
-_BITS = (1 << (STACK_SIGNAL - 1)) | (1 << (MAIN_STACK_SIGNAL - 1)) if STACK_SIGNAL else 0
+#: The bits of the signals for stacks in the kernel's masks.
+_BITS = sum(1 << (number - 1) for number in (STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL) if number > 0)
 #: Seconds in which a Python reads its .pth files, also from a slow file system.
 _STARTING = 2.0
 #: Threads of which the details tell.
@@ -102,6 +102,12 @@ def is_calm(pid: int) -> bool:
     """Whether no thread of a process but the first has a processor, or waits for one."""
     stats = (read_stat(f"{pid}/task/{thread}") for thread in _threads(pid) if thread != str(pid))
     return not any(stat is not None and stat.state == b"R" for stat in stats)
+
+
+def is_main_running(pid: int) -> bool:
+    """Whether the first thread of a process has a processor, or waits for one."""
+    stat = read_stat(f"{pid}/task/{pid}")
+    return stat is not None and stat.state == b"R"
 
 
 def is_pending(pid: int) -> bool:

@@ -18,7 +18,7 @@ import os
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.records import dataclass, field
-from elastic_run.signals import MAIN_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 #: Seconds from a worker's first characters to a look at whether that was all, and between two looks.
 _GATHERING = 0.002
 _READ_SIZE = 1 << 16
+#: Before and behind what the worker's handler in Python writes.
+_MARKS = b"\x02\x03"
+#: Seconds that the handler in Python gets; it may have to wait for the GIL.
+_FIRST = 0.02
 #: How often a worker is looked at until no thread but the main one runs, and the seconds in between.
 _TRIES = 4
 _PAUSE = 0.005
@@ -48,6 +52,11 @@ class _Request:
     problem: str
     text: bytearray = field(default_factory=bytearray, init=False)
     is_sent: bool = field(default=False, init=False)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the end of what Python's handler writes is missing."""
+        return self.text.startswith(_MARKS[:1]) and not self.text.endswith(_MARKS[1:])
 
 
 class StackRequests:
@@ -90,7 +99,8 @@ class StackRequests:
         self._requests = {rank: self._prepare(rank, pid) for rank, pid in pids.items()}
         self._missing = {rank for rank, request in self._requests.items() if not request.problem}
         for rank in self._missing.copy():
-            self._send(rank, self._requests[rank], _TRIES)
+            if self._kill(rank, self._requests[rank], PYTHON_STACK_SIGNAL):
+                self._insist_later(rank, self._requests[rank], _FIRST, until=self._loop.now() + patience * _EARLY)
         self._timers = [
             self._loop.call_later(patience * _EARLY, self._look_early),
             self._loop.call_later(patience if self._missing else 0.0, self._finish),
@@ -111,20 +121,40 @@ class StackRequests:
         problem = kernel_view.find_obstacle(pid, *(pipe.number, pipe.inode) if pipe is not None else (-1, -1))
         return _Request(pid, frozenset() if problem else kernel_view.threads_that_block(pid), problem)
 
+    def _insist_later(self, rank: int, request: _Request, pause: float, *, until: float) -> None:
+        self._loop.call_later(pause, lambda: self._insist(rank, request, until=until))
+
+    def _insist(self, rank: int, request: _Request, *, until: float) -> None:
+        """Ask a worker whose main thread is in C code by a signal that needs no Python."""
+        if not self._is_awaited(rank, request):
+            return
+        if kernel_view.is_main_running(request.pid) and self._loop.now() < until:
+            self._insist_later(rank, request, _PAUSE, until=until)
+        else:
+            self._send(rank, request, _TRIES)
+
+    def _is_awaited(self, rank: int, request: _Request) -> bool:
+        return self._requests.get(rank) is request and rank in self._missing and not request.text
+
     def _send(self, rank: int, request: _Request, tries: int) -> None:
         """Ask for all threads when none but the main one runs; if one always does, for the main thread."""
-        if self._requests.get(rank) is not request or rank not in self._missing:
+        if not self._is_awaited(rank, request):
             return
         is_calm = kernel_view.is_calm(request.pid)
         if not is_calm and tries > 1:
             self._loop.call_later(_PAUSE, lambda: self._send(rank, request, tries - 1))
             return
         request.is_sent = True
+        self._kill(rank, request, STACK_SIGNAL if is_calm else MAIN_STACK_SIGNAL)
+
+    def _kill(self, rank: int, request: _Request, number: int) -> bool:
         try:
-            os.kill(request.pid, STACK_SIGNAL if is_calm else MAIN_STACK_SIGNAL)
+            os.kill(request.pid, number)
         except OSError:
             request.problem = "has ended"
             self._missing.discard(rank)
+            return False
+        return True
 
     def _watch(self, rank: int) -> None:
         self._open.add(rank)
@@ -143,17 +173,16 @@ class StackRequests:
         request = self._requests[rank]
         # Before the pipe is read: then the pipe has all text that was written before the handler ended.
         is_writing = self._is_handling(request)
-        if rank in self._missing and is_writing:
-            request.text += self._read(rank)
-            self._loop.call_later(_GATHERING, lambda: self._gather(rank))
-            return
         data = self._read(rank)
-        if rank in self._open:
-            self._watch(rank)
         if rank in self._missing:
             request.text += data
-            if request.text:
-                self._answered(rank)
+            if is_writing or request.is_cut:
+                self._loop.call_later(_GATHERING, lambda: self._gather(rank))
+                return
+        if rank in self._open:
+            self._watch(rank)
+        if rank in self._missing and request.text:
+            self._answered(rank)
 
     def _answered(self, rank: int) -> None:
         self._missing.discard(rank)
@@ -163,12 +192,8 @@ class StackRequests:
     def _look_early(self) -> None:
         for rank in self._missing.copy():
             request = self._requests[rank]
-            if (
-                request.is_sent
-                and not request.text
-                and not self._is_handling(request)
-                and not kernel_view.is_pending(request.pid)
-            ):
+            is_taken = request.is_sent and not kernel_view.is_pending(request.pid)
+            if is_taken and not request.text and not self._is_handling(request):
                 request.text += self._read(rank)
                 request.problem = "" if request.text else kernel_view.explain_silence(request.pid)
                 self._answered(rank)
@@ -206,7 +231,7 @@ class StackRequests:
         self._missing.clear()
         found = {
             rank: Dump(
-                text=request.text.decode(errors="replace"),
+                text=request.text.translate(None, _MARKS).decode(errors="replace"),
                 problem=request.problem,
                 details=kernel_view.describe_threads(request.pid) if request.problem else "",
             )

@@ -72,6 +72,33 @@ def test_one_rank_is_shown_with_all_threads(job: Launched) -> None:
     assert text.count("(most recent call first):") == 2
 
 
+_RUNS = """
+import threading
+def add(number):
+    return number + 1
+def run():
+    say("ready")
+    while True:
+        sorted(range(10), key=add)
+        list(map(add, range(10)))
+threading.Thread(target=run, daemon=True).start()
+run()
+"""
+
+
+def test_workers_that_run_python_live_on(launch: Launch, worker: Worker) -> None:
+    """Whatever their threads do, Python itself writes the stacks: faulthandler would end some of them by SIGSEGV."""
+    job = launch("--nproc-per-node=2", worker(_RUNS))
+    job.wait_lines("ready", count=4)
+    wait_until(lambda: _stacks().process.returncode == 0, what="the job's socket")
+    for _ in range(20):
+        text = _stacks("--rank=1").stdout
+        assert text.startswith("rank 1 is in ")
+        assert "in run\n" in text
+    assert job.process.poll() is None
+    assert "SIGSEGV" not in job.stderr
+
+
 def test_the_document(job: Launched) -> None:
     """--json has the same for programs."""
     document = json.loads(_stacks("--json").stdout)

@@ -198,7 +198,7 @@ def test_the_summary_is_one_line() -> None:
 
 
 def test_the_text_of_the_main_thread_alone_is_read() -> None:
-    """It is called a stack there, and no thread."""
+    """Its text calls it a stack."""
     text = 'Stack (most recent call first):\n  File "/home/user/data.py", line 41 in load_batch\n'
     main = parse_stacks(text).main
     assert main is not None

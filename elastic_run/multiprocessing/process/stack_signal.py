@@ -1,13 +1,16 @@
 """How a worker writes its stacks: on a signal, to a pipe of the agent's, by Python's faulthandler.
 
 Rules
-- The handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that lock, and it
-  changes nothing that the program can see but the system call that it interrupts, which goes on.
-- The handler reads the frames of all threads without a lock. Those of a thread that runs may be gone in that moment,
-  and the process would end by SIGSEGV (Python 3.11: one dump of some 100, if C code calls Python functions there). So
-  there are two signals: for all threads, and for the main thread alone, which runs the handler itself.
-- When Python ends, faulthandler restores what was there before. So the signal is ignored before the handler is
-  registered: else a signal that comes just then would kill a worker that has ended well.
+- faulthandler's handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that
+  lock, and it changes nothing that the program can see but the system call that it interrupts, which goes on. But it
+  reads frames without a lock. Those of a thread that runs Python may be gone in that moment, and the process would end
+  by SIGSEGV (one dump of 20 to 1,000 with Python 3.11 to 3.13, if C code calls Python functions there).
+- So there are three signals. The first has a handler in Python, which is always safe: it runs between two instructions
+  of the main thread, and meanwhile no other thread runs Python. Only if the main thread is in C code, and does not come
+  to it, the agent sends another one: for all threads, or, if any of the others runs, for the main thread alone, which
+  runs the handler.
+- When Python ends, faulthandler restores what was there before, and Python the default of its own handlers. So the
+  signals are ignored before and after: else one that comes just then would kill a worker that has ended well.
 - A process that is executed registers it in the line of our .pth file, which repeats `register_by_environment` without
   an import of ours. A fork does it here.
 - Only the worker itself registers: it leads its session, and has the pipe of which its environment tells. A fork of the
@@ -22,14 +25,17 @@ import os
 
 from elastic_run import contract
 from elastic_run.records import dataclass
-from elastic_run.signals import MAIN_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
+    from types import FrameType
 
 #: The pipe's number in a worker is this one or higher, where the limit of descriptors allows it.
 LOWEST_DESCRIPTOR = 900
+#: Threads, and frames of each, that a worker writes; as faulthandler.
+_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,33 @@ def register_by_environment(env: MutableMapping[bytes, bytes]) -> bool:
 def register(fd: int) -> None:
     """Let this process write its stacks to a descriptor from now on."""
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - see `signals`; C modules, for workers only
+    import _thread  # noqa: PLC0415
+    import atexit  # noqa: PLC0415
     import faulthandler  # noqa: PLC0415
+    import sys  # noqa: PLC0415
 
     os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
     for number in (STACK_SIGNAL, MAIN_STACK_SIGNAL):
         _signal.signal(number, _signal.SIG_IGN)
         faulthandler.register(number, fd, all_threads=number == STACK_SIGNAL)
+
+    def write_stacks(_: int, interrupted: FrameType | None) -> None:
+        """Write what faulthandler would, between two marks."""
+        try:
+            text = "\x02"
+            for ident, top in list(sys._current_frames().items())[-_MOST:]:  # noqa: SLF001 - public by its documentation
+                frame, count = (interrupted if ident == _thread.get_ident() else top), 0
+                text += f"Thread 0x{ident:016x} (most recent call first):\n"
+                while frame is not None and count < _MOST:
+                    code, count = frame.f_code, count + 1
+                    text += f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n'
+                    frame = frame.f_back
+            data = f"{text}\x03".encode("ascii", "backslashreplace")
+            while data:
+                data = data[os.write(fd, data) :]
+        except Exception:  # noqa: BLE001, S110 - this runs in somebody's program
+            pass
+
+    _signal.signal(PYTHON_STACK_SIGNAL, write_stacks)
+    _signal.siginterrupt(PYTHON_STACK_SIGNAL, False)  # noqa: FBT003 - the function's own signature
+    atexit.register(_signal.signal, PYTHON_STACK_SIGNAL, _signal.SIG_IGN)
