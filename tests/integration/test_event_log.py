@@ -94,6 +94,8 @@ def test_the_log_of_one_node_tells_the_whole_job(launch: Launch, worker: Worker,
     assert all(each.first_output_s is not None and each.is_output_seen for each in third.values())
     assert members[0].recovery_s is None
     assert all(member.recovery_s is not None and 0 < member.recovery_s < 30 for member in members[1:])
+    assert all(member.detected_s is not None and 0 <= member.detected_s < 30 for member in members[:2])
+    assert members[2].detected_s is None
     (ended,) = [agent.ended for agent in job.agents]
     assert ended is not None
     assert 0 < ended["running_s"] < ended["wall_s"]
