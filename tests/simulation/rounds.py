@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeAlias
 
+    from elastic_run.core.job.config import JobConfig
     from elastic_run.core.protocol.messages import Assignment
     from tests.simulation.agent import Agent
 
@@ -36,6 +37,7 @@ class Round:
         size: The number of its members.
         restarts: Restarts of the job until then.
         places: The assignment of each node that was told one.
+        configs: The configurations by which its members went when they were told: they may go on in another job.
         done: Nodes whose workers all ended with 0.
         has_failed: Whether a worker failed by itself.
     """
@@ -45,6 +47,7 @@ class Round:
     size: int
     restarts: int
     places: dict[Agent, Assignment] = field(default_factory=dict)
+    configs: set[JobConfig] = field(default_factory=set)
     done: set[Agent] = field(default_factory=set)
     has_failed: bool = False
 
@@ -163,6 +166,7 @@ class Rounds:
                 require(is_same, ASSIGNMENTS, f"two values of {shared} in round {name}")
         self._compare_with_last(agent, place, name)
         round_.places[agent] = place
+        round_.configs.add(agent.member.config)
         self._histories[agent].append(round_)
         if round_.is_whole:
             self._note_whole(round_)
@@ -243,11 +247,11 @@ class Rounds:
 
     def _judge_members(self, round_: Round) -> None:
         # Where a node with another configuration came first, the job goes by those.
-        config = {agent.member.config for agent in round_.places}
-        require(len(config) == 1, ASSIGNMENTS, f"two configurations in {round_.name}")
+        require(len(round_.configs) == 1, ASSIGNMENTS, f"two configurations in {round_.name}")
         scripts = {agent.member.node_info.script for agent in round_.places}
         require(len(scripts) == 1, ASSIGNMENTS, f"two scripts in {round_.name}")
-        most = config.pop().max_restarts
+        (config,) = round_.configs
+        most = config.max_restarts
         require(round_.restarts <= most, BUDGET, f"restart {round_.restarts} of {most} in {round_.name}")
 
     def _judge_ranks(self, round_: Round) -> None:
