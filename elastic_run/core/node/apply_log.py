@@ -147,8 +147,8 @@ class MemberUpdate(StoreUpdate):
             return
         is_trusted = event.slot == self.member.log.trusted_slot
         start = find_start(event.log_start)
-        if start is not None and start.slot == event.slot and start.term > self.member.log.term:
-            self._lose_state(start)  # the log begins anew here
+        if start is not None and start.is_restart and start.slot == event.slot and start.term > self.member.log.term:
+            self._lose_state(start)
         self._set_log(next_slot=event.slot + 1, last_entry=event.value)
         try:
             decision = read_decision(event.value)

@@ -97,10 +97,13 @@ class LogStart:
     Args:
         slot: The oldest slot that may still be there.
         term: Of the coordinator that wrote this. Entries of older terms count for nothing to a reader who begins here.
+        is_restart: Whether the store was restored from a backup, and the log begins anew at the slot: nothing of older
+            terms counts from there on, whoever reads it.
     """
 
     slot: int
     term: int
+    is_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

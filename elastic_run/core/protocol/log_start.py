@@ -65,4 +65,4 @@ def find_restart(
     start = find_start(raw)
     if start is not None and start.slot >= next_slot:
         return start  # another node has lost as much
-    return None if last_entry in (b"", there) else LogStart(next_slot, term + next_slot + 1)
+    return None if last_entry in (b"", there) else LogStart(next_slot, term + next_slot + 1, is_restart=True)
