@@ -51,7 +51,7 @@ class MemberUpdate(StoreUpdate):
     def enter_head(self, event: HeadRead) -> None:
         """The head of the log was read."""
         head, start = self._read_head(event.head), self._read_start(event.log_start)
-        if head is not None and (start is None or (head.slot >= start.slot and head.term >= start.term)):
+        if head is not None and not _is_void(head, start):
             if self._leads_on(head) or self._is_behind(start):
                 self._jump(head)
             self._set_log(needs_head=False)
@@ -263,3 +263,8 @@ class MemberUpdate(StoreUpdate):
             self._halt(Halted(self._round, REPLACED))
         elif is_other and member.state == READY:
             self.leave_round()
+
+
+def _is_void(head: Head, start: LogStart | None) -> bool:
+    """Whether the head names a slot that was trimmed, or a term that ended when the store was restored."""
+    return start is not None and (head.slot < start.slot or (start.is_restart and head.term < start.term))
