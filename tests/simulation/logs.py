@@ -90,7 +90,9 @@ class Log:
         if is_raised:
             can_be_newer = world.config.has_successors or self.is_copy
             is_newer = can_be_newer and (entry["round"], entry["term"]) >= (self.round, self.term)
-            is_allowed = not self.round or world.faults.is_spoilt or is_newer
+            # Another job, founded after the snapshot where nobody knew of one: its rounds have numbers of their own.
+            is_other = self.is_copy and entry["incarnation"] != self.incarnation
+            is_allowed = not self.round or world.faults.is_spoilt or is_newer or is_other
             require(is_allowed, ONE_ROUND, f"recovered round {entry['round']} after round {self.round}")
             self.term, self.round, self.restarts = entry["term"], entry["round"], entry["restart_count"]
             self.incarnation, self.round_id = entry["incarnation"], entry["round_id"]
