@@ -33,6 +33,7 @@
 | `round_checks` | the checks before a round: free GPU memory, the health check |
 | `round_driver` | the workers of the rounds: starts, watches and stops them |
 | `round_join` | offers this node's worker store, and takes part in the rendezvous |
+| `session_setup` | the description of this node for the rendezvous |
 | `signal_watch` | answers the launcher's signals |
 | `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |
 | `start_errors` | why the workers' program could not be started, in words |

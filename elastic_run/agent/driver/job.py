@@ -5,31 +5,22 @@ The session has threads of its own; everything here runs in the loop's thread. A
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-
-from elastic_run import __version__
 from elastic_run.agent.driver.rank_assignment import assign_ranks
-from elastic_run.agent.script_name import find_script_file, name_script
-from elastic_run.cluster.machine import find_machine_name
-from elastic_run.cluster.torch_version import find_torch_version
+from elastic_run.agent.driver.session_setup import make_setup
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import NodeInfo, Offer
+from elastic_run.core.protocol.facts import Offer
 from elastic_run.core.protocol.outcomes import UNHEALTHY
-from elastic_run.multiprocessing.process.interpreter import own_interpreter
-from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeAlias
 
-    from elastic_run.agent.api import WorkerGroup, WorkerSpec
+    from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.context import AgentOptions
     from elastic_run.agent.driver.round_join import RoundJoin
     from elastic_run.core.protocol.decisions import End
@@ -40,6 +31,8 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.errors import RendezvousError
     from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.report.wait_line import WaitLine
+
+    Deliver: TypeAlias = Callable[[dict[str, Any]], None]
 
 #: Seconds that the nodes have to read the end, however short the exit barrier: without its store a node ends with 207.
 _SHORTEST_BARRIER = 2.0
@@ -60,33 +53,6 @@ _HALTS = {
     "replaced": "the job went on without this node",
     "fenced": "this node can't reach its job (--fence-after=lease)",
 }
-
-
-def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool) -> sessions.Setup:
-    """Return the description of this node's workers and the user's settings for the rendezvous."""
-    config, node_config = options.job_config, options.node_config
-    if not node_config.scale_up_signal:
-        config = replace(config, scale_up_grace=0.0)  # the workers are not warned, so they need no time
-    node_info = NodeInfo(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        local_world_size=spec.local_world_size,
-        role=spec.role,
-        preferred_rank=node_config.preferred_rank,
-        location=node_config.location,
-        version=__version__,
-        script=name_script(spec.entrypoint, spec.args),
-        machine=find_machine_name(os.environ),
-        torch=_find_torch(spec),
-        script_file=find_script_file(spec.entrypoint, spec.args),
-    )
-    return sessions.Setup(config, node_config, node_info, shows_waiting=shows_waiting)
-
-
-def _find_torch(spec: WorkerSpec) -> str:
-    """Return the version of torch that workers import; "" for programs of another interpreter."""
-    is_other = isinstance(spec.entrypoint, str) and spec.entrypoint not in (sys.executable, own_interpreter())
-    return "" if is_other else find_torch_version(sys.path)
 
 
 class MultiNodeJob:
@@ -124,10 +90,8 @@ class MultiNodeJob:
         self.halt = ""
         self.error: RendezvousError | None = None
         self.use_agent_store = True
-        self.unanswered: list[tuple[str, Callable[[dict[str, Any]], None]]] = []
-        self.answer: Callable[[str, Callable[[dict[str, Any]], None]], object] = lambda *call: self.unanswered.append(
-            call
-        )
+        self.unanswered: list[tuple[str, Deliver]] = []
+        self.answer: Callable[[str, Deliver], object] = lambda *call: self.unanswered.append(call)
         self._session: Session | None = None
         self._group = group
         self._options = options
