@@ -6,11 +6,11 @@ Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
 from __future__ import annotations
 
 from elastic_run.cli.values import duration, nearest
-from elastic_run.core.agent.faults import DEEDS, Fault
+from elastic_run.core.agent.faults import ACTIONS, Fault
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
 
 #: Signals by the names of faults, and 0 for those without; None where the signal is the value.
-_KINDS = {"kill": SIGKILL, "stop": SIGSTOP, "signal": None, "child": None, "agent": 0, **dict.fromkeys(DEEDS, 0)}
+_KINDS = {"kill": SIGKILL, "stop": SIGSTOP, "signal": None, "child": None, "agent": 0, **dict.fromkeys(ACTIONS, 0)}
 _MOST_EXIT_CODE = 255
 _PLACES = ("rank", "attempt", "seed")
 
@@ -35,7 +35,7 @@ def _read_fault(text: str) -> Fault:
         message = f"has a fault {kind!r} that is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
         raise ValueError(message)
     signal, pause = _read_kind(kind, value)
-    deed = f"exit {_read_exit_code(value)}" if kind == "exit" else kind if kind in DEEDS else ""
+    action = f"exit {_read_exit_code(value)}" if kind == "exit" else kind if kind in ACTIONS else ""
     after, before = _read_time(when)
     given = _read_places(places)
     return Fault(
@@ -46,7 +46,7 @@ def _read_fault(text: str) -> Fault:
         attempt=None if given.get("attempt") == "all" else _read_number("attempt", given.get("attempt", "0"), "all"),
         pause=pause,
         seed=_read_number("seed", given.get("seed", "0")),
-        deed=deed,
+        action=action,
         is_for_child=kind == "child",
     )
 

@@ -54,14 +54,14 @@ def _wait(listener: socket.socket) -> None:
             _perform(*request.split())
 
 
-def _perform(deed: str = "", value: str = "") -> None:
-    if deed == "raise":
+def _perform(action: str = "", value: str = "") -> None:
+    if action == "raise":
         main = ctypes.c_ulong(threading.main_thread().ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(InjectedFaultError))
-    elif deed == "exit":
+    elif action == "exit":
         os._exit(int(value))
-    elif deed in _IN_MAIN_THREAD:
-        ctypes.pythonapi.Py_AddPendingCall(_IN_MAIN_THREAD[deed], None)
+    elif action in _IN_MAIN_THREAD:
+        ctypes.pythonapi.Py_AddPendingCall(_IN_MAIN_THREAD[action], None)
 
 
 def sleep_for_ever(_: int | None) -> int:

@@ -21,8 +21,8 @@ def test_what_is_read() -> None:
         Fault(signal.SIGSEGV, after=3.0, before=3.0, rank=2),
         Fault(0),
         Fault(signal.SIGKILL, is_for_child=True),
-        Fault(0, deed="exit 7"),
-        Fault(0, deed="raise"),
+        Fault(0, action="exit 7"),
+        Fault(0, action="raise"),
     )
     assert read_faults("") == ()
 

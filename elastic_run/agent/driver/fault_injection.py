@@ -10,7 +10,7 @@ import signal
 import socket
 
 from elastic_run.agent.driver.fault_sockets import name_socket
-from elastic_run.core.agent.faults import DEEDS, plan_faults
+from elastic_run.core.agent.faults import ACTIONS, plan_faults
 from elastic_run.multiprocessing.process.process_table import find_descendants
 from elastic_run.report.wording import signal_name, span
 
@@ -66,7 +66,7 @@ class _Injection:
         pid, fault = self._pid, self._fault
         if pid is None:
             return
-        if fault.deed:
+        if fault.action:
             self._request(until=self._loop.now() + _PATIENCE)
         elif not fault.signal:
             # The console writes through the loop, which ends here.
@@ -96,9 +96,9 @@ class _Injection:
         """Ask the worker for the fault; again and again while its Python starts."""
         if (pid := self._pid) is None:
             return
-        deed, _, code = self._fault.deed.partition(" ")
-        what = f"{DEEDS[deed]} with code {code}" if code else DEEDS[deed]
-        if _send(name_socket(self._round.restart_count, self._local_rank), self._fault.deed):
+        action, _, code = self._fault.action.partition(" ")
+        what = f"{ACTIONS[action]} with code {code}" if code else ACTIONS[action]
+        if _send(name_socket(self._round.restart_count, self._local_rank), self._fault.action):
             self._say(f"{what}: {self._rank} (pid {pid}) {self._moment}")
         elif self._loop.now() < until:
             self._loop.call_later(_PAUSE, lambda: self._request(until=until))

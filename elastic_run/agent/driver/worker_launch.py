@@ -112,7 +112,7 @@ def _launch(
     launched.wiring.is_stdout_passed = is_shared or _is_any_stdout_passed(launched.logs)
     context.serve_timers(envs)
     context.switch_on_recorders(envs, launched.logs)
-    if any(fault.deed for fault in context.options.faults):
+    if any(fault.action for fault in context.options.faults):
         from elastic_run.agent.driver.fault_sockets import open_to_faults  # noqa: PLC0415 - only when asked for
 
         open_to_faults(envs, restart_count)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-#: What a worker can do itself, and the words for it.
-DEEDS = {
+#: The faults that a worker makes in its own process, each with its description for the user.
+ACTIONS = {
     "raise": "exception in the main thread",
     "exit": "exit",
     "sleep": "endless sleep of the main thread",
@@ -28,14 +28,15 @@ class Fault:
     """One fault.
 
     Args:
-        signal: What the worker gets; 0 kills its agent, unless the worker has to do something.
+        signal: What the worker gets; 0 kills its agent, unless there is an `action`.
         after: Seconds from the start of the workers to the fault, at least.
         before: The same, at most: the seed chooses a moment between both.
         rank: Global rank of the worker; None for one that the seed chooses.
         attempt: Number of restarts before it; None for every attempt.
         pause: Seconds after which a stopped worker goes on; 0 for never.
         seed: For what is chosen.
-        deed: What the worker does itself: one of `DEEDS`, with the exit code behind `exit`; or "".
+        action: The fault that the worker makes in its own process: one of `ACTIONS`, with the exit code behind
+            `exit`; or "".
         is_for_child: Whether a child process of the worker gets the signal.
     """
 
@@ -46,7 +47,7 @@ class Fault:
     attempt: int | None = 0
     pause: float = 0.0
     seed: int = 0
-    deed: str = ""
+    action: str = ""
     is_for_child: bool = False
 
 
