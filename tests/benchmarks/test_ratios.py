@@ -83,10 +83,11 @@ def test_preloaded_workers_reduce_in_half_the_time(installation: Installation) -
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_functions_are_launched_faster(method: str, installation: Installation) -> None:
     """Four function workers have returned in no more time than with torch's elastic_launch."""
-    # By fork both take some tenths of a second, and a busy machine decides; otherwise each of torch's imports torch.
-    imports, rounds, bound = ("torch", 2, stretched(0.8)) if method == "fork" else ("", 1, 1.0)
+    # By fork both take some tenths of a second, so one slow launch must not decide. Otherwise torch's workers import
+    # torch, and take much longer.
+    imports, rounds = ("torch", 3) if method == "fork" else ("", 1)
     launches = functions.compare(installation, method, imports, rounds=rounds)
-    assert launches.ratio("elastic-run", "torchrun").value <= bound
+    assert launches.ratio("elastic-run", "torchrun").value <= 1.0
 
 
 def test_launcher_is_small_and_idle(installation: Installation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ _RUNS = "say('there')\nwhile True:\n    time.sleep(0.01)"
 
 @pytest.mark.parametrize("preload", [(), ("--preload=json",)], ids=["cold", "warm"])
 def test_an_exception(preload: tuple[str, ...], launch: Launch, worker: Worker) -> None:
-    """The main thread raises, and the report has its place in the program."""
+    """The main thread raises an exception, and the report shows where in the program."""
     fault = f"--inject-fault=raise@{stretched(0.5):.1f}s:rank=1"
     job = launch("--nproc-per-node=2", *preload, fault, worker(f"import time\n{_RUNS}"))
     assert job.wait_exit() == 1
@@ -82,11 +83,12 @@ def test_an_exception(preload: tuple[str, ...], launch: Launch, worker: Worker) 
     report = " ".join(job.stderr.partition("-- elastic-run: ")[2].split())
     assert "cause rank 1 on " in report
     assert "InjectedFaultError: --inject-fault asked for it" in report
+    assert re.search(r"/worker\d*\.py:\d+ in <module>", report), report
 
 
 @pytest.mark.parametrize(("fault", "code"), [("exit=7", 7), ("exit=0", 0), ("exit", 1)])
 def test_an_exit_code(fault: str, code: int, launch: Launch, worker: Worker) -> None:
-    """Also 0, with which a rank leaves its peers alone."""
+    """The worker ends with the given exit code, which may be 0."""
     job = launch(f"--inject-fault={fault}@0.2s", worker("signal.pause()"))
     assert job.wait_exit() == code
     assert f"exit with code {code}: rank 0 (pid " in job.stderr
@@ -94,10 +96,10 @@ def test_an_exit_code(fault: str, code: int, launch: Launch, worker: Worker) -> 
 
 @pytest.mark.parametrize(
     ("fault", "place"),
-    [("sleep", "rank 0 is in sleep_for_ever ("), ("hold-gil", "rank 0 is in hold_gil (")],
+    [("sleep", "rank 0 is in sleep_for_ever (worker"), ("hold-gil", "rank 0 is in hold_gil (worker")],
 )
 def test_a_hang(fault: str, place: str, launch: Launch, worker: Worker) -> None:
-    """The main thread sleeps for ever, or waits in C and never gives up the GIL."""
+    """The hang report names the place where the main thread sleeps, or holds the GIL in C code."""
     path = worker(f"import time\n{_RUNS}")
     fault = f"--inject-fault={fault}@{stretched(0.5):.1f}s"  # the program runs by then
     job = launch(fault, "--hang-timeout=1", "--hang-action=fail", "--shutdown-timeout=1", path)
@@ -106,12 +108,13 @@ def test_a_hang(fault: str, place: str, launch: Launch, worker: Worker) -> None:
 
 
 def test_a_child(launch: Launch, worker: Worker) -> None:
-    """A child process of the worker gets the signal, as a data loader that dies."""
+    """The signal goes to a child process of the worker, as when a data loader dies."""
     path = worker("import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nsay('end', child.wait())")
-    job = launch(f"--inject-fault=child=SIGKILL@{stretched(1):.1f}s:rank=0", path)
+    delay = f"{stretched(1):.1f}"
+    job = launch(f"--inject-fault=child=SIGKILL@{delay}s:rank=0", path)
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == "end -9\n"
-    assert "a child process of rank 0, after " in job.stderr
+    assert f"a child process of rank 0, after {delay} s (--inject-fault)" in job.stderr
     job = launch("--inject-fault=child=SIGKILL", worker("say('there')\nopen(sys.argv[1]).read()"), "/dev/null")
     assert job.wait_exit() == 0
 
