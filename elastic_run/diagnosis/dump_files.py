@@ -2,8 +2,8 @@
 
 Dumps come from anywhere: copied from many nodes, not of all ranks, under any names, beside logs. A file that can't be
 read is named with the reason and left out. The rank stands in the dump, if elastic-run has asked for it, or at the end
-of the file's name. Of several attempts of a run (directories `attempt_0`, `attempt_0.1`, `attempt_1` below one
-directory) the last one counts. Several runs are the nodes of one job if they have different ranks; otherwise they are
+of the file's name. A run has one directory for each attempt (`attempt_0`, `attempt_0.1`, `attempt_1`), and only the
+dumps of its last attempt count. Several runs are the nodes of one job if they have different ranks; otherwise they are
 several jobs, whose dumps must not be mixed.
 """
 

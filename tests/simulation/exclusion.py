@@ -55,7 +55,7 @@ SETTINGS = [
 
 
 class Played(NamedTuple):
-    """What became of a job.
+    """The exclusions of one simulated job.
 
     Attributes:
         excluded: Good nodes that were excluded.

@@ -121,7 +121,7 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
 
 
 def _restart_log(agent: Agent) -> Generator[Request | Pause, Any, LogStart | None]:
-    """Let nobody decide again what this node has followed, if the store has lost that."""
+    """Raise the start of the log if the store has lost entries that this node has read."""
     log = agent.member.log
     there, raw = yield Request("get", ([decision_key((log.next_slot or 0) - 1), LOG_START],))
     start = find_restart(log.next_slot, log.term, log.last_entry, there=there, raw=raw)
@@ -250,7 +250,7 @@ def run_errands(agent: Agent) -> Generator[Request | Pause, Any, None]:
 
 
 def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, tuple[bytes | None, bytes | None]]:
-    """Create a slot; returns what it holds, None if it was trimmed, and where the log begins."""
+    """Create a slot; return its entry (None if the slot was trimmed) and the start of the log."""
     key = decision_key(slot)
     winner: bytes
     winner, start = yield Request("create_beside", (key, value, LOG_START))

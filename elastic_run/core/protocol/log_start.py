@@ -5,9 +5,9 @@ Rules
 - Every reader and every writer of a slot reads the document together with the slot, or after it. A slot below the start
   is void: it was decided once, and its second entry comes from a node that was stopped meanwhile.
 - So a coordinator that slept through a trim decides nothing: its own read shows it, and so does every reader's.
-- A store that was restored from a backup may have lost slots. A node that finds the last slot that it has read no more
-  raises the start to the slot for which it waits. The term of that start is above every term that other nodes can have
-  claimed below it since, for each claim takes a slot. So these nodes decide no longer.
+- A store that was restored from a backup may have lost slots. A node whose last read slot is lost raises the start to
+  the slot for which it waits. Nodes that know less may have claimed terms below that slot since the backup. Each claim
+  takes a slot, so the node can choose a term above all of theirs for the start, and their decisions are void.
 - Garbage at that key counts as nothing, since without a token any stranger can write it. The coordinator writes the
   document again when it next trims.
 """
@@ -56,9 +56,9 @@ def find_restart(
     Args:
         next_slot: The slot for which the node waits, or None.
         term: The term of the log up to there.
-        last_entry: What the node has read in the slot before, b"" if it has read none.
-        there: What that slot holds now, or None.
-        raw: What lies at `job_keys.LOG_START`, or None.
+        last_entry: The entry that the node has read in the slot before; b"" if it has read none.
+        there: The entry that is in that slot now, or None.
+        raw: The value of `job_keys.LOG_START`, or None.
     """
     if next_slot is None:
         return None

@@ -31,7 +31,7 @@ class ProcessStat:
     """The fields of /proc/PID/stat that we use.
 
     Args:
-        name: Of the program or the thread, at most 15 bytes.
+        name: Name of the program or the thread, at most 15 bytes.
         state: One letter; `D` is uninterruptible sleep.
         parent: Pid of the parent.
         group: Number of the process group.

@@ -9,8 +9,9 @@ Rules
   of the main thread, and meanwhile no other thread runs Python. Only if the main thread is in C code, and does not come
   to it, the agent sends another one: for all threads, or, if any of the others runs, for the main thread alone, which
   runs the handler.
-- When Python ends, faulthandler restores what was there before, and Python the default of its own handlers. So the
-  signals are ignored before and after: else one that comes just then would kill a worker that has ended well.
+- When Python ends, faulthandler restores the handlers that it has replaced, and Python sets its own handlers to the
+  default, which kills the process. So the worker ignores the signals before it registers, and again at its end:
+  otherwise a signal in that moment would kill a worker that has ended well.
 - A process that is executed registers it in the line of our .pth file, which repeats `register_by_environment` without
   an import of ours. A fork does it here.
 - Only the worker itself registers: it leads its session, and has the pipe of which its environment tells. A fork of the

@@ -136,7 +136,7 @@ class SessionSignals:
         fenced_at: Monotonic seconds at which the fence stopped the workers last, or 0.0. The fence sets it; the sender
             reads it. A later heartbeat (`SenderState.last_heartbeat_at`) makes it void.
         has_told_full: Whether the user knows that the store has no room for another connection of this node. The first
-            thread that is refused sets it. Of two threads that are refused in one moment, each may tell the user.
+            thread that is refused sets it. If two threads are refused in one moment, the user may be told twice.
     """
 
     closing: threading.Event = field(default_factory=threading.Event)

@@ -114,7 +114,7 @@ def raise_start(store: JobStore, start: LogStart) -> LogStart:
 
 
 def restart_log(store: JobStore, known: LogPosition) -> LogStart | None:
-    """Let nobody decide again what this node has read, if the store was restored and has lost that.
+    """Raise the start of the log if the store was restored, and has lost entries that this node has read.
 
     Args:
         store: The job's store.
