@@ -77,7 +77,7 @@ def make_agent_context(
     if settings.metrics_port is not None:
         context.metrics_port = _open_metrics_port(settings.metrics_port)
     if settings.preload:
-        from elastic_run.agent.driver.preload import start_preload  # noqa: PLC0415 - only when asked for
+        from elastic_run.agent.driver.template_start import start_preload  # noqa: PLC0415 - only when asked for
 
         if obstacle := start_preload(context, settings.preload):
             from elastic_run.notices import say  # noqa: PLC0415 - only after a warning
@@ -252,7 +252,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
         UsageError: The rendezvous can't work with what the user said.
     """
     from elastic_run.agent.driver.environment import worker_environments  # noqa: PLC0415 - only for --explain
-    from elastic_run.agent.driver.rank_assignment import assign_ranks  # noqa: PLC0415 - ditto
+    from elastic_run.agent.driver.worker_ranks import assign_ranks  # noqa: PLC0415 - ditto
     from elastic_run.store.tcpstore.worker_store import LOOPBACK, choose_worker_store  # noqa: PLC0415 - ditto
 
     parameters = _make_parameters(config)

@@ -16,7 +16,7 @@ import signal
 import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
-from elastic_run.agent.driver.rank_assignment import ask_for_ranks
+from elastic_run.agent.driver.worker_ranks import ask_for_ranks
 from elastic_run.agent.state import WorkerState
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 

@@ -25,7 +25,7 @@
 | `trace` | the lines of a traceback that tell most |
 | `wait_line` | shows on a terminal, in one line, for whom a node waits |
 | `wait_notices` | when a waiting node is told which nodes are missing, and how long is left |
-| `wait_texts` | the texts of `wait_line` and `wait_notices` |
+| `wait_texts` | the texts of `wait_line` and `wait_notices`, and the seconds between two of them |
 | `wording` | words for exit codes, signals, ranks, durations and exceptions |
 """
 

@@ -4,8 +4,7 @@ Rules
 - The line stands below all other output: the console removes it before it writes anything, and the next second shows it
   again. When the wait is over the line is removed, and its last text stays as an ordinary line.
 - The line can't be shown if workers have the terminal, if this job is in the shell's background, or if the line of
-  another program is not finished. In these cases the user gets an ordinary line every ten seconds, as without a
-  terminal.
+  another program is not finished. In these cases the user gets ordinary lines as without a terminal (`wait_texts`).
 - A timer runs only during a wait.
 - During a wait, records of the `logging` module that would go straight to the terminal go through the console.
 """
@@ -16,6 +15,7 @@ import logging
 
 from elastic_run.multiprocessing.output.descriptors import STDERR
 from elastic_run.report.text import columns, elide, printable
+from elastic_run.report.wait_texts import INTERVAL, LIVE_INTERVAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WaitLine"]
 
-_REWRITE = 1.0
-#: Seconds between two ordinary lines.
-_PLAIN = 10.0
 _NAME = "elastic-run: "
 _MINUTE = 60
 
@@ -96,10 +93,10 @@ class WaitLine:
             self._console.hide_line()
         if is_shown:
             self._last_plain = now
-        elif self._last_plain is None or now - self._last_plain >= _PLAIN:
+        elif self._last_plain is None or now - self._last_plain >= INTERVAL:
             self._console.say(forms[0])
             self._last_plain = now
-        self._timer = self._loop.call_later(_REWRITE, self._rewrite)
+        self._timer = self._loop.call_later(LIVE_INTERVAL, self._rewrite)
 
     def _fit(self, forms: list[str]) -> str:
         """Return the longest form that fits; the last column stays free, since some terminals break the line there."""

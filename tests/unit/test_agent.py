@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from elastic_run.agent.driver.environment import worker_environments
-from elastic_run.agent.driver.rank_assignment import assign_ranks
+from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 
 if TYPE_CHECKING:

@@ -25,9 +25,7 @@
 | `machine_driver` | feeds the state machine, one event at a time |
 | `observation` | passes events to the event log and the metrics, once the workers run |
 | `parts` | the parts of one agent that several of these modules need |
-| `preload` | starts the templates of warm workers |
 | `quiet_watch` | says that nothing happens in a round any more |
-| `rank_assignment` | the ranks of this node's workers in a round |
 | `resource_readings` | reads the workers' processor time and memory for the event log |
 | `round` | one round: its workers, their output, and how each ended |
 | `round_checks` | the checks before a round: free GPU memory, the health check |
@@ -39,9 +37,11 @@
 | `start_errors` | why the workers' program could not be started, in words |
 | `step` | one step of the state machine, for the event log |
 | `supervisor` | the loop: events to the state machine, commands to the parts |
+| `template_start` | starts the templates of warm workers, and chooses their environment variables |
 | `time_limit` | tells that the scheduler will end the job soon, and stops the workers in time |
 | `timers` | the pipe and the expiry of the workers' timers |
 | `waiting_nodes` | asks a foreign rendezvous whether nodes wait |
-| `watches` | starts and ends the three watches: state D, timers, waiting nodes |
+| `watches` | starts and ends the watches of a round: state D, timers, waiting nodes, silence, hangs, resources |
 | `worker_launch` | starts the workers of a round |
+| `worker_ranks` | the ranks of this node's workers in a round |
 """

@@ -5,8 +5,8 @@ The session has threads of its own; everything here runs in the loop's thread. A
 
 from __future__ import annotations
 
-from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.driver.session_setup import make_setup
+from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned

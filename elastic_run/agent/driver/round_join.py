@@ -10,7 +10,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.agent.driver.rank_assignment import exchange_ranks
+from elastic_run.agent.driver.worker_ranks import exchange_ranks
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.store.tcpstore.worker_store import LOOPBACK, choose_worker_store, open_worker_store
 

@@ -26,6 +26,7 @@ _TYPES = frozenset(
         "DistStoreError",
     )
 )
+#: Texts of a lost or late peer. The hints for them stand in report/failure_rules.toml.
 _LOST_PEER = re.compile(
     r"connection (?:was )?(?:likely )?(?:closed|reset|refused|aborted)"
     r"|broken pipe"
