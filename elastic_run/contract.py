@@ -38,7 +38,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     ("128+n", "signal", "The first failing worker, or the launcher itself, was ended by signal n (143: SIGTERM)."),
     (EXIT_RENDEZVOUS, "rendezvous", "The nodes could not come together."),
     (EXIT_REPEATED_FAILURE, "repeated_failure", "The same failure twice at start-up: a restart can't help."),
-    (EXIT_UNKILLABLE_WORKER, "unkillable_worker", "A worker did not die of SIGKILL: check this node."),
+    (EXIT_UNKILLABLE_WORKER, "unkillable_worker", "SIGKILL did not end a worker: check this node."),
     (EXIT_CANNOT_START, "cannot_start", "The system refused to start a worker (memory, processes, descriptors)."),
     (EXIT_INTERNAL_ERROR, "internal_error", "A defect of elastic-run itself. Please report it."),
     (EXIT_NODES_LOST, "nodes_lost", "Too few nodes were left, or nodes came and went too often."),

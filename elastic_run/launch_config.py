@@ -124,7 +124,7 @@ class LaunchConfig:
 def _refuse_unhandleable(*lists: str) -> None:
     for name in ("SIGKILL", "SIGSTOP"):
         if any(name in names for names in lists):
-            message = f"{name} can't be handled by any process"
+            message = f"no process can handle {name}"
             raise ValueError(message)
 
 

@@ -42,7 +42,7 @@ class Background:
             own = ended.output.leave(is_exec=self._context.guardian.is_exec)
             self._context.guardian.own_sessions.update(own)
         except OSError as error:
-            self._say(f"nobody passes on what background processes write from now on: {error.strerror}")
+            self._say(f"the output of background processes is lost from now on: {error.strerror}")
 
     def takes(self, event: Event, feed: Callable[[Event], None]) -> bool:
         """Whether an event waits until the background processes have ended; no round begins before that."""

@@ -71,7 +71,7 @@ def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | N
     if not port.isdecimal():
         import logging  # noqa: PLC0415 - only for bad input
 
-        text = "elastic-run: %s=%r is no port: no health check"
+        text = "elastic-run: %s=%r is not a port, so no health check server starts"
         logging.getLogger(__name__).warning(text, ENV_HEALTH_CHECK_PORT, port)
         return None
     server = create_healthcheck_server(alive_callback, int(port), _TIMEOUT)

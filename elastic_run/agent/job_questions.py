@@ -83,7 +83,7 @@ def answer_drain(request: Request) -> None:
     """
     name = request.arguments.get("node")
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
-        message = "this is no name of a node"
+        message = "this is not the name of a node"
         raise ControlError(message)
     words = f"{_find_place(request.view)[0]} {name}"
     own = _leave_if_named(request.view, words)

@@ -119,7 +119,7 @@ class SimpleElasticAgent(ElasticAgent):
         except Exception as error:
             if not is_kind(error, RendezvousGracefulExitError):
                 raise
-            _log().info("the rendezvous let this node go: %s", error)
+            _log().info("this node has left the job: %s", error)
             return None  # type: ignore[return-value] # torch's
         else:
             self._total_execution_time = int(time.monotonic() - started)
@@ -226,7 +226,7 @@ class SimpleElasticAgent(ElasticAgent):
         except SignalException:
             raise
         except Exception as error:  # noqa: BLE001 - a foreign store's; our own workers have succeeded
-            _log().warning("elastic-run: not all nodes came to the end: %s", error)
+            _log().warning("elastic-run: not all nodes reached the end of the job: %s", error)
         finally:
             self._in_exit_barrier = False
 

@@ -115,8 +115,8 @@ def _describe_idle_hosts(environ: Mapping[str, str]) -> list[str]:
     if len(hosts) < 2:  # noqa: PLR2004 - this one
         return []
     notice = (
-        f"{HOST_FILES[variable]} has given this job {len(hosts)} hosts ({variable}), and elastic-run uses this one "
-        f"only; for one job of all, start on each host: elastic-run --nnodes={len(hosts)} --rdzv-backend=c10d "
+        f"{HOST_FILES[variable]} has given this job {len(hosts)} hosts ({variable}), and elastic-run uses only this "
+        f"host; for one job on all hosts, run on each host: elastic-run --nnodes={len(hosts)} --rdzv-backend=c10d "
         f"--rdzv-endpoint={hosts[0]}:{contract.DEFAULT_C10D_PORT} --rdzv-id=ID …"
     )
     return [notice]
@@ -125,8 +125,9 @@ def _describe_idle_hosts(environ: Mapping[str, str]) -> list[str]:
 def _describe_starter(starter: str, count: int, environ: Mapping[str, str]) -> str:
     by_srun = "; by srun --ntasks-per-node=1 they need no flag" if "SLURM_JOB_ID" in environ else ""
     return (
-        f"{starter} has started {count} launchers, and each trains alone; for one job, start one launcher on each "
-        f"node, and give all of them --nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and --rdzv-id{by_srun}"
+        f"{starter} has started {count} launchers, and each runs a job of its own; for one job, start one launcher on "
+        "each node, and give all of them --nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and "
+        f"--rdzv-id{by_srun}"
     )
 
 

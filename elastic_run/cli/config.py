@@ -331,7 +331,7 @@ def _load_logs_specs(name: str) -> type[LogsSpecs]:
                 raise UsageError(message) from error
             return specs_class
     known = ", ".join(sorted(plugins.names)) or "none is installed"
-    message = f"--logs-specs: {name!r} is no plug-in of the group {contract.LOGS_SPECS_ENTRY_POINTS} ({known})"
+    message = f"--logs-specs: {name!r} is not a plug-in of the group {contract.LOGS_SPECS_ENTRY_POINTS} ({known})"
     raise UsageError(message)
 
 

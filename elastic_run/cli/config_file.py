@@ -59,7 +59,7 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
         try:
             flag = _find_flag(key, known)
             if dest in values:
-                message = "is there twice, with a hyphen and with an underscore"
+                message = "is set twice, with a hyphen and with an underscore"
                 raise ValueError(message)  # noqa: TRY301 - the key is added below, as for the other errors
             text = _write(flag, value)
             values[dest] = (_read(flag, text), Origin(FILE, path, "" if flag.is_switch else text))
@@ -101,10 +101,10 @@ def _find_flag(key: str, known: Mapping[str, Flag]) -> Flag:
     if flag is not None:
         message = "is for the command line only"
     elif dest in _SCRIPT_KEYS:
-        message = "is no flag: the script and its arguments stand on the command line"
+        message = "is not a flag: give the script and its arguments on the command line"
     else:
         names = [name.replace("_", "-") for name, flag in known.items() if flag.group != CONFIGURATION]
-        message = f"is no flag{nearest(dest.replace('_', '-'), names)}"
+        message = f"is not a flag{nearest(dest.replace('_', '-'), names)}"
     raise ValueError(message)
 
 

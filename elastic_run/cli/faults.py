@@ -32,7 +32,7 @@ def _read_fault(text: str) -> Fault:
     head, _, when = what.partition("@")
     kind, _, value = head.partition("=")
     if kind not in _KINDS:
-        message = f"has a fault {kind!r} that is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
+        message = f"has a fault {kind!r}, which is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
         raise ValueError(message)
     signal, pause = _read_kind(kind, value)
     action = f"exit {_read_exit_code(value)}" if kind == "exit" else kind if kind in ACTIONS else ""
@@ -57,7 +57,7 @@ def _read_kind(kind: str, value: str) -> tuple[int, float]:
     if signal is None:
         signal = signal_number(value)
         if signal is None:
-            message = f"has {kind}={value}, which is no name of a signal such as SIGSEGV"
+            message = f"has {kind}={value}, which is not the name of a signal such as SIGSEGV"
             raise ValueError(message)
     elif value and kind not in ("stop", "exit"):
         message = f"has {kind}={value}, but {kind} takes no value"
@@ -87,7 +87,7 @@ def _read_seconds(text: str) -> float:
     try:
         return duration(text)
     except ValueError:
-        message = f"has the time {text!r}, which is no number of seconds, nor a number with s, m, h or d"
+        message = f"has the time {text!r}, which is not a number of seconds, nor a number with s, m, h or d"
         raise ValueError(message) from None
 
 
@@ -96,8 +96,8 @@ def _read_places(words: list[str]) -> dict[str, str]:
     for word in words:
         name, _, value = word.partition("=")
         if name not in _PLACES or name in found:
-            again = "twice" if name in found else f"that is none of {', '.join(_PLACES)}{nearest(name, _PLACES)}"
-            message = f"has a key {name!r} {again}"
+            again = " twice" if name in found else f", which is none of {', '.join(_PLACES)}{nearest(name, _PLACES)}"
+            message = f"has a key {name!r}{again}"
             raise ValueError(message)
         found[name] = value
     return found
@@ -105,6 +105,6 @@ def _read_places(words: list[str]) -> dict[str, str]:
 
 def _read_number(name: str, text: str, word: str = "") -> int:
     if not (text.isascii() and text.isdecimal()):
-        message = f"has {name}={text}, which is no number from 0 up{f', nor {word}' if word else ''}"
+        message = f"has {name}={text}, which is not a number from 0 up{f', nor {word}' if word else ''}"
         raise ValueError(message)
     return int(text)

@@ -51,8 +51,8 @@ def derive_from_indexed_job(
     if "nnodes" not in given_flags:
         message = (
             f"--nnodes: this is pod {pod.index} of an indexed Job (JOB_COMPLETION_INDEX), and Kubernetes does not say "
-            "how many it has: set PET_NNODES to the Job's completions, or give --standalone for a separate job in each "
-            "pod"
+            "how many pods that Job has: set PET_NNODES to the Job's completions, or give --standalone for a separate "
+            "job in each pod"
         )
         raise UsageError(message)
     derived = _derive_nodes(pod, args, given_flags, names_place=names_place)

@@ -33,7 +33,7 @@ def count_node_gpus(environ: Mapping[str, str]) -> tuple[str, list[str]]:
         reason = str(error).partition(";")[0]
         build = torch_build(environ)
         if build is not None and not build & {"cuda", "hip"}:
-            return "1", [f"this node has a GPU driver, but 1 worker without a GPU: {reason}"]
+            return "1", [f"this node has a GPU driver, but its worker gets no GPU: {reason}"]
         message = (
             f"--nproc-per-node: this node has a GPU driver, but {reason}: give --nproc-per-node=1 to train without GPUs"
         )

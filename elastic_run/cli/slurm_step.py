@@ -147,7 +147,7 @@ def _describe_other_number(step: Step, args: Namespace) -> list[str]:
     most, launchers = node_range(args.nnodes)[1], step.task_count
     if most == launchers:
         return []
-    told = f"--nnodes: {args.nnodes} counts, though the Slurm step has {launchers} launchers"
+    told = f"--nnodes: {args.nnodes} applies, although the Slurm step has {launchers} launchers"
     if most > launchers:
         return [f"{told}: the job begins with them after the last_call_timeout, if no others come"]
     return [f"{told}: {launchers - most} of them {'is a spare' if launchers - most == 1 else 'are spares'}"]
@@ -167,8 +167,8 @@ def _check_place(step: Step, args: Namespace, given_flags: Container[str]) -> No
 def _describe_lone_task(error: Exception, environ: Mapping[str, str]) -> str:
     task, step = environ["SLURM_PROCID"], f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     return (
-        f"task {task} of the Slurm step {step} trains alone, for {error}; for one job of all tasks, give each of them "
-        "--nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and --rdzv-id"
+        f"task {task} of the Slurm step {step} runs a job of its own: {error}; for one job of all tasks, give each of "
+        "them --nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and --rdzv-id"
     )
 
 

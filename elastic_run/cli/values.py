@@ -23,9 +23,9 @@ _MOST_PRELOADED = 1 << 14
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: No process can handle the first two; the launcher needs SIGCHLD for itself.
 _UNHANDLED_SIGNALS = {
-    "SIGKILL": "can't be handled by any process",
-    "SIGSTOP": "can't be handled by any process",
-    "SIGCHLD": "is needed by the launcher itself",
+    "SIGKILL": "no process can handle",
+    "SIGSTOP": "no process can handle",
+    "SIGCHLD": "the launcher itself needs",
 }
 
 
@@ -184,7 +184,7 @@ def command(text: str) -> str:
         try:
             words = shlex.split(text)
         except ValueError as error:
-            message = f"is no command: {str(error).lower()}"
+            message = f"is not a command: {str(error).lower()}"
             raise ValueError(message) from None
         if not words or not words[0]:
             message = "names no program"
@@ -270,7 +270,7 @@ def signal_names(text: str) -> str:
             message = f"names {name}, which {_UNHANDLED_SIGNALS[name]}"
             raise ValueError(message)
         if name not in known:
-            message = f"names {name!r}, which is no signal{nearest(name.upper(), known)}"
+            message = f"names {name!r}, which is not a signal{nearest(name.upper(), known)}"
             raise ValueError(message)
     return text
 

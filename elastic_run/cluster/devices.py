@@ -82,7 +82,7 @@ def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, pyt
         return gpus or xpus or _metal_count() or _count_any_of_package(environ, python) or cpu_count(root=root)
     found = gpus if word == "gpu" else xpus
     if not found:
-        message = f"{_why_none(word, environ, build)}; 'auto' takes the CPUs then"
+        message = f"{_why_none(word, environ, build)}; 'auto' counts CPUs instead"
         raise DeviceError(message)
     return found
 
@@ -99,13 +99,13 @@ def _count_of_package(word: str, environ: Mapping[str, str], python: str) -> int
     try:
         found = count_by_torch(word, environ, python, sys.path)
     except TorchUnavailableError as error:
-        message = f"torch can't be asked how many there are: {error}"
+        message = f"torch can't say how many there are: {error}"
         raise DeviceError(message) from None
     if found is None:
         message = f"{word!r} is not a device that a package adds to torch"
         raise UnknownDeviceError(message)
     if not found:
-        message = f"no {word} is available here; 'auto' takes the CPUs then"
+        message = f"no {word} is available here; 'auto' counts CPUs instead"
         raise DeviceError(message)
     return found
 

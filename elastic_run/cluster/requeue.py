@@ -68,7 +68,7 @@ def _ask_slurm(job: str, environ: Mapping[str, str]) -> tuple[bool, str]:
     if state not in {"", "RUNNING"}:
         return False, f"Slurm says that it is {state}, so it was cancelled or is over"
     if facts.get("Requeue") == "0":  # scontrol would say nothing of it, and do nothing
-        return True, "it may not be (sbatch --requeue allows it)"
+        return True, "its submission does not allow that (sbatch --requeue does)"
     if state:
         answer, is_answered = _run(scontrol, "requeue", job)
     return True, "" if state and is_answered else f"scontrol says: {answer}"

@@ -89,4 +89,4 @@ def install_if_asked_for() -> None:
         _replace()  # children have the variable as well, and Python's start pays for no import of multiprocessing
     elif value not in {"", "0"} and value not in _told and sys.stderr is not None:
         _told.append(value)  # Python reads the .pth files of a virtual environment twice
-        sys.stderr.write(f"elastic-run: {contract.ENV_COMPAT}: {value!r} is neither 1 nor 0: taken for 0\n")
+        sys.stderr.write(f"elastic-run: {contract.ENV_COMPAT}: {value!r} is neither 1 nor 0: it counts as 0\n")

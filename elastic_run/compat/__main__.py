@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> None:
     elif first == "-m" and len(rest) > 1:
         _run_module(rest[1:])
     elif not first or first.startswith("-"):
-        _fail(f"{first!r} is no program (see --help)" if first else "no program given (see --help)")
+        _fail(f"{first!r} is not a program (see --help)" if first else "no program given (see --help)")
     else:
         _run_program(rest)
 
@@ -91,7 +91,7 @@ def _find_program(name: str) -> str:
         head = file.read(256)
     # pip writes a shell's line first where the path of the interpreter is too long for the kernel.
     if not head.startswith(b"#!") or b"python" not in head:
-        _fail(f"{found} is no Python program; with {contract.ENV_COMPAT}=1 set its Python children change too")
+        _fail(f"{found} is not a Python program; with {contract.ENV_COMPAT}=1 set its Python children change too")
     return found
 
 

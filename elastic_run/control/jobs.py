@@ -137,7 +137,7 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None) -> RunningJob:
     if not jobs:
         message = "no job of yours runs on this machine" + (f", so none is {run!r}" if run else "")
     elif not found:
-        message = f"{run!r} is no job of yours on this machine, which has {_list(jobs)}"
+        message = f"{run!r} is not a job of yours on this machine, which has {_list(jobs)}"
     elif run is None:
         message = f"several jobs run on this machine, name one: {_list(found)}"
     else:
@@ -169,4 +169,6 @@ def _read_agent(answer: Answer) -> RunningAgent:
             is_whole_process=bool(document["is_whole_process"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        return RunningAgent(answer.path, answer.pid, error=f"the agent with pid {answer.pid} gives no sense: {error}")
+        return RunningAgent(
+            answer.path, answer.pid, error=f"the agent with pid {answer.pid} sent an answer that can't be read: {error}"
+        )

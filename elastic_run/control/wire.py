@@ -68,7 +68,7 @@ def decode_call(line: bytes) -> Call:
     document = _decode(line)
     name, arguments = document.get("request"), document.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        message = "this is no request: 'request' is a text, 'arguments' an object"
+        message = "this is not a request: 'request' is a text, 'arguments' an object"
         raise ControlError(message)
     return Call(name, arguments)
 
@@ -95,7 +95,7 @@ def decode_answer(line: bytes) -> dict[str, Any]:
         raise ControlError(str(document["error"]))
     answer = document.get("answer")
     if not isinstance(answer, dict):
-        message = "the agent's answer is no object"
+        message = "the agent's answer is not a JSON object"
         raise ControlError(message)
     return answer
 
@@ -110,7 +110,7 @@ def _decode(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        message = "this is no line of JSON with an object"
+        message = "this is not a line of JSON with an object"
         raise ControlError(message)
     version = document.get("version")
     if version != VERSION:

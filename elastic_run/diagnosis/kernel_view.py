@@ -52,7 +52,7 @@ def _explain_missing(pid: int, stat: ProcessStat, descriptor: int, *, has_pipe: 
     if os.environ.get(contract.ENV_STACKS) == "0":
         return f"{contract.ENV_STACKS}=0"
     if not _is_python(pid):
-        return "it is no Python program"
+        return "it is not a Python program"
     if descriptor < 0:
         return "there were too few file descriptors for it (ulimit -n)"
     if not has_pipe:
@@ -125,7 +125,7 @@ def explain_silence(pid: int) -> str:
         return f"is in uninterruptible sleep in the kernel{f' ({where})' if where else ''}"
     if is_pending(pid):
         is_busy = stat.state == b"R"
-        return "has had no processor to write its stacks" if is_busy else f"blocks signal {STACK_SIGNAL}"
+        return "has got no processor time to write its stacks" if is_busy else f"blocks signal {STACK_SIGNAL}"
     return f"has a handler of its own for signal {STACK_SIGNAL}"
 
 

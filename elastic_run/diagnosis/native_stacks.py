@@ -71,7 +71,7 @@ def _explain(complaint: str, pid: int) -> str:
     if any(words in text for words in _DENIED):
         return f"the kernel does not let py-spy read it ({_find_guard()})"
     if _NO_PYTHON in text:
-        return "is no Python that py-spy knows"
+        return "is not a Python that py-spy knows"
     first = next((line.strip() for line in complaint.splitlines() if line.strip()), "it gave no reason")
     return f"py-spy could not read it: {first.removeprefix('Error: ')}"
 

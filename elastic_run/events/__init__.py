@@ -142,7 +142,7 @@ def _read_level(text: str) -> int:
     if isinstance(level, int):
         return level
     if text:
-        message = "elastic-run: LOGLEVEL=%r is no level: events are written as with INFO"
+        message = "elastic-run: LOGLEVEL=%r is not a log level: events are written as with INFO"
         logging.getLogger(__name__).warning(message, text)
     return logging.INFO
 
@@ -161,7 +161,7 @@ def _say_broken(destination: str, error: Exception) -> None:
     import logging  # noqa: PLC0415 - ditto
 
     logging.getLogger(__name__).warning(
-        "event handler %r raised %s: %s; the job goes on, and this is said once",
+        "event handler %r raised %s: %s; the job goes on(shown once)",
         destination,
         type(error).__name__,
         error,

@@ -24,6 +24,15 @@ _VERDICTS: dict[str, str] = {
     "cannot_start": (
         "Look at the limits of processes, open files and memory: `ulimit -a`, and the container's or scheduler's."
     ),
+    "rendezvous": (
+        "Start elastic-run on every node, with the same --rdzv-endpoint and --rdzv-id. `elastic-run doctor` with the "
+        "same --nnodes and --rdzv-endpoint on every node checks the network between them."
+    ),
+    "nodes_lost": "Look at the last lines of elastic-run on the lost nodes, and at their kernel log (dmesg).",
+    "refused": (
+        "The cause names the difference. All nodes of a job need the same flags, script, token and release of "
+        "elastic-run."
+    ),
     "internal_error": "Please report this, with the lines above and the command line.",
 }
 

@@ -308,7 +308,7 @@ def _survivors(survivors: tuple[tuple[int, str], ...], room: int) -> list[str]:
 
 def _logs(result: JobResult, room: int) -> list[str]:
     if not result.log_dir:
-        return ["none kept; --log-dir DIR keeps them"] if result.root is not None else []
+        return ["none kept; --log-dir=DIR keeps them"] if result.root is not None else []
     found = []
     if result.root is not None and result.root.log_file:
         found.append(printable(f"rank {result.root.rank}: {_inside(result.root.log_file, result.log_dir)}"))

@@ -96,7 +96,7 @@ def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in 
     try:
         re.compile(entry["match"])
     except re.error as error:
-        message = f"{place}: match is no regular expression: {error}"
+        message = f"{place}: match is not a regular expression: {error}"
         raise ValueError(message) from None
     decision = entry.get("decision", "")
     if decision and decision not in RULE_DECISIONS:

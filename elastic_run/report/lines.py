@@ -74,7 +74,7 @@ def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
 def quiet(seconds: float, pid: int) -> str:
     """Say that nothing happens, and how to see where the workers are."""
     return (
-        f"no worker here has written anything or used a processor for {span(seconds)}: "
+        f"no worker here has written anything or used CPU time for {span(seconds)}: "
         f"`elastic-run stacks {pid}` shows where each rank is"
     )
 

@@ -59,7 +59,8 @@ def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
     early = find_early_ends(root, ends)
     before = span(max(0.0, root.ended_at - max(end.ended_at for end in early)))
     they = "it" if len(early) == 1 else "they"
-    return f"{ranks(end.rank for end in early)} had ended with 0 {before} before: did {they} leave the loop early?"
+    who = ranks(end.rank for end in early)
+    return f"{who} ended with code 0, {before} earlier: did {they} leave the loop early?"
 
 
 def stuck_workers(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:

@@ -104,7 +104,9 @@ class LocalTimerServer(TimerServer):
             try:
                 self._timers.register((request,))
             except (AttributeError, TypeError, ValueError) as error:
-                logger.warning("what came through the timers' queue is no request: %r (%s)", request, error)
+                logger.warning(
+                    "a message in the timers' queue is not a request, and is ignored: %r (%s)", request, error
+                )
 
     def clear_timers(self, worker_ids: set[int]) -> None:
         """Forget the timers of some processes."""

@@ -82,7 +82,7 @@ class TimerFile:
             return
         self._has_said = True
         shown = ascii(line[:_SHOWN].decode(errors="replace"))
-        self.say(f"{self.path}: what was written there is no timer request ({reason}): {shown}; it is passed over")
+        self.say(f"{self.path}: a line there is not a timer request, and is ignored ({reason}): {shown}")
 
     def close(self) -> None:
         """Close and remove the pipe; harmless when that was done."""

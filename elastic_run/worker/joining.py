@@ -215,7 +215,9 @@ def _prove(meeting: Meeting, choice: Choice) -> None:
     work = dist.all_reduce(one, async_op=True)
     work.wait(meeting.timeout)
     if one.item() != meeting.place.world_size:
-        message = f"the sum of a one from each of {meeting.place.world_size} ranks came out as {one.item():g}"
+        message = (
+            f"the sum over {meeting.place.world_size} ranks is {one.item():g} instead of {meeting.place.world_size}"
+        )
         raise RuntimeError(message)
 
 

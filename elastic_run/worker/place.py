@@ -156,7 +156,7 @@ def _slurm_port(environment: Mapping[str, str]) -> int:
 def _port(environment: Mapping[str, str]) -> int:
     port = _number(environment, "MASTER_PORT")
     if not 0 < port <= _HIGHEST_PORT:
-        message = f"MASTER_PORT={port} is no port: 1 to {_HIGHEST_PORT} are"
+        message = f"MASTER_PORT={port} is not a port from 1 to {_HIGHEST_PORT}"
         raise PlaceError(message)
     return port
 

@@ -424,7 +424,7 @@ def test_more_workers_than_descriptors(launch: Launch, tmp_path: Path, workers: 
     flags = (f"--nproc-per-node={workers}", "--tee=3", f"--log-dir={tmp_path / 'logs'}", "--no-python")
     job = launch(*flags, "echo", "begun", program=program)
     assert job.wait_exit() == contract.EXIT_CANNOT_START
-    message = f"{workers} workers take {needed} descriptors here, {limit} are allowed (ulimit -n)"
+    message = f"{workers} workers need {needed} file descriptors here, but only {limit} are allowed (ulimit -n)"
     assert message in " ".join(job.stderr.split())
     assert "begun" not in job.stdout
 

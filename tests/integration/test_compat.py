@@ -411,7 +411,7 @@ def test_a_value_that_is_neither_is_told(environment: Path) -> None:
     """Whatever else the variable says is told in one line, and changes nothing."""
     done = run(environment, "-c", "import elastic_run.compat as c; print(c.is_installed())", env={VARIABLE: "yes"})
     assert done.stdout == "False\n"
-    assert done.stderr == "elastic-run: ELASTIC_RUN_COMPAT: 'yes' is neither 1 nor 0: taken for 0\n"
+    assert done.stderr == "elastic-run: ELASTIC_RUN_COMPAT: 'yes' is neither 1 nor 0: it counts as 0\n"
 
 
 def test_with_the_variable_torchs_command_is_ours(environment: Path) -> None:
@@ -482,11 +482,11 @@ def test_a_program_leaves_with_its_own_code_and_finds_its_neighbours(environment
     ("words", "code", "said"),
     [
         ([], 2, "no program given (see --help)"),
-        (["--child"], 2, "'--child' is no program (see --help)"),
-        (["-m"], 2, "'-m' is no program (see --help)"),
+        (["--child"], 2, "'--child' is not a program (see --help)"),
+        (["-m"], 2, "'-m' is not a program (see --help)"),
         (["no-such-program"], 127, "'no-such-program' is neither a script nor a command"),
         (["./no-such-program"], 127, "'./no-such-program' is neither a script nor a command"),
-        (["sh"], 2, "is no Python program; with ELASTIC_RUN_COMPAT=1 set its Python children change too"),
+        (["sh"], 2, "is not a Python program; with ELASTIC_RUN_COMPAT=1 set its Python children change too"),
         (["--install-torchrun"], 2, "--install-torchrun takes one directory"),
         (["--install-torchrun", ""], 2, "--install-torchrun takes one directory"),
         (["--install-torchrun", "a:b"], 2, "--install-torchrun: 'a:b' can't stand on PATH: it has a ':'"),

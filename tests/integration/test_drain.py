@@ -81,7 +81,7 @@ def test_a_node_that_is_not_there_is_refused(nodes: list[tuple[Launched, dict[st
     assert "job j has no node 'node7'; it has " in refused.stderr
     assert refused.stderr.count("(node rank ") == 3
     (path,) = find_sockets(nodes[0][1])[0]
-    with pytest.raises(ControlError, match="this is no name of a node"):
+    with pytest.raises(ControlError, match="this is not the name of a node"):
         ask(path, Call("drain", {"node": "a\nb"}))
     assert [node.process.poll() for node, _ in nodes] == [None] * 3
 

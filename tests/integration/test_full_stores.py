@@ -45,7 +45,7 @@ def test_a_full_store_says_so(launch: Callable[..., Launched], tmp_path: Path) -
         late.wait_line(f"takes no more connections: its process may open {_LIMIT} files, so raise ulimit -n")
     assert late.wait_exit() == host.wait_exit() == 0
     # The workers' store of the same process may say it as well.
-    assert host.stderr.count(f"the job's store at port {port} closed a client") == 1
+    assert host.stderr.count(f"the job's store at port {port} closed a connection") == 1
 
 
 def test_a_node_that_finds_room_once_needs_no_more(launch: Callable[..., Launched], tmp_path: Path) -> None:

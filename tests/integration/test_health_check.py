@@ -74,7 +74,7 @@ def test_a_failing_check_ends_the_launcher_with_its_reason(
     job = launch(f"--health-check={command} 'an argument'", f"--log-dir={tmp_path / 'logs'}", path)
     assert job.wait_exit() == UNHEALTHY
     assert job.stdout == ""
-    reason = "the health check ended with code 9: line 2 | line 3 | line 4"
+    reason = "the health check ended with exit code 9: line 2 | line 3 | line 4"
     assert reason in " ".join(job.stderr.split())
     (document,) = tuple((tmp_path / "logs").rglob(contract.FAILURE_FILE))
     found = json.loads(document.read_text())
@@ -103,7 +103,7 @@ def test_a_check_that_never_ends_is_killed_with_all_that_it_started(
     begun = time.monotonic()
     assert job.wait_exit() == UNHEALTHY
     assert time.monotonic() - begun < stretched(5)
-    assert f"the health check was not done within {limit} s" in " ".join(job.stderr.split())
+    assert f"the health check did not end within {limit} s" in " ".join(job.stderr.split())
     assert not is_alive(int(pids.read_text()))
 
 
@@ -153,7 +153,7 @@ def test_a_signal_ends_the_launcher_in_the_middle_of_a_check(
     [
         ("nosuchprogram --now", "program 'nosuchprogram' is not on PATH"),
         ("/etc/passwd", "program '/etc/passwd' is not executable (chmod +x)"),
-        ("'", "is no command: no closing quotation"),
+        ("'", "is not a command: no closing quotation"),
         (" ", "names no program"),
     ],
 )
@@ -176,7 +176,7 @@ def test_an_unhealthy_node_does_not_hold_the_others_up(launch: Launch, worker: W
     wait_coordinated(port)
     sick = launch(*place(port, conf), *words, "2", f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)
     assert sick.wait_exit() == UNHEALTHY
-    first.wait_line(r"unhealthy: the health check ended with code 1: GPU 3 is lost", deadline=30)
+    first.wait_line(r"unhealthy: the health check ended with exit code 1: GPU 3 is lost", deadline=30)
     others = [launch(*place(port, conf), "--nnodes=2:3", path) for _ in range(2)]
     assert [agent.wait_exit() for agent in (first, *others)] == [0, 0, 0]
     assert first.stdout == "restarts 0 3\n"
@@ -197,7 +197,7 @@ def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, wor
         sick.process.wait(3)
     others = [launch(*place(port, conf), "--nnodes=2:3", path)]
     assert sick.wait_exit(deadline=10) == UNHEALTHY
-    others[0].wait_line(r"unhealthy: the health check ended with code 1: GPU 3 is lost", deadline=30)
+    others[0].wait_line(r"unhealthy: the health check ended with exit code 1: GPU 3 is lost", deadline=30)
     others += [launch(*place(port, conf), "--nnodes=2:3", path) for _ in range(2)]
     assert [agent.wait_exit() for agent in others] == [0, 0, 0]
 
@@ -240,7 +240,7 @@ def test_a_check_that_fails_after_a_failure_costs_no_restart(
     assert well.wait_exit() == 0
     assert well.stdout.split("\n")[:-1] == ["world 2", "world 1"]
     assert "restart 0" in well.stderr
-    assert "unhealthy: the health check ended with code 1" in well.stderr
+    assert "unhealthy: the health check ended with exit code 1" in well.stderr
 
 
 HOST_FAILS = """

@@ -108,7 +108,7 @@ def test_a_spare_that_never_ran_says_so(launch: Launch, worker: Worker, place: P
     with gate.open("w"):
         assert [node.wait_exit() for node in (*first, spare)] == [0, 0, 0]
     assert spare.stderr.splitlines()[-1] == (
-        "elastic-run: the job has ended with success; this node was a spare, its script never ran here: "
+        "elastic-run: the job has ended with success; this node was a spare, the script never ran here: "
         "2 nodes were enough"
     )
     assert all("never ran" not in node.stderr for node in first)

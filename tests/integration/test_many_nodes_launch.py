@@ -240,4 +240,4 @@ def test_garbage_at_the_port_is_said_once(launch: Launch, worker: Worker) -> Non
                 assert stranger.recv(1) == b""
     second = launch(*place, "--nnodes=2", path)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0]
-    assert first.stderr.count("which is no store's message") == 1
+    assert first.stderr.count("that does not fit the store's protocol") == 1

@@ -76,7 +76,7 @@ def test_others_are_refused(launch: Launch, worker: Worker, other: int) -> None:
     assert stranger.wait_exit() == 208
     said = " ".join(stranger.stderr.split())
     assert time.monotonic() - stranger.started_at < stretched(_AT_ONCE)
-    assert f"protocol {PROTOCOL} is spoken there, {other} here: use the same release of elastic-run" in said
+    assert f"the job uses protocol {PROTOCOL}, this node {other}: install the same release of elastic-run" in said
     assert "can't be read" not in said
     agents.append(launch(*place(port), "--nnodes=2", "--max-restarts=1", path))
     assert [agent.wait_exit() for agent in agents] == [0, 0]

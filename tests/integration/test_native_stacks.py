@@ -81,7 +81,10 @@ def test_a_rank_of_another_machine_is_refused() -> None:
     """Only workers on this machine can be read."""
     command = _stacks("--rank=7")
     assert command.process.returncode == 2
-    assert "--rank: 7 does not run on this machine, whose workers --native reads: ranks 0-1 do" in command.stderr
+    assert (
+        "--rank: 7 does not run on this machine, and --native reads only workers of this machine: ranks 0-1"
+        in command.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_a_rank_of_another_machine_is_refused() -> None:
     [
         ("Permission Denied: Try running again with elevated permissions", "the kernel does not let py-spy read it ("),
         ("Error: Operation not permitted (os error 1)", "the kernel does not let py-spy read it ("),
-        ("Error: Failed to find python version from target process", "is no Python that py-spy knows"),
+        ("Error: Failed to find python version from target process", "is not a Python that py-spy knows"),
         ("Error: bad weather\nStack backtrace:", "py-spy could not read it: bad weather"),
         ("", "py-spy could not read it: it gave no reason"),
     ],

@@ -33,7 +33,7 @@ def test_a_template_that_is_killed_while_it_imports(launch: Launch, worker: Work
     os.kill(wait_template(job.pid), signal.SIGKILL)
     assert job.wait_exit() == 0
     assert sorted(job.stdout.splitlines()) == ["cold 0 0", "cold 1 0"]
-    assert "--preload: the workers' template was killed by SIGKILL: they start cold" in job.stderr
+    assert "--preload: the workers' template was killed by SIGKILL: workers start cold" in job.stderr
 
 
 def test_a_template_that_was_killed_is_replaced(launch: Launch, worker: Worker, module: Module) -> None:
@@ -285,6 +285,6 @@ def test_a_template_that_is_killed_from_outside_tells_where_it_was(
     assert job.wait_exit() == 0
     assert job.stdout == "cold 0 0\n"
     assert (
-        "--preload: the workers' template was killed by SIGKILL: they start cold where they start before there is "
+        "--preload: the workers' template was killed by SIGKILL: workers start cold until there is "
         "another (it was importing heavy)"
     ) in job.stderr

@@ -27,7 +27,7 @@ _START_FILE = _ROOT / "elastic_run/compat/elastic-run-compat.pth"
 _READ = "import builtins, os\nbuiltins.SEEN = os.environ.get('RANK')\n"
 #: Says what Python's own start has seen, and the truth.
 _SAYS_SEEN = "import builtins\nsay(builtins.SEEN == str(rank), 'json.tool' in sys.modules)\nsys.exit(attempt == 0)"
-_READS = "it reads RANK, which each worker has its own of"
+_READS = "it reads RANK, whose value differs from worker to worker"
 _COPIES = "it keeps a copy of the environment, which has no RANK yet"
 
 
@@ -109,7 +109,9 @@ def test_each_variable_of_a_worker_s_own_is_watched(
     job = launch("--preload=heavy", worker(SAYS_HOW), env=module(f"import os\nvalue = {read.format(name)}"))
     assert job.wait_exit() == 0
     assert job.stdout == "cold 0 0\n"
-    assert f"heavy can't be preloaded: it reads {name}, which each worker has its own of (in heavy)" in job.stderr
+    assert (
+        f"heavy can't be preloaded: it reads {name}, whose value differs from worker to worker (in heavy)" in job.stderr
+    )
 
 
 @pytest.mark.parametrize(("flags", "how"), [((), "warm"), (("--virtual-local-rank",), "cold")])
@@ -121,7 +123,7 @@ def test_devices_are_a_worker_s_own_with_virtual_local_ranks(
     job = launch("--preload=heavy", *flags, worker(SAYS_HOW), env=env)
     assert job.wait_exit() == 0
     assert job.stdout == f"{how} 0 0\n"
-    assert ("it reads CUDA_VISIBLE_DEVICES, which each worker has its own of" in job.stderr) == (how == "cold")
+    assert ("it reads CUDA_VISIBLE_DEVICES, whose value differs from worker to worker" in job.stderr) == (how == "cold")
 
 
 @pytest.mark.parametrize(

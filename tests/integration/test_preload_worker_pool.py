@@ -157,7 +157,7 @@ def test_a_long_import_is_told_and_given_up(engage: Engage, slow: str, monkeypat
     (template,) = each.guardian.spared
     each.settle()
     assert each.said == [
-        "--preload: waiting for the workers' template for 0 s now: it is importing slow",
+        "--preload: still waiting for the workers' template after 0 s: it is importing slow",
         "--preload: the workers' template is still importing slow after a wait of 1 s: workers start cold",
     ]
     assert each.start(0, NAME="x") is None
@@ -248,7 +248,7 @@ def test_an_end_is_told_as_such(engage: Engage) -> None:
     assert each.said == []
     assert each.loop.run_until(lambda: bool(each.said), each.loop.now() + DEADLINE)
     (told,) = each.said
-    outlook = "they start cold where they start before there is another"
+    outlook = "workers start cold until there is another template"
     assert told == f"--preload: the workers' template was killed by SIGKILL: {outlook}"
 
 
@@ -263,9 +263,7 @@ def test_what_happens_before_anybody_listens_is_told_then(engage: Engage, monkey
 
     monkeypatch.setattr(messages, "open_pair", open_pair)
     each = engage("json")
-    assert each.said == [
-        "--preload: the template can't fork (Too many open files): workers that are missing start cold"
-    ]
+    assert each.said == ["--preload: the template can't fork (Too many open files): the missing workers start cold"]
 
 
 def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

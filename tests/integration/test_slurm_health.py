@@ -86,4 +86,4 @@ def test_a_failed_check_takes_one_node_out(slurm: SlurmCluster, tmp_path: Path) 
     log = run_batch(slurm, tmp_path, step)
     assert read_ends(log) == ["0 with 0", f"1 with {contract.EXIT_UNHEALTHY}", "2 with 0"], log
     assert sorted(re.findall(r"trained (\d of 2)", log)) == ["0 of 2", "1 of 2"], log
-    assert "unhealthy: the health check ended with code 1: GPU 3 is lost" in log, log
+    assert "unhealthy: the health check ended with exit code 1: GPU 3 is lost" in log, log

@@ -37,7 +37,7 @@ def test_a_step_on_one_component_says_that_each_task_trains_alone(slurm: SlurmCl
     """The variables of such a step can't be told from those of one component of a larger step."""
     code, log = run_batch(slurm, tmp_path, f"{COMPONENTS}srun --het-group=1 elastic-run train.py")
     assert (code, trained(log)) == (0, ["0 of 1", "0 of 1"]), log
-    assert log.count("trains alone, for the job is heterogeneous") == 2
+    assert log.count("runs a job of its own: the job is heterogeneous") == 2
 
 
 def test_a_batch_script_without_srun_names_the_step_for_all_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:

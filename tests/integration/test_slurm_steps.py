@@ -85,7 +85,7 @@ def test_hosts_with_names_of_their_own_are_one_job_or_told(
     code, log = run_batch(slurm, tmp_path, f"srun unshare --uts bash -c '{box}'", "--nodes=3")
     ranks = [f"{rank} of {world}" for rank in range(world)] * (3 // world)
     assert (code, trained(log)) == (0, ranks), log
-    told = re.findall(r"task (\d) of the Slurm step \d+\.0 trains alone, for this host, box, is none of the", log)
+    told = re.findall(r"task (\d) of the Slurm step \d+\.0 runs a job of its own: this host, box, is none of the", log)
     assert sorted(told) == ([] if world == 3 else ["0", "1", "2"]), log
 
 

@@ -147,7 +147,7 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
         ),
         (
             "os.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000'])",
-            r"rank 0 shows no Python stacks: it is no Python program \(sh",
+            r"rank 0 shows no Python stacks: it is not a Python program \(sh",
         ),
         (
             f"os.execv(sys.executable, [sys.executable, '-S', '-c', {_PAUSES_ALONE!r}])",
@@ -200,7 +200,7 @@ def test_a_program_that_is_no_python_lives_on(launch: Launch) -> None:
     """A worker without a handler gets no signal: the details tell where the kernel has it."""
     job = launch("--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", "echo ready; sleep 1000; :")
     line = _ask(job, "rank", workers=2)
-    assert "ranks 0-1: each shows no Python stacks: it is no Python program (sh, in do_wait)" in line
+    assert "ranks 0-1: each shows no Python stacks: it is not a Python program (sh, in do_wait)" in line
     assert job.process.poll() is None
 
 

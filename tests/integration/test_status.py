@@ -116,7 +116,7 @@ def test_several_jobs_have_to_be_named_and_an_unknown_one_is_refused(launch: Lau
     assert refused.process.returncode == 2
     assert len(refused.stderr.splitlines()) == 1
     assert all(f"{launcher.pid} (" in refused.stderr for launcher in launchers)
-    assert "'x' is no job of yours" in status("x").stderr
+    assert "'x' is not a job of yours" in status("x").stderr
 
 
 def test_a_stopped_launcher_is_told_as_such(launch: Launch, worker: Worker) -> None:

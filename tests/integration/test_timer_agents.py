@@ -133,4 +133,4 @@ def test_a_port_that_is_none_starts_no_health_check(launch: Launch, port: str) -
     env = {"TORCHELASTIC_HEALTH_CHECK_PORT": port}
     job = launch("--standalone", "--no-python", "true", env=env)
     assert job.wait_exit() == 0, job.stderr
-    assert ("is no port: no health check" in job.stderr) is bool(port)
+    assert ("is not a port, so no health check server starts" in job.stderr) is bool(port)

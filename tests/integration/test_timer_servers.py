@@ -56,7 +56,9 @@ def test_garbage_in_the_pipe_is_said_once(tmp_path: Path) -> None:
         write_line(pipe.path, piece, 1)
     assert pipe.read() == [request] * 3
     (text,) = said
-    assert text.startswith(f"{pipe.path}: what was written there is no timer request (not JSON): '\\ufffd\\x04garbage'")
+    assert text.startswith(
+        f"{pipe.path}: a line there is not a timer request, and is ignored (not JSON): '\\ufffd\\x04garbage'"
+    )
     pipe.close()
 
 
@@ -367,7 +369,7 @@ def test_what_is_no_request_in_the_queue_is_dropped(
     requests.put(timer.TimerRequest(sleeper.pid, "x", 1))
     assert sleeper.wait(DEADLINE) == -signal.SIGKILL
     server.stop()
-    assert caplog.text.count("is no request") == 4
+    assert caplog.text.count("is not a request, and is ignored") == 4
 
 
 def test_the_queue_s_server_waits_for_its_next_deadline() -> None:

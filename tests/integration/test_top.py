@@ -37,7 +37,7 @@ def test_where_it_can_not_be_shown_one_line_says_why(tmp_path: Path) -> None:
     missing.mkdir()
     (missing / "__init__.py").write_text("raise ImportError\n", encoding="utf-8")
     for words, env, error in (
-        ((), {}, "standard output is no terminal"),
+        ((), {}, "standard output is not a terminal"),
         ((), {"PYTHONPATH": str(tmp_path)}, "pip install 'elastic-run[live]'"),
         (("--interval=0",), {}, "--interval: 0.0 must be 0.2 or more seconds"),
     ):

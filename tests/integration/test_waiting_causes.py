@@ -159,7 +159,7 @@ def test_an_unknown_name(hosts: VirtualHosts, worker: Worker) -> None:
     finally:
         path.write_text(before, encoding="ascii")
     assert cause.startswith("the name 'nosuch.example' has no address (")
-    assert cause.endswith("; if it gets none, give all nodes an address in its place")
+    assert cause.endswith("; if the name stays unknown, give all nodes an address in its place")
 
 
 def test_where_srun_was_started_is_a_hint(hosts: VirtualHosts, worker: Worker) -> None:

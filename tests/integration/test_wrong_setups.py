@@ -110,7 +110,7 @@ SETUPS = [
     Setup("no-endpoint", "--nnodes=2 --rdzv-backend=etcd-v3", {}, "--rdzv-endpoint: is needed", "HOST:PORT"),
     Setup("no-address", f"{_MEET} --rdzv-endpoint=h:1,", {}, "names an empty endpoint", "--rdzv-endpoint"),
     Setup("any-port", f"{_MEET} --rdzv-endpoint=h:0,i:1", {}, "'h:0'", "port 0 is any port"),
-    Setup("one-place-twice", f"{_MEET} --rdzv-endpoint=h:1,h:1", {}, "h:1 is there twice", "--rdzv-endpoint"),
+    Setup("one-place-twice", f"{_MEET} --rdzv-endpoint=h:1,h:1", {}, "h:1 is listed twice", "--rdzv-endpoint"),
     Setup("alone-with-two-nodes", "--standalone --nnodes=2", {}, "--standalone: is for one node", "--nnodes=2"),
     Setup(
         "unknown-backend", "--rdzv-backend=c10b --rdzv-endpoint=h:1", {}, "'c10b' is none of", "did you mean 'c10d'?"

@@ -54,8 +54,8 @@ def test_a_renamed_backend_s_devices_are_counted(site: dict[str, str], launch: L
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({"SITE_DEVICES": "0"}, "'npu', but no npu is available here; 'auto' takes the CPUs then"),
-        ({"SITE_BACKEND": "broken"}, "'npu', but torch can't be asked how many there are: RuntimeError: Failed"),
+        ({"SITE_DEVICES": "0"}, "'npu', but no npu is available here; 'auto' counts CPUs instead"),
+        ({"SITE_BACKEND": "broken"}, "'npu', but torch can't say how many there are: RuntimeError: Failed"),
         ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "'npu' is not a number from 1 up, nor auto, cpu, gpu or xpu, "),
     ],
     ids=["none", "broken", "off"],

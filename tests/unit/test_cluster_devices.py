@@ -195,7 +195,7 @@ def test_without_a_device_auto_takes_the_cpus(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("word", "environ", "why"),
     [
-        ("gpu", {}, "no gpu is visible here; 'auto' takes the CPUs then"),
+        ("gpu", {}, "no gpu is visible here; 'auto' counts CPUs instead"),
         ("gpu", {"CUDA_VISIBLE_DEVICES": ""}, "no gpu is visible here (CUDA_VISIBLE_DEVICES='')"),
         ("xpu", {}, "no xpu is visible here"),
     ],

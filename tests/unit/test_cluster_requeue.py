@@ -92,7 +92,7 @@ def test_what_scontrol_says_against_it_is_told(scontrol: Scontrol, tmp_path: Pat
 def test_a_job_that_may_not_be_requeued_is_told_so(scontrol: Scontrol) -> None:
     """Slurm's own command would be silent about it."""
     scontrol.write(allowed=0)
-    text = "the Slurm job 42 is not requeued: it may not be (sbatch --requeue allows it)"
+    text = "the Slurm job 42 is not requeued: its submission does not allow that (sbatch --requeue does)"
     assert requeue_job(scontrol.environ, 3) == Requeue(is_wanted=True, text=text)
     assert scontrol.calls == ["show job --oneliner 42"]
 

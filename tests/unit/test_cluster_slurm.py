@@ -214,7 +214,7 @@ def test_a_task_of_several_whose_step_is_of_no_use_is_told_that_it_trains_alone(
     (line,) = complete_from_cluster(args, environ)
     assert args == before
     step = f"{environ['SLURM_JOB_ID']}.2"
-    assert line.startswith(f"task 1 of the Slurm step {step} trains alone, for {reason}")
+    assert line.startswith(f"task 1 of the Slurm step {step} runs a job of its own: {reason}")
     assert complete_from_cluster(parse_args(["--standalone", "train.py"]), environ) == []
     assert complete_from_cluster(parse_args(["--nnodes=3", "--master-addr=a7", "train.py"]), environ) == []
 
@@ -302,12 +302,12 @@ def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
     [
         ("3", ""),
         ("1:3", ""),
-        ("2", "--nnodes: 2 counts, though the Slurm step has 3 launchers: 1 of them is a spare"),
-        ("1:2", "--nnodes: 1:2 counts, though the Slurm step has 3 launchers: 1 of them is a spare"),
+        ("2", "--nnodes: 2 applies, although the Slurm step has 3 launchers: 1 of them is a spare"),
+        ("1:2", "--nnodes: 1:2 applies, although the Slurm step has 3 launchers: 1 of them is a spare"),
         (
             "2:5",
             (
-                "--nnodes: 2:5 counts, though the Slurm step has 3 launchers: the job begins with them after the "
+                "--nnodes: 2:5 applies, although the Slurm step has 3 launchers: the job begins with them after the "
                 "last_call_timeout, if no others come"
             ),
         ),
@@ -375,7 +375,7 @@ def test_a_torch_without_gpus_gives_one_worker_and_a_line_on_each_node(monkeypat
     args, notices = _complete("train.py")
     assert args.nproc_per_node == "1"
     assert notices == [
-        "this node has a GPU driver, but 1 worker without a GPU: the installed torch is built without cuda and hip"
+        "this node has a GPU driver, but its worker gets no GPU: the installed torch is built without cuda and hip"
     ]
 
 

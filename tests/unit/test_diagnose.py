@@ -146,7 +146,7 @@ def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:
     assert lines[3].startswith("first    rank 0 on")
     assert not [line for line in lines if line.startswith("recorder")]
     job.recorder, job.ends = None, (root, worker_end(2, 0, after=-1.0))
-    assert render(job)[1] == "cause    rank 2 had ended with 0 1.0 s before: did it leave the loop early?"
+    assert render(job)[1] == "cause    rank 2 ended with code 0, 1.0 s earlier: did it leave the loop early?"
     assert not [line for line in render(job)[2:] if "leave the loop" in line]
 
 

@@ -176,11 +176,11 @@ def test_the_minimum_is_kept() -> None:
     play.fail("a")
     play.fail("a")
     assert play.members == {"a", "b"}
-    told = "a is kept though it was the cause of 2 failures within 3600 s: fewer than 2 nodes would be left"
+    told = "a stays in the job although it was the cause of 2 failures within 3600 s: fewer than 2 nodes would be left"
     assert told in play.job.news
     play.fail("b", code=7)
     assert play.members == {"a", "b"}
-    assert "b is kept though it was" not in play.job.news or "exit code 7" in play.job.news
+    assert "b stays in the job although it was" not in play.job.news or "exit code 7" in play.job.news
 
 
 def test_the_only_store_is_kept() -> None:
@@ -373,8 +373,8 @@ def test_two_failures_count_only_where_chance_does_not_explain_them() -> None:
     play.fail("n0", "b")
     assert play.refused == {}
     told = (
-        "n0 is kept though it was the cause of 2 failures within 3600 s: 6 other nodes failed as well, and chance may "
-        "have brought them together"
+        "n0 stays in the job although it was the cause of 2 failures within 3600 s: 6 other nodes failed as well, so "
+        "the failures may be a coincidence"
     )
     assert told in play.job.news
     play.fail("n0", "c")

@@ -114,7 +114,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     (f"--log-dir {'d' * 300} train.py", {}, f"--log-dir: '{'d' * 99}"),
     (f"--log-dir none/{'d' * 300}/logs train.py", {}, f"--log-dir: 'none/{'d' * 94}"),
     ("--log-dir " + "d/" * 2000 + " train.py", {}, "--log-dir: 'd/d/"),
-    ("--logs-specs none train.py", {}, "--logs-specs: 'none' is no plug-in of the group torchrun.logs_specs ("),
+    ("--logs-specs none train.py", {}, "--logs-specs: 'none' is not a plug-in of the group torchrun.logs_specs ("),
     ("--numa-binding node train.py", {"CUDA_VISIBLE_DEVICES": ""}, "--numa-binding: 'node' is impossible here: "),
     ("trian.py", {}, "script 'trian.py' does not exist, did you mean 'train.py'?"),
     ("train", {}, "script 'train' does not exist, did you mean 'train.py'?"),
@@ -249,7 +249,7 @@ def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.Monkey
         ),
         (
             "--nnodes 2 --rdzv-backend c10d --rdzv-id j --rdzv-endpoint a:1,a:1 train.py",
-            "--rdzv-endpoint: rendezvous endpoint 'a:1,a:1': a:1 is there twice",
+            "--rdzv-endpoint: rendezvous endpoint 'a:1,a:1': a:1 is listed twice",
         ),
         ("--rdzv-token-file nowhere --nnodes 2 train.py", "--rdzv-token-file: 'nowhere' can't be read: no such file"),
         ("--on-split perhaps train.py", "--on-split: 'perhaps' is none of stop, continue"),
@@ -573,7 +573,7 @@ def test_a_logs_specs_plugin_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) 
         UsageError, match=r"^--logs-specs: plug-in 'broken' \(no_module.*\) can't be loaded: ModuleNotF"
     ):
         config_from_args(parse_args(["--logs-specs=broken", "s"]))
-    with pytest.raises(UsageError, match=r"^--logs-specs: 'other' is no plug-in of the group .* \(broken, mine\)$"):
+    with pytest.raises(UsageError, match=r"^--logs-specs: 'other' is not a plug-in of the group .* \(broken, mine\)$"):
         config_from_args(parse_args(["--logs-specs=other", "s"]))
 
 

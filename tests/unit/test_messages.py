@@ -137,7 +137,7 @@ def test_another_protocol_is_named() -> None:
     assert messages.read_fact(_join(protocol=3)) == messages.Foreign("n", 1, 3)
     with pytest.raises(MessageError, match=r"Foreign\.node must be str"):
         messages.read_fact(_join(protocol=3, node=None))
-    with pytest.raises(messages.UnknownProtocolError, match="protocol 9 is spoken there, 1 here") as caught:
+    with pytest.raises(messages.UnknownProtocolError, match="the job uses protocol 9, this node 1") as caught:
         messages.read_decision(b'{"protocol":9}')
     assert caught.value.protocol == 9
 

@@ -89,7 +89,7 @@ def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
         ("etcd-v3", "host", "", {}, "--rdzv-id is missing"),
         ("c10d", "host:0", "job", {}, "port 0 is any port"),
         ("c10d", "host:99999", "job", {}, "port '99999' is not a number from 0 to 65535"),
-        ("c10d", "a:1,a:1", "job", {}, "a:1 is there twice"),
+        ("c10d", "a:1,a:1", "job", {}, "a:1 is listed twice"),
         ("c10d", "a:1,,b:1", "job", {}, "a host between the commas is missing"),
         ("etcd", "", "job", {}, "there is no rendezvous endpoint: give HOST:PORT"),
         ("c10d", "", "job", {"is_host": "0"}, "is_host=false needs an endpoint"),

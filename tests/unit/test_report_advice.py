@@ -31,7 +31,7 @@ def raised(name: str, message: str = "") -> JobResult:
         (result(worker_end(0, 137)), "dmesg | grep -i oom"),
         (result(worker_end(0, -9, oom_kills=OomKills(1, 3))), "ask for more memory"),
         (result(worker_end(0, -9, oom_kills=OomKills(0, 1))), "dmesg | grep -i oom"),
-        (result(worker_end(0, -9, oom_kills=OomKills(None, 0))), "Not the kernel's OOM killer"),
+        (result(worker_end(0, -9, oom_kills=OomKills(None, 0))), "The kernel's OOM killer did not do this"),
         (result(worker_end(0, -9, oom_kills=OomKills(None, None))), "Most often the kernel's"),
         (result(worker_end(0, -7)), "--shm-size"),
         (result(worker_end(0, 1, captured("dataloader_killed"))), "--ipc=host"),
@@ -65,6 +65,9 @@ def raised(name: str, message: str = "") -> JobResult:
         (result(worker_end(0, 1), verdict="unkillable_worker", exit_code=203), "dmesg"),
         (result(verdict="cannot_start", exit_code=204), "ulimit -a"),
         (result(verdict="internal_error", exit_code=205), "report"),
+        (result(verdict="rendezvous", exit_code=201), "elastic-run doctor"),
+        (result(verdict="nodes_lost", exit_code=206), "lost nodes"),
+        (result(verdict="refused", exit_code=208), "same flags, script, token"),
     ],
 )
 def test_a_well_known_cause_has_its_remedy(job: JobResult, words: str) -> None:
@@ -84,7 +87,7 @@ def test_a_well_known_cause_has_its_remedy(job: JobResult, words: str) -> None:
         result(worker_end(0, 3)),
         result(worker_end(0, -16)),
         result(verdict="signal", signal=15, exit_code=143),
-        result(verdict="rendezvous", exit_code=201),
+        result(verdict="store_lost", exit_code=207),
     ],
 )
 def test_no_advice_is_better_than_a_guess(job: JobResult) -> None:
@@ -130,7 +133,7 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
         ("rule = [1]", "rules.toml: a rule is a table"),
         ("[[rule]]\nmatch = [", "rules.toml: is not TOML"),
         ('[[rule]]\nmatch = "a"\nhelp = "b"\n\n[[rule]]\nmatch = "c"\n', "rules.toml:5: the rule's help is missing"),
-        ('\n[[rule]]\nmatch = "("\nhelp = "b"\n', "rules.toml:2: match is no regular expression"),
+        ('\n[[rule]]\nmatch = "("\nhelp = "b"\n', "rules.toml:2: match is not a regular expression"),
         (
             '[[rule]]\nmatch = "a"\nhelp = "b"\ndecision = "stp"',
             "rules.toml:1: the rule's decision is 'stp', which is none",

@@ -97,7 +97,7 @@ others   rank 0 failed as a consequence 0.03 s later: Read error [127.0.0.1]:...
          rank 4 did not stop in time and was killed
          ranks 1-2 were stopped
          rank 5 had ended with exit code 0
-logs     none kept; --log-dir DIR keeps them
+logs     none kept; --log-dir=DIR keeps them
 hint     Use a smaller batch or fewer DataLoader workers, or ask for more
          memory."""
     )
@@ -128,7 +128,7 @@ trace    /p/train.py:3 in <module>
 others   ranks 1-7 failed in the same way 0.07 s later
 before   attempt 0 failed after 1.2 s: rank 2 in the same way
 verdict  the program failed twice with the same error: a restart can't help
-logs     none kept; --log-dir DIR keeps them
+logs     none kept; --log-dir=DIR keeps them
 hint     The workers' Python can't find that module: activate the environment
          that has it (PYTHON_EXEC names another interpreter), or add its
          directory to PYTHONPATH."""
@@ -153,7 +153,10 @@ def test_a_verdict_without_a_worker_is_told_by_its_sentence() -> None:
         report(job)
         == """\
 -- elastic-run: train.py: the nodes did not come together ----- exit code 201 --
-cause    7 of 8 nodes joined within 600 s; missing: gpu03"""
+cause    7 of 8 nodes joined within 600 s; missing: gpu03
+hint     Start elastic-run on every node, with the same --rdzv-endpoint and
+         --rdzv-id. `elastic-run doctor` with the same --nnodes and
+         --rdzv-endpoint on every node checks the network between them."""
     )
 
 
@@ -425,7 +428,7 @@ def test_who_left_early_is_named_where_nobody_else_is_to_blame() -> None:
     root = worker_end(0, 1, lost)
     early, late = worker_end(3, 0, after=-2.0), worker_end(1, 0, after=1.0)
     text = report(result(root, early, late))
-    assert "rank 3 had ended with 0 2.0 s before: did it leave the loop early?" in text
+    assert "rank 3 ended with code 0, 2.0 s earlier: did it leave the loop early?" in text
     assert "rank 1 ended with exit code 0" in text
     own = worker_end(0, 1, "Traceback (most recent call last):\nValueError: own\n")
     assert "leave the loop" not in report(result(own, early))

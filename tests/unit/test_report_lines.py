@@ -48,7 +48,7 @@ def test_a_file_that_was_not_written() -> None:
 def test_a_quiet_round() -> None:
     """The line names the command that shows more, with the launcher's pid."""
     assert lines.quiet(300.2, 4711) == (
-        "no worker here has written anything or used a processor for 5 min 00 s: "
+        "no worker here has written anything or used CPU time for 5 min 00 s: "
         "`elastic-run stacks 4711` shows where each rank is"
     )
 

@@ -177,8 +177,8 @@ class AgentContext:
             self.worker_limit = raise_descriptor_limit()
         allowed = allowed_descriptors()
         if allowed < least:
-            who = f"{workers} workers take" if workers != 1 else "1 worker takes"
-            message = f"{who} {least} descriptors here, {allowed} are allowed (ulimit -n)"
+            who = f"{workers} workers need" if workers != 1 else "1 worker needs"
+            message = f"{who} {least} file descriptors here, but only {allowed} are allowed (ulimit -n)"
             raise OSError(errno.EMFILE, message)
 
     @property

@@ -257,7 +257,7 @@ class MultiNodeJob:
         elif isinstance(event, Formed):
             self._take_place(event.assignment)
         elif isinstance(event, Warned):
-            self._say("new nodes wait: telling the workers, which will be stopped soon")
+            self._say("new nodes wait to join: the workers get a warning, and will be stopped soon")
             self._feed(messages.RoundWarned(event.round))
         elif isinstance(event, Halted):
             self.halt = _describe_halt(event)
@@ -348,7 +348,7 @@ class MultiNodeJob:
 
 def _describe_spare(nodes: int) -> str:
     others = f"{nodes} node{' was' if nodes == 1 else 's were'}" if nodes else "others were"
-    return f"this node was a spare, its script never ran here: {others} enough"
+    return f"this node was a spare, the script never ran here: {others} enough"
 
 
 def _describe_halt(halt: Halted) -> str:

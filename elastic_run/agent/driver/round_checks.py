@@ -101,11 +101,11 @@ class RoundChecks:
 def describe_end(end: CheckEnd, timeout: float) -> str:
     """Say how a health check failed, with its last lines, in a clause of one line."""
     if end.is_late:
-        what = f"the health check was not done within {timeout:g} s"
+        what = f"the health check did not end within {timeout:g} s"
     elif end.exitcode < 0:
         what = f"the health check was killed by {signal_name(-end.exitcode)}"
     else:
-        what = f"the health check ended with code {end.exitcode}"
+        what = f"the health check ended with exit code {end.exitcode}"
     if end.survivors:
         what += f", and SIGKILL does not end it (pid {', '.join(map(str, end.survivors))})"
     lines = [_make_plain(line) for line in end.output.splitlines()]

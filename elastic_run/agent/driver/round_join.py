@@ -154,7 +154,7 @@ class RoundJoin:
 
     def _tell_refusal(self, kind: str, what: str) -> None:
         if kind != _GARBAGE:  # a port scanner is no news for the user
-            self._say(f"the workers' store closed a client, {what}")
+            self._say(f"the workers' store closed a connection: {what}")
 
     def _on_unknown_operation(self, operation: int) -> None:
         self._use_torch_store = True

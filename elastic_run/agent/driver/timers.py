@@ -186,7 +186,7 @@ class TimerWatch:
     def _say_foreign(self, pid: int, countdown: Countdown) -> None:
         if not self._has_said_foreign:
             self._has_said_foreign = True
-            self._say(f"timer {countdown} in process {pid}, which is none of the workers': it is left alone")
+            self._say(f"timer {countdown} in process {pid}, which is not a worker: the timer has no effect")
 
 
 def start_timer_server(

@@ -177,7 +177,7 @@ def _judge_end(args: Namespace, code: int) -> Finding:
         remedy = "check that it is up, that nobody stopped the doctor there, and the end of its kernel log (dmesg)"
     else:
         what = "the nodes have met, but the check between them did not end"
-        remedy = "if that is no defect of a node (dmesg), please report it"
+        remedy = "if dmesg shows no defect on any node, please report this"
     return problem(what, evidence, f"{remedy}; the lines above name the cause")
 
 

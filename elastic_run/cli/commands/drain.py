@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
         return contract.EXIT_SUCCESS
     missing = int(answer["expected"]) - len(nodes)
     if missing > 0:
-        say(f"{count(missing, 'node')} of {answer['expected']} may be {args.node!r}, and did not answer")
+        say(f"{count(missing, 'node')} of {answer['expected']} did not answer, and may be {args.node!r}")
         return contract.EXIT_FAILURE
     shown = ", ".join(_name(node) for node in nodes[:_NAMED])
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""

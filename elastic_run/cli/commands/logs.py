@@ -82,7 +82,7 @@ def _read_arguments(words: Sequence[str]) -> Namespace:
     try:
         args.grep = re.compile((args.grep or "").encode())
     except re.error as error:
-        message = f"--grep: {args.grep!r} is no regular expression: {error}"
+        message = f"--grep: {args.grep!r} is not a regular expression: {error}"
         raise UsageError(message) from None
     return args
 
@@ -91,7 +91,7 @@ def _read_ranks(text: str) -> list[range]:
     parts = [part.partition("-") for part in text.split(",")] if _RANKS.fullmatch(text) else []
     found = [range(int(first), int(last or first) + 1) for first, _, last in parts]
     if not found or not all(found):
-        message = f"--rank: {text!r} is no list of ranks, such as 3 or 0-3,8"
+        message = f"--rank: {text!r} is not a list of ranks, such as 3 or 0-3,8"
         raise UsageError(message)
     return found
 
@@ -99,7 +99,7 @@ def _read_ranks(text: str) -> list[range]:
 def _read_span(text: str) -> float:
     match = _SPAN.fullmatch(text)
     if match is None:
-        message = f"--since: {text!r} is no time, such as 90s, 10m, 2h or 1d"
+        message = f"--since: {text!r} is not a time, such as 90s, 10m, 2h or 1d"
         raise UsageError(message)
     return float(match[1]) * _UNITS[match[2]]
 

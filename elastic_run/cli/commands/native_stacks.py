@@ -50,7 +50,8 @@ def show_native_stacks(job: RunningJob, rank: int | None, *, is_json: bool) -> i
         return contract.EXIT_FAILURE
     if rank is not None:
         if rank not in pids:
-            message = f"--rank: {rank} does not run on this machine, whose workers --native reads: {ranks(pids)} do"
+            here = f"and --native reads only workers of this machine: {ranks(pids)}"
+            message = f"--rank: {rank} does not run on this machine, {here}"
             raise UsageError(message)
         pids = {rank: pids[rank]}
     dumps = read_native_stacks(program, pids)

@@ -72,7 +72,7 @@ def _choose(jobs: list[Job], run_id: str | None, place: str, logs: Logs) -> Job:
     elif logs.problems:
         message = logs.problems[0]
     else:
-        what = f"{logs.files[0]!r} is empty" if logs.files else f"no events.jsonl in {place!r}, nor below it"
+        what = f"{logs.files[0]!r} is empty" if logs.files else f"no events.jsonl in or below {place!r}"
         message = f"{what}: a job writes it with --log-dir"
     raise UsageError(message)
 

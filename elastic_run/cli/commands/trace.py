@@ -88,7 +88,7 @@ def _lines(analysis: Analysis, found: FoundDumps) -> list[str]:
 
 
 def _what_was_read(analysis: Analysis) -> str:
-    absent = f"; none of {ranks(analysis.absent)}" if analysis.absent else ""
+    absent = f"; no dump of {ranks(analysis.absent)}" if analysis.absent else ""
     return f"{count(len(analysis.ranks), 'dump')} read, of {ranks(analysis.ranks)}{absent}"
 
 

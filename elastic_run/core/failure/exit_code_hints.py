@@ -25,10 +25,10 @@ _SIGNALS: dict[int, str] = {
     SIGTERM: "elastic-run did not send SIGTERM: the scheduler (preemption, time limit) or a person did.",
     SIGINT: "elastic-run did not send SIGINT: another program or a person did.",
     SIGHUP: "elastic-run did not send SIGHUP: a terminal was closed, or the scheduler sent it.",
-    SIGPIPE: "It wrote to a pipe whose reader has ended.",
-    SIGXCPU: "Its limit of CPU time is used up: look at `ulimit -t` and the scheduler's limits.",
-    SIGXFSZ: "It wrote a file larger than allowed: look at `ulimit -f`.",
-    SIGSYS: "It made a system call that the sandbox forbids: look at the container's seccomp profile.",
+    SIGPIPE: "The worker wrote to a pipe whose reader has ended.",
+    SIGXCPU: "The worker's limit of CPU time is used up: look at `ulimit -t` and the scheduler's limits.",
+    SIGXFSZ: "The worker wrote a file larger than allowed: look at `ulimit -f`.",
+    SIGSYS: "The worker made a system call that the sandbox forbids: look at the container's seccomp profile.",
 }
 _WARNINGS = {SIGUSR1: "SIGUSR1", SIGUSR2: "SIGUSR2"}
 _PASSED_ON = (
@@ -70,7 +70,9 @@ def _help_against_kill(oom_kills: OomKills | None) -> str:
     if oom_kills is not None and oom_kills.machine:
         return "Use less memory, or ask for more. To be sure: `dmesg | grep -i oom`"
     if oom_kills is not None and oom_kills.machine == 0:
-        return "Not the kernel's OOM killer: the scheduler, the container's runtime or a person sent SIGKILL."
+        return (
+            "The kernel's OOM killer did not do this: the scheduler, the container's runtime or a person sent SIGKILL."
+        )
     return (
         "Most often the kernel's OOM killer: `dmesg | grep -i oom` shows it. Otherwise the scheduler or a person sent "
         "SIGKILL."

@@ -129,7 +129,8 @@ class _JobUpdate:
         if known is not None and event.sequence <= known.sequence:
             return
         if isinstance(event, Foreign):
-            self._refuse(event.node, f"it speaks protocol {event.protocol}, this job speaks {PROTOCOL}")
+            mend = "install the same release of elastic-run on all nodes"
+            self._refuse(event.node, f"this node uses protocol {event.protocol}, the job {PROTOCOL}: {mend}")
         elif isinstance(event, Join):
             self._enter_join(event)
         elif isinstance(event, Failing):

@@ -187,7 +187,7 @@ def _may_be_chance(times: list[float], least: int, machines: int, rates: tuple[f
 
 
 def _describe_chance(others: int) -> str:
-    return f"{others} other node{'s' * (others != 1)} failed as well, and chance may have brought them together"
+    return f"{others} other node{'s' * (others != 1)} failed as well, so the failures may be a coincidence"
 
 
 def _is_recent(at: float, config: JobConfig, now: float) -> bool:

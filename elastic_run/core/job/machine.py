@@ -340,11 +340,11 @@ def _give_up_waiting(job: Job, config: JobConfig) -> End:
     count, waited = len(job.waiting), f"{config.join_timeout:g} s"
     verdict = "rendezvous" if job.round == 0 else "nodes_lost"
     if job.round == 0:
-        detail = f"{count} of at least {config.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
+        detail = f"only {count} of at least {config.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
     elif count >= config.min_nodes:
         detail = f"{majority.describe_majority(job, config)} within {waited}"
     else:
-        detail = f"{count} of at least {config.min_nodes} nodes are left, and no replacement came within {waited}"
+        detail = f"only {count} of at least {config.min_nodes} nodes are left, and no replacement came within {waited}"
     lost = describe_lost(job, _SHOWN)
     if lost:
         detail = f"{detail}; lost: {', '.join(lost)}"
@@ -353,12 +353,12 @@ def _give_up_waiting(job: Job, config: JobConfig) -> End:
 
 def _describe_leavers(job: Job) -> str:
     left = describe_lost(job, _SHOWN)
-    return f"gone after their workers were done: {', '.join(left)}" if left else ""
+    return f"lost after their workers had ended with success: {', '.join(left)}" if left else ""
 
 
 def _losses(job: Job) -> str:
     # The names of the other nodes of a recovered round are unknown.
-    return ", ".join(describe_lost(job, _SHOWN)) or "not all of its nodes were heard of again"
+    return ", ".join(describe_lost(job, _SHOWN)) or "not all nodes of the round have reported again"
 
 
 def _newcomers(job: Job) -> str:

@@ -50,7 +50,7 @@ def settle(job: Job, config: JobConfig, *, now: float, jitter: float) -> Settled
     if judgement.excludes:
         return Settled(exclude(settled.job, root, judgement, now))
     host = job.nodes[root.node].node_info.host
-    kept = f"{host} is kept though it was {judgement.reason}: {judgement.kept_because}"
+    kept = f"{host} stays in the job although it was {judgement.reason}: {judgement.kept_because}"
     return Settled(replace(settled.job, news="; ".join(filter(None, (settled.job.news, kept)))))
 
 

@@ -189,7 +189,9 @@ class UnknownProtocolError(MessageError):
     """
 
     def __init__(self, protocol: int) -> None:
-        super().__init__(f"protocol {protocol} is spoken there, {PROTOCOL} here: use the same release of elastic-run")
+        super().__init__(
+            f"the job uses protocol {protocol}, this node {PROTOCOL}: install the same release of elastic-run"
+        )
         self.protocol = protocol
 
 

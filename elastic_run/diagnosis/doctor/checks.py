@@ -100,6 +100,6 @@ def _describe_no_thread(error: RuntimeError) -> Finding:
 def _describe_hang(name: str, seconds: float) -> Finding:
     what = f"the check of {name} hangs for more than {seconds:.0f} s"
     remedy = (
-        "a network file system or a driver does not answer: ps -eo pid,stat,wchan,cmd shows D for it, and dmesg why"
+        "a network file system or a driver does not answer: look for state D in ps -eo pid,stat,wchan,cmd, and at dmesg"
     )
-    return problem(what, "it was given up", remedy)
+    return problem(what, "the check was left out", remedy)

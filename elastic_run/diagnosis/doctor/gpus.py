@@ -135,7 +135,9 @@ def judge_mask(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Finding]
     ]
     if not missing:
         return []
-    what = f"{_MASK}={value} names GPU {missing[0]}, which this host does not have: CUDA ignores it and all behind it"
+    what = (
+        f"{_MASK}={value} names GPU {missing[0]}, which this host does not have: CUDA ignores this GPU and all after it"
+    )
     shown = f"0 to {len(gpus) - 1}" if gpus else "none"
     return [problem(what, f"GPUs here: {shown}", f"unset {_MASK}")]
 

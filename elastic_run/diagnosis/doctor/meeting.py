@@ -73,7 +73,7 @@ def describe_network(nodes: Sequence[NodeReport]) -> dict[str, str]:
 def _judge_pairs(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Name the nodes that reach no other, then each pair that is left, with its direction."""
     others = len(nodes) - 1
-    remedy = "open all TCP ports between the nodes: workers connect to each other at ports that nobody can foresee"
+    remedy = "open all TCP ports between the nodes: workers connect to each other at random ports"
     lonely = {
         rank
         for rank, node in enumerate(nodes)

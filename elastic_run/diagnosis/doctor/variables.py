@@ -38,7 +38,7 @@ def judge_leftovers(environ: Mapping[str, str]) -> list[Finding]:
     """Judge variables of a worker of another job."""
     if "TORCHELASTIC_RUN_ID" in environ:
         what = "this process is a worker of a job: TORCHELASTIC_RUN_ID is set"
-        remedy = "run it outside of the job; after `source`d leftovers: unset TORCHELASTIC_RUN_ID"
+        remedy = "run it outside of the job; if this shell only kept the variable: unset TORCHELASTIC_RUN_ID"
         return [warning(what, f"TORCHELASTIC_RUN_ID={environ['TORCHELASTIC_RUN_ID']}", remedy)]
     found = []
     ranks = [name for name in _OF_A_WORKER if name in environ]

@@ -103,7 +103,7 @@ class EnvironmentWatch:
         """Return the variable that workers would miss, as the end of a sentence about a module; or ""."""
         for name, reader in self._reads.items():
             if name in _WORKERS_OWN or name in own:
-                return f"reads {name}, which each worker has its own of (in {reader})"
+                return f"reads {name}, whose value differs from worker to worker (in {reader})"
         if copiers := self._others_copiers or (self._is_copied() and (self._copiers or ["an unknown module"])):
             places = ", ".join(copiers[:_MOST_NAMED])
             return f"keeps a copy of the environment, which has no {contract.ENV_RANK} yet (in {places})"

@@ -119,7 +119,7 @@ class Template:
         report = startup_replay.report() if startup_replay is not None else {}
         if report:
             self._watch.environment.add(report)
-        hazard = "can't be run again for a look" if report is None else self._watch.find_hazard(variables=own)
+        hazard = "can't be repeated for a check" if report is None else self._watch.find_hazard(variables=own)
         if hazard:
             self._tell("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
         return not hazard

@@ -243,7 +243,7 @@ class WorkerPool:
         elif kind == "idle":
             self._dismiss()
         elif kind == "refused":
-            self._say(f"--preload: the template can't fork ({text}): workers that are missing start cold")
+            self._say(f"--preload: the template can't fork ({text}): the missing workers start cold")
         elif kind == "lost":
             self._tell_lost(int(text))
         elif kind == "gone":
@@ -269,10 +269,10 @@ class WorkerPool:
     def _lose(self, how: str) -> None:
         self._losses += 1
         is_last = self._losses > _TRIES
-        outlook = "from now on" if is_last else "where they start before there is another"
+        outlook = "from now on" if is_last else "until there is another template"
         module = next((each.importing for each in self._templates.values() if not each.is_there), "")
         victim = f" (it was importing {module})" if module else ""
-        self._say(f"--preload: the workers' template {how}: they start cold {outlook}{victim}")
+        self._say(f"--preload: the workers' template {how}{victim}: workers start cold {outlook}")
         if self._loop is not None and not is_last:
             self._loop.call_later(_PAUSE, self._renew)
 
@@ -300,7 +300,7 @@ class WorkerPool:
         self._timers.clear()
 
     def _tell_patience(self) -> None:
-        self._say(f"--preload: waiting for the workers' template for {_NOTICE:.0f} s now: it is {self._doing}")
+        self._say(f"--preload: still waiting for the workers' template after {_NOTICE:.0f} s: it is {self._doing}")
 
     def _end_patience(self, patience: float) -> None:
         if not self._is_ready:

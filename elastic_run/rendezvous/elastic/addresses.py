@@ -76,7 +76,7 @@ def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
             message = f"rendezvous endpoint {part.strip()!r}: port 0 is any port, so other nodes can't know which"
             raise ValueError(message)
         if (host, port) in endpoints:
-            message = f"rendezvous endpoint {text!r}: {format_endpoint(host, port)} is there twice"
+            message = f"rendezvous endpoint {text!r}: {format_endpoint(host, port)} is listed twice"
             raise ValueError(message)
         endpoints.append((host, port))
     return endpoints
@@ -156,7 +156,7 @@ def find_listening(host: str, timeout: float) -> Listening:
     loopback = next(filter(_is_loopback, hosts), None)
     if loopback is not None and not names_loopback(host):
         return Listening((), f"{name}{loopback} here, and another address on other machines")
-    return Listening((), f"{host} means all of them") if _WILDCARDS.intersection(hosts) else Listening(hosts)
+    return Listening((), f"{host} means all interfaces") if _WILDCARDS.intersection(hosts) else Listening(hosts)
 
 
 def _own_loopbacks() -> list[str]:

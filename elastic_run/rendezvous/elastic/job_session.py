@@ -298,7 +298,7 @@ class JobSession(Session):
             try:
                 found = gather(connection.store, expected=expected, patience=patience, question=question)
             except StoreError as error:
-                _log.debug("elastic-run: the state of other nodes can't be had: %s", error)
+                _log.debug("elastic-run: the state of other nodes can't be read: %s", error)
             finally:
                 connection.drop()
                 context.connections.remove(connection)

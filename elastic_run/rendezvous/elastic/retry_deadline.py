@@ -96,7 +96,9 @@ class RetryDeadline:
         now = time.monotonic()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
         if reason == UNRESOLVED and not self._was_reached:
-            trouble = f"{trouble}; if it gets none, give all nodes an address in its place{self._describe_hint()}"
+            trouble = (
+                f"{trouble}; if the name stays unknown, give all nodes an address in its place{self._describe_hint()}"
+            )
         fenced_for = self._context.signals.fenced_at - self._context.sender.last_heartbeat_at
         if fenced_for > 0:
             trouble = f"{trouble}; the workers were stopped after {fenced_for:.0f} s (--fence-after=lease)"
@@ -148,4 +150,4 @@ class RetryDeadline:
         gone = "; the node that served it is gone" if backend.dies_with_host else ""
         if gone and backend.kind == "c10d" and not backend.successors:
             gone += "; with several endpoints (--rdzv-endpoint=a,b,c) the job goes on at the next one"
-        return Lost("store_lost", f"the store at {name} is lost for {silent_for:.0f} s: {trouble}{gone}")
+        return Lost("store_lost", f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}{gone}")

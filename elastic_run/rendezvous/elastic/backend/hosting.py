@@ -73,10 +73,10 @@ class HostedStore:
         """Say it; the server does so once for each kind: a scanner, or a wrong address, would fill the log."""
         if kind == GARBAGE:
             _log.warning(
-                "elastic-run: refused what somebody sent to port %d, which is no store's message: %s", self.port, what
+                "elastic-run: refused a message at port %d that does not fit the store's protocol: %s", self.port, what
             )
         else:
-            _log.warning("elastic-run: the job's store at port %d closed a client, %s", self.port, what)
+            _log.warning("elastic-run: the job's store at port %d closed a connection: %s", self.port, what)
 
     def _require(self, token: bytes, *, is_shared: bool) -> TokenRequirement:
         from elastic_run.store.tcpstore.admission import TokenRequirement  # noqa: PLC0415 - most jobs have no token
