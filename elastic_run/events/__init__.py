@@ -161,7 +161,7 @@ def _say_broken(destination: str, error: Exception) -> None:
     import logging  # noqa: PLC0415 - ditto
 
     logging.getLogger(__name__).warning(
-        "event handler %r raised %s: %s; the job goes on(shown once)",
+        "event handler %r raised %s: %s; the job goes on (shown once)",
         destination,
         type(error).__name__,
         error,

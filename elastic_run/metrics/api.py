@@ -123,7 +123,7 @@ def _say_broken(stream: MetricStream, metric_name: str, error: Exception) -> Non
     import logging  # noqa: PLC0415 - only where something is wrong
 
     logging.getLogger(__name__).warning(
-        "metric handler %s of group %r raised %s on %s: %s; the job goes on(shown once)",
+        "metric handler %s of group %r raised %s on %s: %s; the job goes on (shown once)",
         type(stream.handler).__qualname__,
         stream.group_name,
         type(error).__name__,

@@ -169,7 +169,7 @@ def test_a_handler_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture) -
     for _ in range(3):
         events.record(Event("started", EventSource.AGENT), "mine")
     assert handler.seen == 3
-    assert _warnings(caplog) == ["event handler 'mine' raised ConnectionError: ; the job goes on(shown once)"]
+    assert _warnings(caplog) == ["event handler 'mine' raised ConnectionError: ; the job goes on (shown once)"]
 
 
 def test_a_rendezvous_event_is_built_from_its_surroundings() -> None:

@@ -76,7 +76,7 @@ def test_a_handler_that_raises_harms_nothing(
     (said,) = caplog.messages
     assert said == (
         "metric handler test_a_handler_that_raises_harms_nothing.<locals>.Failing of group 'theirs' raised "
-        "ConnectionError on step: ; the job goes on(shown once)"
+        "ConnectionError on step: ; the job goes on (shown once)"
     )
 
 
