@@ -36,7 +36,11 @@ _ESCAPED = b"sleep\x0086399\0"
 _ESCAPES = 2
 #: Seconds in which a round ends on all nodes, the grace period of the workers included.
 _ROUND_END = 30.0
+#: Seconds in which an agent ends that can't tell the job: the grace period of the workers, a second, and some more.
+_DARK_END = 15.0
 _REFUSED = 208
+#: 128 and the number of SIGTERM.
+_TERMINATED = 143
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,22 @@ def terminate_agent(scene: Scene) -> None:
     _last(scene)
 
 
+def terminate_agent_in_the_dark(scene: Scene) -> None:
+    """SIGTERM the node's elastic-run while nothing of the node arrives, and see that it goes and leaves nothing.
+
+    The agent can tell nobody that it leaves: it ends a moment after its workers, with the code of its signal.
+    """
+    scene.node.host.go_dark()
+    try:
+        scene.node.agent.send(signal.SIGTERM)
+        code = scene.node.agent.wait_exit(deadline=_DARK_END)
+        assert code == _TERMINATED, f"exit code {code} after SIGTERM in the dark\n{scene.node.agent.stdout[-2000:]}"
+        scene.job.wait_no_orphans(scene.node)
+        _last(scene)
+    finally:
+        scene.node.host.come_to_light()
+
+
 def stop_agent(scene: Scene) -> None:
     """SIGSTOP the node's elastic-run for a while."""
     scene.node.agent.send(signal.SIGSTOP)
@@ -240,6 +260,7 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "stop-guardian-and-kill-agent": stop_guardian_and_kill_agent,
     "signal-agent": signal_agent,
     "terminate-agent": terminate_agent,
+    "terminate-agent-in-the-dark": terminate_agent_in_the_dark,
     "stop-agent": stop_agent,
     "second-job": start_second_job,
     "escape": escape,
@@ -262,6 +283,7 @@ ENDS_AGENT = {
     "kill-agent-and-guardian",
     "stop-guardian-and-kill-agent",
     "terminate-agent",
+    "terminate-agent-in-the-dark",
     "power-off",
 }
 

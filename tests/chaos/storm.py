@@ -26,6 +26,7 @@ KINDS = (
     "kill-agent",
     "kill-agent-and-guardian",
     "terminate-agent",
+    "terminate-agent-in-the-dark",
     "stop-agent",
     "power-off",
     "pull-cable",
@@ -36,6 +37,8 @@ KINDS = (
     "set-clock",
     "signal-agent",
 )
+#: Stands for the store among what is hit.
+_STORE = None
 #: Seconds that a guardian may live on after its agent: it tells the death at every endpoint.
 _LAST_WORDS = 20.0
 #: Seconds beyond its own length that a fault may take, on processors that are busy.
@@ -60,8 +63,7 @@ class Storm:
         self._store_node = store_node
         self._say = say
         self._lock = threading.Lock()
-        self._hit: set[int] = set()
-        self._has_etcd_fault = False
+        self._hit: set[int | None] = set()
         self._wrong: list[str] = []
 
     def blow(self, faults: Sequence[Fault], every: float) -> None:
@@ -100,7 +102,7 @@ class Storm:
         candidates = [(fault.node + step) % count for step in range(count)]
         with self._lock:
             if fault.name == "kill-store-leader":
-                return fault if self._note_etcd() else None
+                return fault if self._note_store() else None
             for number in candidates:
                 is_host = number == self._store_node and fault.name in ENDS_AGENT
                 if number not in self._hit and not is_host:
@@ -109,9 +111,10 @@ class Storm:
                     return replace(fault, node=number, other=other)
         return None
 
-    def _note_etcd(self) -> bool:
+    def _note_store(self) -> bool:
         """One member of etcd at a time: it must keep a majority of its own."""
-        is_free, self._has_etcd_fault = not self._has_etcd_fault, True
+        is_free = _STORE not in self._hit
+        self._hit.add(_STORE)
         return is_free
 
     def _let_happen(self, fault: Fault) -> None:
@@ -125,9 +128,8 @@ class Storm:
         except Exception as error:  # noqa: BLE001 - told by the thread that waits
             self._wrong.append(f"{fault}: {type(error).__name__}: {error}")
         with self._lock:
-            if fault.name == "kill-store-leader":
-                self._has_etcd_fault = False
-            self._hit.discard(fault.node)
+            # A fault of the store hits no node: the node that was drawn with it may be hit by another fault.
+            self._hit.remove(_STORE if fault.name == "kill-store-leader" else fault.node)
 
     def _assert_running(self, fault: Fault) -> None:
         node = self._job.nodes[fault.node]

@@ -49,6 +49,7 @@ TRACES = {
     "signal-agent": r"elastic-run: SIGUSR[12] .*(no worker handles it|passed on)",
     "escape": r"killed by SIGKILL",
     "terminate-agent": r"SIGTERM",
+    "terminate-agent-in-the-dark": r"SIGTERM",
     "power-off": _LOSS,
     "fill-store": r"elastic-run: .*a reply of",
 }
