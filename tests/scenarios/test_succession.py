@@ -383,7 +383,7 @@ class Bed:
             last_heartbeat=command.last_heartbeat,
         )
         if office.has_lost_state(self.offices[node]):
-            self.offices[node] = office.skip(self.offices[node], len(self.facts))
+            self.offices[node] = office.skip(self.offices[node], len(self.facts), self.values.get(LOG_START))
             self._tell(node, f"complains: {self.offices[node].complaint}")
 
     def _prepare(self, node: str) -> None:

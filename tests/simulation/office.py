@@ -109,10 +109,11 @@ def _take_office(
     while office.has_lost_state(known):
         try:
             entries, position = yield Request("read", (known.position,), 0.0)
+            (log_start,) = yield Request("get", ([LOG_START],))
         except StoreLost:
             yield Pause(0.2)
             continue
-        known = office.skip(known, position)
+        known = office.skip(known, position, log_start)
         if not entries:
             break
     return known

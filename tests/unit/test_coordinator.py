@@ -176,6 +176,28 @@ def test_a_state_that_is_garbage_is_said_and_asked_for(state: bytes, complaint: 
     assert known.job.highest_round == 4
 
 
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        (messages.LogStart(900, 2), 900),
+        (messages.LogStart(900, 2, is_restart=True), 0),  # slots of the backup may be there again
+        (None, 0),
+    ],
+)
+def test_slots_that_were_trimmed_are_not_deleted_again_where_the_state_is_lost(
+    start: messages.LogStart | None, first: int
+) -> None:
+    """The start of the log says which slots are gone, so that a long job does not delete thousands of keys."""
+    known = office.start_term("a", term=3, slot=1000, state=b"", now=0.0, kept_slots=8)
+    known = office.skip(known, 7, None if start is None else messages.to_json(start))
+    proposal = office.propose(known, 0.0)
+    assert proposal is not None
+    known, cleanup = office.settle(known, proposal.entry, now=0.0, jitter=0.0)
+    deleted = [int(key[2:]) for key in cleanup.deleted if key.startswith("d/")]
+    assert deleted == list(range(first, 1001 - 8 + 1))
+    assert cleanup.log_start == messages.LogStart(1001 - 8 + 1, 3)
+
+
 def test_a_state_that_is_older_than_what_its_node_knows_is_not_gone_on_from() -> None:
     """The job went on in another store, and its nodes are back: the first decision asks every node where it stands."""
     (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))

@@ -3,11 +3,11 @@
 The driver's loop, on a thread and a connection of its own, from `member.Coordinate` to `member.StopCoordinating`:
 
 1. `start_term` with the state document that the command names (None where it names none, b"" where it is gone). After
-   `has_lost_state` read the facts that are there, and `skip` them. While it `wants` a copy of the state, which a node
-   has put into this store, read that and feed `take_copy`. Then `read` the facts behind `coordinator.position`,
-   again and again, waiting no longer than until `coordinator.wait_until`, and feed what came, also where that is
-   nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed `observe`, and write
-   `notes`. Could not read for a while: `interrupted`.
+   `has_lost_state` read the facts that are there and where the log begins, and `skip` them. While it `wants` a copy of
+   the state, which a node has put into this store, read that and feed `take_copy`. Then `read` the facts behind
+   `coordinator.position`, again and again, waiting no longer than until `coordinator.wait_until`, and feed what came,
+   also where that is nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed
+   `observe`, and write `notes`. Could not read for a while: `interrupted`.
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
    then, and with where the log begins, which is read with the slot or after it. Where the connection breaks, open
    another and do all of the same proposal again. What `settle` returns beside is a cleanup: raise its `log_start`,
@@ -283,9 +283,15 @@ def has_lost_state(coordinator: Coordinator) -> bool:
     return isinstance(coordinator.pending, Resync)
 
 
-def skip(coordinator: Coordinator, position: int) -> Coordinator:
-    """Pass over the facts up to a position: they tell a part only, and every node is about to say all again."""
-    return replace(coordinator, position=position, first=position)
+def skip(coordinator: Coordinator, position: int, log_start: bytes | None) -> Coordinator:
+    """Pass over the facts up to a position: they tell a part only, and every node is about to say all again.
+
+    `log_start` is what lies at `LOG_START`: the slots below are trimmed, as the state that is lost had said. In a store
+    that was restored they may be there again.
+    """
+    start = find_start(log_start)
+    oldest = 0 if start is None or start.is_restart else start.slot
+    return replace(coordinator, position=position, first=position, oldest=oldest, raised=oldest)
 
 
 def take_copy(coordinator: Coordinator, data: bytes | None, *, now: float, jitter: float) -> Coordinator:

@@ -191,7 +191,8 @@ class CoordinatorThread:
             position, entries = 0, [b""]
             while entries:
                 entries, position = store.read(job_keys.FACTS, position, 0.0)
-            coordinator = core.skip(coordinator, position)
+            log_start = decision_log.get_document(store, job_keys.LOG_START)
+            coordinator = core.skip(coordinator, position, log_start)
             self._complaint = coordinator.complaint
             if self._complaint:
                 _log.warning(
