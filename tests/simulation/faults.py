@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EMPTY_STORES = "hosts that come back with an empty store"
 MOVES = "several moves of the store"
 ROLLBACK = "stores that are restored from a snapshot"
+RESTORES = "stores that are restored twice, to their beginning, or while something else goes wrong"
 SUSPEND = "clocks that stand still"
 LATE_WRITES = "writes that are carried out late, or again"
 CUTS = "partitions"
@@ -46,6 +47,9 @@ _WANDERS_AFTER = (5.0, 14.0)
 _STAYS = 7.0
 #: Probability that a node that wanders is told to go at the end.
 _LEAVES = 0.2
+#: Decisions at which a store is restored, and longest seconds until it is restored once more.
+_RESTORED_AT = ("claim", "resync", "recovered", "form", "halt")
+_RESTORED_AGAIN = 9.0
 #: What the scripts of two jobs under one id are.
 _OTHER_SCRIPT = "other.py"
 
@@ -66,6 +70,7 @@ class Faults:
         self._late_operation = -1
         self._dividing_slot = -1
         self._wanderers = 0
+        self._restored_at: tuple[str, int, Store] | None = None
         self.is_spoilt = False
         self.has_strangers = False
         self.has_hidden = False
@@ -109,6 +114,10 @@ class Faults:
             everywhere += [self._cut, self._cut, self._cut_off] if self.has(CUTS) else []
         elif self.has(ROLLBACK) and self._random.random() < 0.3:
             everywhere += [self._roll_back]
+            if self.has(RESTORES):
+                everywhere += 2 * [self._roll_back_twice, self._roll_back_under_pause, self._arm_restore]
+                everywhere += 2 * [self._roll_back_and_kill, self._arm_restore]
+                self._plan_restore_to_beginning(horizon)
         for _ in range(count):
             time = self._random.random() * horizon
             if self._random.random() < 0.15 and not self._world.config.has_successors:
@@ -310,12 +319,13 @@ class Faults:
         self._wanderers = self._random.randint(1, 3) if self.has(WANDERING) else 0
 
     def note_slot(self, store: Store, value: bytes) -> None:
-        """Divide the hosts as soon as a slot was created, before anybody reads it, if that is armed.
+        """Restore the store or divide the hosts as soon as a slot was created, before anybody reads it, if armed.
 
         Args:
             store: Where the slot is.
             value: The entry.
         """
+        self._maybe_restore(json.loads(value)["kind"])
         if self._dividing_slot < 0 or json.loads(value)["kind"] not in ("form", "prepare"):
             return
         self._dividing_slot -= 1
@@ -394,6 +404,58 @@ class Faults:
         world.expected += 1
         self._note(until)
         world.clockwork.at(until, world.restore, world.take_snapshot())
+
+    def _roll_back_twice(self) -> None:
+        """Restore the store from one snapshot two times, the second time while nodes tell where they stand."""
+        world = self._world
+        first, second = world.take_snapshot(), world.take_snapshot()
+        time = world.clockwork.now + self._random.uniform(1.0, 10.0)
+        self._plan_restore(first, time)
+        self._plan_restore(second, time + self._random.random() * _RESTORED_AGAIN)
+
+    def _plan_restore_to_beginning(self, horizon: float) -> None:
+        """Now and then, restore the store from a snapshot of the time in which the first nodes came."""
+        world, random = self._world, self._random
+        if random.random() < 0.3:
+            taken, time = random.choice((0.0, random.uniform(0.0, 5.0))), random.uniform(5.0, max(6.0, horizon))
+            world.clockwork.at(taken, lambda: self._plan_restore(world.take_snapshot(), time))
+
+    def _plan_restore(self, snapshot: Store, time: float) -> None:
+        self._world.expected += 1
+        self._note(time)
+        self._world.clockwork.at(time, self._world.restore, snapshot)
+
+    def _roll_back_under_pause(self) -> None:
+        """Restore the store while the coordinator, or another node, stands still."""
+        world = self._world
+        self._plan_restore(world.take_snapshot(), world.clockwork.now + self._random.uniform(2.0, 10.0))
+        stop = self._random.choice((self._stall_coordinator, self._suspend_coordinator, self._stall))
+        world.clockwork.at(world.clockwork.now + self._random.uniform(0.0, 10.0), stop)
+
+    def _roll_back_and_kill(self) -> None:
+        """Restore the store, and kill the node that has read more of the log than any other."""
+        world = self._world
+        time = world.clockwork.now + self._random.uniform(1.0, 10.0)
+        self._plan_restore(world.take_snapshot(), time)
+        world.clockwork.at(time + self._random.choice((0.0, 1.0, 5.0)) * self._random.random(), self._kill_furthest)
+
+    def _kill_furthest(self) -> None:
+        living = [agent for agent in self._world.living if agent.member.log.next_slot is not None]
+        self.kill(max(living, key=lambda agent: (agent.member.log.next_slot or 0, agent.node), default=None))
+
+    def _arm_restore(self) -> None:
+        """Take a snapshot, and restore it as soon as a decision of some kind was made."""
+        if self._restored_at is None:
+            kind, count = self._random.choice(_RESTORED_AT), self._random.choice((0, 0, 0, 1, 2))
+            self._restored_at = kind, count, self._world.take_snapshot()
+
+    def _maybe_restore(self, kind: str) -> None:
+        if self._restored_at is None or self._restored_at[0] != kind:
+            return
+        _, count, snapshot = self._restored_at
+        self._restored_at = (kind, count - 1, snapshot) if count else None
+        if not count:
+            self._plan_restore(snapshot, self._world.clockwork.now)
 
     def _cut(self) -> None:
         """Cut two hosts from each other, in one direction or both."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.protocol import messages
-from elastic_run.core.protocol.job_keys import LOG_START
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, decision_key
 from elastic_run.core.protocol.log_start import find_start
 from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_DECIDER, ONE_ROUND, require
+from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
     from tests.simulation.store import Store
@@ -71,10 +72,26 @@ class Log:
             self.entries = [entry for entry in self.entries if entry["kind"] != "end"]
         # What a coordinator sent before it noticed that lies beyond the next slot.
         self.unread[slot] = writer, value
+        if self.is_copy and decision_key(self.next_slot) not in store.values:
+            self._jump(store.values.get(HEAD))
         while self.next_slot in self.unread:
             slot = self.next_slot
             self.next_slot += 1
             self._read(world, store, slot, *self.unread.pop(slot))
+
+    def _jump(self, raw: bytes | None) -> None:
+        """Go on from the slot that `head` names, as nodes do: the store has lost the slots before that.
+
+        A claim that was written again after the store was restored hides that from the node that had made it.
+        """
+        head = None if raw in (None, SPOILT) else messages.read_head(raw)
+        if head is None or head.slot not in self.unread or head.slot < self.next_slot or head.term < self.term:
+            return
+        self.next_slot, self.term, self.coordinator = head.slot, head.term, head.coordinator
+        self.incarnation, self.round, self.round_id = head.incarnation, head.round, head.round_id
+        self.restarts = head.restart_count if head.round else None
+        self.entries = [entry for entry in self.entries if entry["kind"] != "end"]
+        self.unread = {slot: there for slot, there in self.unread.items() if slot >= head.slot}
 
     def _read(self, world: World, store: Store, slot: int, writer: str, value: bytes) -> None:
         entry = json.loads(value)
