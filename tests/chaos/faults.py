@@ -125,11 +125,15 @@ def stop_guardian_and_kill_agent(scene: Scene) -> None:
 def signal_agent(scene: Scene) -> None:
     """Send the node's elastic-run a signal that no flag names and no worker handles."""
     number = signal.SIGUSR1 if _is_even(scene) else signal.SIGUSR2
-    agent = scene.node.agent
-    # One that was started again just now may be an interpreter still, which every such signal kills.
-    wait_until(lambda: catches(agent.pid, number, ("SigCgt", "SigBlk")), deadline=30, what="handler of the agent")
-    agent.send(number)
+    _wait_handler(scene, number)
+    scene.node.agent.send(number)
     _last(scene)
+
+
+def _wait_handler(scene: Scene, number: signal.Signals) -> None:
+    """Wait until the node's agent handles a signal: until then it is an interpreter still, which the signal kills."""
+    pid = scene.node.agent.pid
+    wait_until(lambda: catches(pid, number, ("SigCgt", "SigBlk")), deadline=30, what="handler of the agent")
 
 
 def start_second_job(scene: Scene) -> None:
@@ -177,6 +181,7 @@ def terminate_agent_in_the_dark(scene: Scene) -> None:
 
     The agent can tell nobody that it leaves: it ends a moment after its workers, with the code of its signal.
     """
+    _wait_handler(scene, signal.SIGTERM)
     scene.node.host.go_dark()
     try:
         scene.node.agent.send(signal.SIGTERM)
