@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.agent.restart_policy import Failure
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stack_groups import Dump, Place
     from elastic_run.core.failure.evidence import RecorderFinding, Rule
     from elastic_run.core.failure.oom_kills import OomKills
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.protocol.decisions import End
+    from elastic_run.core.protocol.facts import PeerLoss
     from elastic_run.report import Attempt, JobResult
 
 
@@ -54,6 +55,7 @@ class History:
         self._versions = ""
         self._blamed: WorkerEnd | None = None
         self._overdue: Mapping[int, Dump] = {}
+        self._stuck: Mapping[int, Place] | None = None
 
     def begin(self) -> None:
         """Read the OOM killer's counters: from the first start of workers on it may end one of them."""
@@ -153,6 +155,14 @@ class History:
 
         return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._read_rules()))
 
+    def find_peer_loss(self) -> PeerLoss | None:
+        """Return the workers of the last round that may be the cause if other nodes' workers have lost a peer."""
+        if not self._ends:
+            return None
+        from elastic_run.report.peer_loss import describe_peer_loss  # noqa: PLC0415 - only after a failure
+
+        return describe_peer_loss(self._ends)
+
     def _find_hidden_cause(self) -> WorkerEnd | None:
         if not self._ends:
             return None
@@ -171,6 +181,11 @@ class History:
         from elastic_run.report import Attempt  # noqa: PLC0415
         from elastic_run.report.root_cause_document import decode_root_cause  # noqa: PLC0415 - only at the end
 
+        self._stuck = {}
+        if end.stuck:
+            from elastic_run.report.peer_loss import read_places  # noqa: PLC0415 - only for such an end
+
+            self._stuck = read_places(end.stuck)
         root = decode_root_cause(end.root)
         # On the node that had it, it is one of the ends that are known here; but a hang is not told by the end.
         own = [
@@ -262,6 +277,7 @@ class History:
             run_id=context.run_id,
             root=self._root,
             ends=self._ends,
+            stuck=self._stuck,
             attempts=tuple(self._attempts),
             restarts_used=agent.restart_count,
             max_restarts=context.options.job_config.max_restarts,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.node.config import NodeConfig
     from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
-    from elastic_run.core.protocol.facts import NodeInfo, Offer
+    from elastic_run.core.protocol.facts import NodeInfo, Offer, PeerLoss
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
@@ -149,6 +149,7 @@ class Session(ABC):
         offer: Offer,
         detail: str = "",
         verdict: str = "",
+        peer_loss: PeerLoss | None = None,
     ) -> None:
         """Say that no process of the round lives any more on this node. Never blocks.
 
@@ -162,6 +163,7 @@ class Session(ABC):
             offer: Where this node's workers' store of the next round listens.
             detail: For `cannot_start`: one sentence for the user.
             verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
+            peer_loss: This node's workers that may be the cause if others have lost a peer, and those that failed.
         """
 
     @abstractmethod

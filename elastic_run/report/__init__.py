@@ -18,6 +18,7 @@
 | `lines` | the lines of the launcher while the job runs |
 | `memory` | counts the kills of the kernel's OOM killer while the job ran |
 | `other_workers` | how the workers ended that are not the root cause |
+| `peer_loss` | the workers of a node that may be the cause when others have lost a peer, as the other nodes read them |
 | `root_cause_document` | a root cause as a document for the other nodes, and back |
 | `stack_lines` | the lines that say where the workers are |
 | `status_table` | the text of `elastic-run status`: a row for each worker, and which stand out |

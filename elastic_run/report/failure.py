@@ -176,7 +176,7 @@ def _elsewhere(result: JobResult, root: WorkerEnd, cause: Cause) -> str:
     if cause.kind == NODE_EVENT:
         return result.detail
     if cause.kind == STUCK:
-        return stuck_workers(root, result.ends)
+        return stuck_workers(root, result.ends, result.stuck)
     return early_exit(root, result.ends) if cause.kind == EARLY_EXIT else ""
 
 

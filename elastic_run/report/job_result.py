@@ -6,6 +6,9 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.evidence import Cause, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
@@ -43,6 +46,7 @@ class JobResult:
         run_id: The job's id.
         root: The worker that failed first in the last attempt, or None.
         ends: The ends of the last attempt's workers.
+        stuck: Where the ranks of a job of several nodes were that did not stop; None if this node knows only its own.
         attempts: The failures before it, oldest first.
         restarts_used: Restarts that were made.
         max_restarts: Restarts that were allowed.
@@ -67,6 +71,7 @@ class JobResult:
     run_id: str = ""
     root: WorkerEnd | None = None
     ends: tuple[WorkerEnd, ...] = ()
+    stuck: Mapping[int, Place] | None = None
     attempts: tuple[Attempt, ...] = ()
     restarts_used: int = 0
     max_restarts: int = 0
@@ -94,6 +99,7 @@ class JobResult:
             Evidence(
                 root=self.root,
                 ends=self.ends,
+                stuck=self.stuck,
                 recorder=self.recorder,
                 node_event=self.detail if self.verdict in _OF_NODES else "",
                 versions=self.versions,

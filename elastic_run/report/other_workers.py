@@ -11,8 +11,9 @@ from elastic_run.report.wording import exception_line, exit_text, ranks, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 #: Kinds of failure that get a line of their own.
@@ -63,15 +64,16 @@ def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
     return f"{who} ended with code 0, {before} earlier: did {they} leave the loop early?"
 
 
-def stuck_workers(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
+def stuck_workers(root: WorkerEnd, ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None) -> str:
     """Say where the workers were that did not stop, when the others knew no more than that they had lost a peer.
 
     Args:
         root: The first failure, of a lost peer.
         ends: How the workers ended.
+        of_job: See `find_stuck`.
     """
-    stuck = find_stuck(root, ends)
-    groups = group_places({end.rank: end.stuck_at for end in stuck if end.stuck_at is not None})
+    stuck = find_stuck(root, ends, of_job)
+    groups = group_places(stuck)
     they = "it" if len(stuck) == 1 else "they"
     return f"{'; '.join(map(describe, groups))}: {they} did not stop, and SIGKILL ended {they.replace('they', 'them')}"
 

@@ -47,6 +47,31 @@ def test_a_crash_is_the_cause_everywhere(launch: Launch, worker: Worker, code: s
     assert all(causes), [agent.stderr for agent in agents]
 
 
+def test_a_rank_that_does_not_stop_is_the_cause_everywhere(launch: Launch, worker: Worker) -> None:
+    """Two ranks of one node had only lost a peer; each node names the rank of the other that did not stop."""
+    path = worker(
+        "import time\n"
+        "ready = __file__ + '.ready'\n"
+        "def load_batch():\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    open(ready, 'w').close()\n"
+        "    while True:\n"
+        "        signal.pause()\n"
+        "if rank == 3:\n"
+        "    load_batch()\n"
+        "while not os.path.exists(ready) or rank == 2:\n"
+        "    time.sleep(0.01)\n"
+        "raise RuntimeError('[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13965')"
+    )
+    flags = (*place(free_port()), "--nnodes=2", "--nproc-per-node=2", "--shutdown-timeout=1")
+    agents = [launch(*flags, f"--node-rank={rank}", path) for rank in range(2)]
+    assert [agent.wait_exit() for agent in agents] == [1, 1]
+    for agent in agents:
+        said = " ".join(agent.stderr.split())
+        assert re.search(r"cause rank 3 is in load_batch \(worker\d*\.py:\d+\): it did not stop", said), agent.stderr
+        assert re.search(r"first rank [01] on ", said), agent.stderr
+
+
 def test_all_nodes_report_what_was_tried_before(launch: Launch, tmp_path: Path) -> None:
     """After causes A, B, B and C the report of each node has a line for A and one for both B."""
     path = tmp_path / "worker.sh"

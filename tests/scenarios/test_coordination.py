@@ -32,8 +32,10 @@ from elastic_run.core.protocol.messages import (
     Leave,
     NodeInfo,
     Offer,
+    PeerLoss,
     Ready,
     SeatDead,
+    StuckRank,
 )
 from tests.support.configs import plain_config
 
@@ -63,6 +65,12 @@ def _value(text: str) -> Any:  # noqa: ANN401 - whatever a script says
 def _split(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     named = dict(word.split("=", 1) for word in words if "=" in word)
     return [word for word in words if "=" not in word], {name: _value(text) for name, text in named.items()}
+
+
+def _peer_loss(values: dict[str, Any]) -> PeerLoss | None:
+    """Return what `lost=2 stuck=4+5` says: two workers failed, and ranks 4 and 5 did not stop."""
+    stuck = [StuckRank(int(rank), "load_batch", "t.py", 3) for rank in str(values.get("stuck", "")).split("+") if rank]
+    return PeerLoss(values.get("lost", 0), len(stuck), tuple(stuck)) if stuck or "lost" in values else None
 
 
 class Player:
@@ -144,7 +152,8 @@ class Player:
             return Foreign(node, sequence, values["protocol"])
         report = {name: values[name] for name in _REPORT if name in values} or None
         verdict, detail = values.get("verdict", ""), values.get("detail", "")
-        return Ready(node, sequence, number, round_id, words[2], self._offer(node), report, verdict, detail)
+        loss = _peer_loss(values)
+        return Ready(node, sequence, number, round_id, words[2], self._offer(node), report, verdict, detail, loss)
 
     def _confirm(self, node: str) -> Event:
         """Let a node that waits say that it has read the last `Prepare`."""

@@ -13,7 +13,9 @@ from elastic_run.core.failure.diagnose import diagnose, find_stuck
 from elastic_run.core.failure.evidence import Evidence, RecorderFinding, Rule
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.protocol.facts import PeerLoss, StuckRank
 from elastic_run.report import JobResult, render
+from elastic_run.report.peer_loss import describe_peer_loss, read_places
 from tests.support.job_results import worker_end
 
 if TYPE_CHECKING:
@@ -160,6 +162,36 @@ def test_a_rank_that_did_not_stop_is_the_cause_of_lost_peers() -> None:
     lines = render(JobResult(verdict="worker_failed", exit_code=1, entrypoint="train.py", root=root, ends=ends))
     assert lines[1] == "cause    rank 3 is in load_batch (data.py:41): it did not stop, and SIGKILL"
     assert lines[3].startswith("first    rank 0 on")
+
+
+def test_a_rank_of_another_node_that_did_not_stop_is_the_cause() -> None:
+    """The job has found it at its end; the places travel as far as they are needed, and what a node knows is less."""
+    root, other = worker_end(0, 1, LOST), worker_end(1, 1, LOST)
+    waited = worker_end(2, -9, was_stopped=True, stuck_at=Place("all_reduce", "/t.py", 8, is_waiting=True))
+    stuck = worker_end(3, -9, was_stopped=True, stuck_at=IN_DATA)
+    assert describe_peer_loss((worker_end(2, -15, was_stopped=True),)) is None
+    assert describe_peer_loss((root, other)) == PeerLoss(failed=2)
+    told = describe_peer_loss((waited, stuck))
+    assert told == PeerLoss(0, 1, (StuckRank(3, IN_DATA.function, IN_DATA.file, IN_DATA.line),))
+    places = read_places(told.stuck)
+    assert places == {3: IN_DATA}
+    for ends in ((root, other), (root, waited, stuck)):
+        causes = named(Evidence(root=root, ends=ends, stuck=places))
+        assert causes[0] == (kinds.STUCK, (3,), kinds.LIKELY)
+        job = JobResult("worker_failed", 1, "train.py", root=root, ends=ends, stuck=places)
+        assert render(job)[1] == "cause    rank 3 is in load_batch (data.py:41): it did not stop, and SIGKILL"
+    # The job as a whole has accused nobody.
+    assert [kind for kind, *_ in named(Evidence(root=root, ends=(root, other, stuck), stuck={}))] == [kinds.LOST_PEER]
+
+
+def test_the_texts_of_stuck_ranks_are_cut() -> None:
+    """Each node of the job reads them: eight ranks are named, and of a long path the end."""
+    place = Place("f", "/d/" * 500 + "t.py", 1)
+    told = describe_peer_loss([worker_end(rank, -9, was_stopped=True, stuck_at=place) for rank in range(9)])
+    assert told is not None
+    assert (told.failed, told.stuck_count, len(told.stuck)) == (0, 9, 8)
+    assert len(told.stuck[0].file) == 400
+    assert told.stuck[0].file.endswith("/t.py")
 
 
 def test_many_ranks_that_do_not_stop_are_no_cause() -> None:

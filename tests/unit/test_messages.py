@@ -10,7 +10,7 @@ import pytest
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.protocol import codec, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.messages import Join, Last, NodeInfo, Offer
+from elastic_run.core.protocol.messages import Join, Last, NodeInfo, Offer, PeerLoss, StuckRank
 
 NODE_INFO = NodeInfo("a", 7, 2)
 CONFIG = JobConfig(1, 4, no_restart_exit_codes=(3, 4))
@@ -34,6 +34,9 @@ FACTS = (
         Last("2/1/n", 2, 3, 4, 5, "n.1"),
         highest_round=7,
     ),
+    messages.Ready(
+        "n", 3, 1, "1/1/n", "stopped", OFFER, peer_loss=PeerLoss(1, 2, (StuckRank(3, "load", "t.py", 8), StuckRank(4)))
+    ),
 )
 DECISIONS = (
     messages.Claim(1, "n"),
@@ -46,6 +49,7 @@ DECISIONS = (
     messages.Failover(1, "b:1", ""),
     messages.Resync(1, "not JSON"),
     messages.End(1, "worker_failed", 3, "", {"a": 1}, ({"b": 2}, {})),
+    messages.End(1, "worker_failed", 1, stuck=(StuckRank(3, problem="is stopped"),)),
 )
 
 

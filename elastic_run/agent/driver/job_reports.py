@@ -61,8 +61,9 @@ class JobReports:
 
     def _send_ready(self, command: messages.ReportReady) -> None:
         try:
-            document = self._parts.find_history().root_cause_document(self._find_failure())
-            self._job.report_ready(command, document)
+            history = self._parts.find_history()
+            document = history.root_cause_document(self._find_failure())
+            self._job.report_ready(command, document, history.find_peer_loss())
         except OSError as error:
             finish = messages.Finish("cannot_start", detail=str(error))
             self._parts.feed(messages.JobOver(finish))

@@ -40,8 +40,9 @@ from elastic_run.core.failure.root_cause import failure_signature, is_secondary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.evidence import Evidence, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
@@ -105,16 +106,34 @@ def find_early_ends(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEn
     return [end for end in ends if end.exitcode == 0 and not end.was_stopped and end.ended_at < root.ended_at]
 
 
-def find_stuck(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEnd]:
-    """Return the workers that did not stop and waited for nobody, if they are fewer than those that lost a peer.
+def is_stuck(end: WorkerEnd) -> bool:
+    """Whether a worker did not stop, and waited for nobody."""
+    return end.stuck_at is not None and not end.stuck_at.is_waiting
+
+
+def has_failed(end: WorkerEnd) -> bool:
+    """Whether a worker failed by itself."""
+    return end.exitcode != 0 and not end.was_stopped
+
+
+def find_stuck(
+    root: WorkerEnd, ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None = None
+) -> Mapping[int, Place]:
+    """Return the places of ranks that did not stop and waited for nobody, if they are fewer than those that failed.
 
     Many workers that do not stop are busy with the stop itself: they save a checkpoint, for example.
+
+    Args:
+        root: The first failure; only if that is a lost peer, others are asked for the cause.
+        ends: How the workers of this node ended.
+        of_job: The places that a job of several nodes has found at its end, or None.
     """
     if not is_secondary(root):
-        return []
-    stuck = [end for end in ends if end.stuck_at is not None and not end.stuck_at.is_waiting]
-    lost = [end for end in ends if end.exitcode != 0 and not end.was_stopped]
-    return stuck if len(stuck) < len(lost) else []
+        return {}
+    if of_job is not None:
+        return of_job
+    stuck = {end.rank: end.stuck_at for end in ends if end.stuck_at is not None and is_stuck(end)}
+    return stuck if len(stuck) < sum(map(has_failed, ends)) else {}
 
 
 def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
@@ -157,11 +176,11 @@ def _early_exit(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:
 
 
 def _stuck(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:
-    stuck = find_stuck(root, evidence.ends)
+    stuck = find_stuck(root, evidence.ends, evidence.stuck)
     if not stuck:
         return ()
     why = ("it did not stop, and its stacks show no wait for others", "all failures are of a lost peer")
-    return (Cause(STUCK, tuple(sorted(end.rank for end in stuck)), LIKELY, why),)
+    return (Cause(STUCK, tuple(sorted(stuck)), LIKELY, why),)
 
 
 def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:

@@ -6,6 +6,9 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 # Kinds of causes.
@@ -62,6 +65,7 @@ class Evidence:
     Args:
         root: The worker whose failure came first, or None.
         ends: How the workers of this node ended.
+        stuck: Where the ranks of a job of several nodes were that did not stop; None if this node knows only its own.
         recorder: What the flight recorder says, or None.
         node_event: Which nodes the job has lost, or why this one has to go, if that has ended it; or "".
         versions: Which nodes have which version of torch; "" where all have the same.
@@ -71,6 +75,7 @@ class Evidence:
 
     root: WorkerEnd | None
     ends: tuple[WorkerEnd, ...] = ()
+    stuck: Mapping[int, Place] | None = None
     recorder: RecorderFinding | None = None
     node_event: str = ""
     versions: str = ""

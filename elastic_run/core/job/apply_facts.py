@@ -40,6 +40,7 @@ from elastic_run.core.job.state import (
     Refusal,
     Seat,
 )
+from elastic_run.core.protocol.facts import MOST_STUCK
 from elastic_run.core.protocol.messages import (
     BY_SIGNAL,
     CANNOT_START,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TypeAlias
 
-    from elastic_run.core.protocol.messages import NodeInfo
+    from elastic_run.core.protocol.messages import NodeInfo, PeerLoss
 
 _ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 _CLAUSES = {
@@ -311,7 +312,9 @@ class _JobUpdate:
         is_busy = was_busy and node.rank is not None and not is_last and self._job.formed_slot >= 0
         node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=is_busy)
         if node.is_member and is_last:
-            node = replace(node, outcome=fact.outcome, is_suspecting=_is_suspecting(node, fact))
+            is_suspecting = _is_suspecting(node, fact)
+            peer_loss = _cut(fact.peer_loss)
+            node = replace(node, outcome=fact.outcome, is_suspecting=is_suspecting, peer_loss=peer_loss)
             self._weigh(node, fact)
         self._nodes[fact.node] = node
 
@@ -369,6 +372,10 @@ def _is_suspecting(node: Node, fact: Ready) -> bool:
     report = fact.report or {}
     is_certain = node.failing is not None and not node.is_suspecting
     return fact.outcome == FAILED and not is_certain and report.get("severity") == SECONDARY_FAILURE
+
+
+def _cut(peer_loss: PeerLoss | None) -> PeerLoss | None:
+    return None if peer_loss is None else replace(peer_loss, stuck=peer_loss.stuck[:MOST_STUCK])
 
 
 def _kept(node_info: NodeInfo) -> NodeInfo:

@@ -17,11 +17,15 @@ from elastic_run.records import dataclass, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.state import Node
+    from elastic_run.core.protocol.messages import StuckRank
 
 #: Characters of what a node says of its failure in a line.
 _SUMMARY_LENGTH = 200
 #: Names that a line for the user holds.
 _SHOWN = 8
+#: Ranks that did not stop which the end of the job names.
+_MOST_STUCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
         detail=detail,
         root=root.report,
         attempts=job.attempts,
+        stuck=_find_stuck(job, root),
     )
 
 
@@ -138,8 +143,7 @@ def _describe_early(job: Job, root: Root) -> str:
     """Name the nodes whose workers ended well, where the others knew no more than that they had lost a peer."""
     if root.severity < SECONDARY_FAILURE:
         return ""
-    gone = [gone.was for gone in job.gone_members if gone.was is not None]
-    members = sorted([*job.members, *gone], key=lambda node: -1 if node.rank is None else node.rank)
+    members = sorted(_list_members(job), key=lambda node: -1 if node.rank is None else node.rank)
     places = assign_worker_ranks([(node.node_info.role, node.node_info.local_world_size) for node in members])
     done = [
         f"{node.node_info.host} ({_ranks(place.base_rank, node.node_info.local_world_size)})"
@@ -148,6 +152,24 @@ def _describe_early(job: Job, root: Root) -> str:
     ]
     hosts = ", ".join(done[:_SHOWN])
     return f"all workers on {hosts} had ended with code 0: did they leave the loop early?" if done else ""
+
+
+def _find_stuck(job: Job, root: Root) -> tuple[StuckRank, ...]:
+    """Return the ranks that did not stop and waited for nobody, if they are fewer than those that lost a peer.
+
+    Many ranks that do not stop are busy with the stop itself: they save a checkpoint, for example.
+    """
+    if root.severity < SECONDARY_FAILURE:
+        return ()
+    losses = [node.peer_loss for node in _list_members(job) if node.peer_loss is not None]
+    if sum(loss.stuck_count for loss in losses) >= sum(loss.failed for loss in losses):
+        return ()
+    return tuple(sorted((stuck for loss in losses for stuck in loss.stuck), key=lambda stuck: stuck.rank))[:_MOST_STUCK]
+
+
+def _list_members(job: Job) -> list[Node]:
+    """Return the nodes of the round, those that are gone as they were."""
+    return [*job.members, *(gone.was for gone in job.gone_members if gone.was is not None)]
 
 
 def _describe_alone(job: Job, root: Root) -> str:
@@ -176,7 +198,7 @@ def _summary(root: Root) -> str:
 def _clear(job: Job, phase: str, now: float) -> Job:
     """Leave the round behind; its survivors keep their ranks."""
     nodes = {
-        name: replace(node, is_member=False, failing=None, outcome="") if node.is_member else node
+        name: replace(node, is_member=False, failing=None, outcome="", peer_loss=None) if node.is_member else node
         for name, node in job.nodes.items()
     }
     gone = {

@@ -156,6 +156,7 @@ class FactWriter:
                 gone.report,
                 gone.verdict,
                 gone.detail,
+                gone.peer_loss,
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.protocol.facts import Copy  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.protocol.facts import Copy, StuckRank  # noqa: TC001 - importing them registers them as fields
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -170,6 +170,7 @@ class End:
         root: The report of the root cause, or None.
         attempts: The root causes of the attempts before, oldest first.
         nodes: The number of nodes in the last round; 0 where it isn't told.
+        stuck: The ranks that did not stop and waited for no other rank, if the root cause is a lost peer.
     """
 
     term: int
@@ -179,6 +180,7 @@ class End:
     root: Document | None = None
     attempts: tuple[Document, ...] = ()
     nodes: int = 0
+    stuck: tuple[StuckRank, ...] = ()
 
 
 Decision: TypeAlias = Claim | Resign | Prepare | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End

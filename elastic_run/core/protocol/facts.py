@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: The sequence number of a node's last fact if its guardian writes it: the guardian does not know the number before.
 LAST_SEQUENCE = 1 << 53
 
+#: Stuck workers of a node that are named.
+MOST_STUCK = 8
+
 # What the record of a dead agent says that it did last.
 SEAT_RUNNING = "running"
 SEAT_CONFIRMED = "confirmed"
@@ -214,6 +217,42 @@ class Failing:
     is_secondary: bool = False
 
 
+@register
+@dataclass(frozen=True, slots=True)
+class StuckRank:
+    """A worker that did not stop, and whose stacks before SIGKILL show no wait for other ranks.
+
+    Args:
+        rank: Its global rank.
+        function: What it ran; see `stack_groups.Place`.
+        file: Path of the user's file, or "".
+        line: The line in there.
+        problem: What it was or did instead, where its stacks are not known, or "".
+    """
+
+    rank: int
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    problem: str = ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class PeerLoss:
+    """Which workers of a node may be the cause when ranks of the job have lost a peer.
+
+    Args:
+        failed: Workers of the node that failed by themselves.
+        stuck_count: Workers that did not stop and waited for no other rank.
+        stuck: The first `MOST_STUCK` of these.
+    """
+
+    failed: int = 0
+    stuck_count: int = 0
+    stuck: tuple[StuckRank, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """No process of the round lives on the node any more.
@@ -229,6 +268,7 @@ class Ready:
             `severity` are read, the rest is carried to every node.
         verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
         detail: One sentence for the user, or "".
+        peer_loss: Its workers that may be the cause if the others have lost a peer, and those that failed; or None.
     """
 
     node: str
@@ -240,6 +280,7 @@ class Ready:
     report: Document | None = None
     verdict: str = ""
     detail: str = ""
+    peer_loss: PeerLoss | None = None
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:

@@ -119,6 +119,7 @@ class JobSession(Session):
         offer: messages.Offer,
         detail: str = "",
         verdict: str = "",
+        peer_loss: messages.PeerLoss | None = None,
     ) -> None:
         self._offer = offer
         self._feed(
@@ -129,6 +130,7 @@ class JobSession(Session):
                 report=None if report is None else dict(report),
                 verdict=verdict,
                 detail=detail,
+                peer_loss=peer_loss,
             )
         )
 
