@@ -196,7 +196,7 @@ def test_reports_of_garbage_are_forgotten(caplog: pytest.LogCaptureFixture) -> N
         assert len(store._reported) <= 256
 
 
-def test_an_office_that_ended_has_no_connection(stack: ExitStack) -> None:
+def test_a_coordinator_whose_term_ended_has_no_connection(stack: ExitStack) -> None:
     """A node that is the coordinator again and again keeps one connection for that."""
     node = stack.enter_context(tcp_node(free_port(), (1, 2), is_host=True, conf=CONF, setup=SETUP))
     node.wait_for(Formed)

@@ -23,10 +23,12 @@ import os
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job import coordinator as office
+from elastic_run.core.job import coordinator as core
+from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job import machine as coordination
 from elastic_run.core.job.snapshot import identify
 from elastic_run.core.node import machine as membership
@@ -45,6 +47,9 @@ from elastic_run.core.protocol.messages import (
     to_json,
 )
 from tests.support.configs import plain_config
+
+if TYPE_CHECKING:
+    from elastic_run.core.job.coordinator_state import Coordinator
 
 SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
 
@@ -76,7 +81,7 @@ class Bed:
         self.store = self.stores["a"]
         self.copies: dict[str, bytes] = {}
         self.members: dict[str, Member] = {}
-        self.offices: dict[str, office.Coordinator] = {}
+        self.coordinators: dict[str, Coordinator] = {}
         self.deaf: set[str] = set()
         self.heads: list[bytes] = []
         self.saved: dict[str, Place] = {}
@@ -170,11 +175,11 @@ class Bed:
             elif isinstance(command, node_messages.KeepState | node_messages.PrepareRejoin):
                 self._tend_copy(node, command)
             elif isinstance(command, node_messages.Coordinate):
-                self._take_office(node, command)
+                self._start_term(node, command)
             else:
                 self._tell(node, _show(command))
                 if isinstance(command, node_messages.StopCoordinating):
-                    self.offices.pop(node, None)
+                    self.coordinators.pop(node, None)
             del self.pending[0]
 
     def _tend_copy(self, node: str, command: node_messages.KeepState | node_messages.PrepareRejoin) -> None:
@@ -292,8 +297,8 @@ class Bed:
 
     def _interrupt(self, node: str) -> None:
         self._feed(node, node_messages.Interrupted())
-        if node in self.offices:
-            self.offices[node] = office.interrupted(self.offices[node], self.now)
+        if node in self.coordinators:
+            self.coordinators[node] = core.interrupted(self.coordinators[node], self.now)
 
     def _entry(self, slot: str, *words: str) -> None:
         self._put(int(slot), " ".join(words).encode())
@@ -320,7 +325,7 @@ class Bed:
         for node in nodes:
             self.where[node] = store
             self.stores.setdefault(store, Place())
-            self.offices.pop(node, None)
+            self.coordinators.pop(node, None)
             self._feed(node, node_messages.StoreChanged())
 
     def _at(self, store: str, *nodes: str) -> None:
@@ -333,7 +338,7 @@ class Bed:
     def _die(self, node: str) -> None:
         """Let a node be killed; nobody is told."""
         del self.members[node]
-        self.offices.pop(node, None)
+        self.coordinators.pop(node, None)
 
     def _wipe(self) -> None:
         """Let the store be another one, in which nothing is; nobody is told."""
@@ -363,12 +368,12 @@ class Bed:
         self._feed(node, node_messages.StoreChanged())
 
     # --- coordinators ------------------------------------------------------------------------------------------------
-    def _take_office(self, node: str, command: node_messages.Coordinate) -> None:
+    def _start_term(self, node: str, command: node_messages.Coordinate) -> None:
         self._tell(node, _show(command))
         state = None
         if command.state_slot >= 0:
             state = self.values.get(state_key(command.state_slot, command.state_term), b"")
-        self.offices[node] = office.start_term(
+        self.coordinators[node] = core.start_term(
             node,
             term=command.term,
             slot=command.slot,
@@ -382,46 +387,46 @@ class Bed:
             silent=command.silent,
             last_heartbeat=command.last_heartbeat,
         )
-        if office.has_lost_state(self.offices[node]):
-            self.offices[node] = office.skip(self.offices[node], len(self.facts), self.values.get(LOG_START))
-            self._tell(node, f"complains: {self.offices[node].complaint}")
+        if core.has_lost_state(self.coordinators[node]):
+            self.coordinators[node] = core.skip(self.coordinators[node], len(self.facts), self.values.get(LOG_START))
+            self._tell(node, f"complains: {self.coordinators[node].complaint}")
 
     def _prepare(self, node: str) -> None:
         self._enter_store(node)
-        known = self.offices[node]
+        known = self.coordinators[node]
         facts = self.facts[known.position :]
-        self.offices[node] = known = office.receive(known, facts, len(self.facts), now=self.now, jitter=0.0)
+        self.coordinators[node] = known = core.receive(known, facts, len(self.facts), now=self.now, jitter=0.0)
         while known.wants is not None:
             copy = self.values.get(copy_key(known.wants))
-            self.offices[node] = known = office.take_copy(known, copy, now=self.now, jitter=0.0)
+            self.coordinators[node] = known = core.take_copy(known, copy, now=self.now, jitter=0.0)
         if known.complaint:
             self._tell(node, f"complains: {known.complaint}")
         if known.view is not None and known.job.config is not None and known.job.config.has_successors:
             self._tell(node, f"waits: {coordination.describe(known.view, self.now).missing_majority}")
-        proposal = office.propose(known, self.now)
+        proposal = slots.propose(known, self.now)
         if proposal is not None:
             self.values.update(proposal.documents)
 
     def _create(self, node: str) -> None:
         self._enter_store(node)
         while True:
-            known = self.offices[node]
-            proposal = office.propose(known, self.now)
+            known = self.coordinators[node]
+            proposal = slots.propose(known, self.now)
             if proposal is None:
                 break
             self.values.update(proposal.documents)
             winner = self._create_slot(proposal.slot, proposal.entry)
             verb = "writes" if winner == proposal.entry else "can't write"
             self._tell(node, f"{verb} slot {proposal.slot}: {_show(read_decision(proposal.entry))}")
-            self.offices[node], cleanup = office.settle(known, winner, now=self.now, jitter=0.0)
+            self.coordinators[node], cleanup = slots.settle(known, winner, now=self.now, jitter=0.0)
             self.values.update(cleanup.documents)
             self.heads += [value for key, value in cleanup.documents.items() if key == HEAD]
             self._raise_start(cleanup.log_start)
             for key in cleanup.deleted:
                 self.values.pop(key, None)
-            self.offices[node] = office.garbage_deleted(self.offices[node])
-            if self.offices[node].is_over:
-                self._end_office(node)
+            self.coordinators[node] = slots.garbage_deleted(self.coordinators[node])
+            if self.coordinators[node].is_over:
+                self._end_term(node)
                 break
 
     def _raise_start(self, start: LogStart | None) -> None:
@@ -429,8 +434,8 @@ class Bed:
         if start is not None and (there is None or there.slot < start.slot):
             self.values[LOG_START] = to_json(start)
 
-    def _end_office(self, node: str) -> None:
-        known = self.offices[node]
+    def _end_term(self, node: str) -> None:
+        known = self.coordinators[node]
         self._tell(node, "is no coordinator any more")
         if known.is_superseded:
             self._feed(node, node_messages.TermEnded(known.term))
@@ -441,14 +446,14 @@ class Bed:
 
     def _watch(self, node: str) -> None:
         self._enter_store(node)
-        known = self.offices[node]
+        known = self.coordinators[node]
         beats = {name: self.beats.get(name) for name in known.watched}
-        self.offices[node] = office.observe(known, beats, now=self.now, jitter=0.0)
-        self.offices[node] = office.check(self.offices[node], self.values.get(HEAD), self.values.get(LOG_START))
-        if self.offices[node].is_over:
-            self._end_office(node)
+        self.coordinators[node] = core.observe(known, beats, now=self.now, jitter=0.0)
+        self.coordinators[node] = core.check(self.coordinators[node], self.values.get(HEAD), self.values.get(LOG_START))
+        if self.coordinators[node].is_over:
+            self._end_term(node)
             return
-        self.values.update(office.notes(self.offices[node], self.now))
+        self.values.update(core.notes(self.coordinators[node], self.now))
         self._create(node)
 
     def _refuse(self, node: str, count: str) -> None:
@@ -462,7 +467,7 @@ class Bed:
         del self.lines[told:]
 
     def _resign(self, node: str) -> None:
-        self.offices[node] = office.resign(self.offices[node])
+        self.coordinators[node] = core.resign(self.coordinators[node])
         self._create(node)
 
     def _move(self, node: str) -> None:

@@ -33,7 +33,7 @@ from elastic_run.core.protocol.messages import (
 from elastic_run.records import replace
 from tests.simulation.clockwork import LOST, Clock, Host, StoreLost, Thread
 from tests.simulation.connection import Connection, Endpoint
-from tests.simulation.office import coordinate
+from tests.simulation.coordinator_thread import coordinate
 from tests.simulation.store import Pause, Request
 from tests.simulation.threads import follow, run_errands, speak
 
@@ -150,7 +150,7 @@ class Agent(Host):
         return current is not None and current.server is self
 
     def _perform(self, thread: Thread, wish: Request | Pause, store: Store | None = None) -> None:
-        """Carry out what a thread yields, at the store of the member, or at the one in which an office was claimed."""
+        """Carry out what a thread yields, at the store of the member, or at the one in which a term was claimed."""
         current, bound = self.connection.current, self.connection.bound
         if current is None or bound is None:
             self._send(thread, wish, None)
@@ -218,7 +218,7 @@ class Agent(Host):
     ) -> None:
         if isinstance(command, node_messages.Coordinate):
             self.orders = []
-            # An office never writes to another store than the one in which it was claimed.
+            # A coordinator never writes to another store than the one in which it claimed its term.
             perform = partial(self._perform, store=self.store)
             self.coordinating = Thread(self, coordinate(self, command, self.orders, self.store), perform)
         else:

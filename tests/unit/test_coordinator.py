@@ -1,4 +1,4 @@
-"""The coordinator's bookkeeping: what it keeps, what it cleans up, and when its office is over."""
+"""The coordinator's bookkeeping: what it keeps, what it cleans up, and when its term is over."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job import coordinator as office
+from elastic_run.core.job import coordinator as core
+from elastic_run.core.job import coordinator_slots as slots
+from elastic_run.core.job.coordinator_state import Cleanup
 from elastic_run.core.protocol import messages
 from elastic_run.core.protocol.messages import Join, NodeInfo, Offer, Ready
 from tests.support.configs import plain_config
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.coordinator import Coordinator
+    from elastic_run.core.job.coordinator_state import Coordinator
 
 CONFIG = plain_config(1, 2, max_restarts=1000, last_call_timeout=0.0, max_backoff=0.0, scale_up_delay=1e6)
 
@@ -24,33 +26,33 @@ class Clerk:
     def __init__(self, *nodes: str) -> None:
         self.values: dict[str, bytes] = {}
         self.position = 0
-        self.known = office.start_term("a", term=1, slot=0, state=None, now=0.0)
+        self.known = core.start_term("a", term=1, slot=0, state=None, now=0.0)
         self.hear(*(Join(node, 1, NodeInfo(node, 1, 1), CONFIG, Offer(node, 1)) for node in nodes))
 
     def hear(self, *facts: messages.Fact) -> None:
         """Take facts in, and write what follows."""
         self.position += len(facts)
         entries = [messages.to_json(fact) for fact in facts]
-        self.known = office.receive(self.known, entries, self.position, now=0.0, jitter=0.0)
+        self.known = core.receive(self.known, entries, self.position, now=0.0, jitter=0.0)
         self.write()
 
     def write(self) -> None:
         """Write all proposals."""
-        while (proposal := office.propose(self.known, 0.0)) is not None:
+        while (proposal := slots.propose(self.known, 0.0)) is not None:
             self.values.update(proposal.documents)
             self.values[f"d/{proposal.slot}"] = proposal.entry
-            self.known, cleanup = office.settle(self.known, proposal.entry, now=0.0, jitter=0.0)
+            self.known, cleanup = slots.settle(self.known, proposal.entry, now=0.0, jitter=0.0)
             self.values.update(cleanup.documents)
             for key in cleanup.deleted:
                 self.values.pop(key, None)  # the claim's slot was another's to write
-            self.known = office.garbage_deleted(self.known)
+            self.known = slots.garbage_deleted(self.known)
             assert cleanup.trimmed == self.position
 
 
 def _pending() -> Coordinator:
-    known = office.start_term("a", term=1, slot=0, state=None, now=0.0)
+    known = core.start_term("a", term=1, slot=0, state=None, now=0.0)
     join = messages.to_json(Join("a", 1, NodeInfo("a", 1, 1), CONFIG, Offer("a", 1)))
-    return office.receive(known, [join], 1, now=0.0, jitter=0.0)
+    return core.receive(known, [join], 1, now=0.0, jitter=0.0)
 
 
 def test_a_job_of_many_rounds_takes_no_more_room_than_one_of_some() -> None:
@@ -97,18 +99,18 @@ def test_nothing_is_taken_in_while_a_decision_is_pending() -> None:
     """Facts and beats wait until the pending decision is written; none is lost."""
     known = _pending()
     assert known.wait_until is None
-    assert office.receive(known, [b"{}"], 9, now=1.0, jitter=0.0) is known
-    assert office.observe(known, {"a": None}, now=100.0, jitter=0.0) is known
-    assert "head" not in office.notes(known, 1.0)
-    assert "head" in office.notes(Clerk("a").known, 1.0)
+    assert core.receive(known, [b"{}"], 9, now=1.0, jitter=0.0) is known
+    assert core.observe(known, {"a": None}, now=100.0, jitter=0.0) is known
+    assert "head" not in core.notes(known, 1.0)
+    assert "head" in core.notes(Clerk("a").known, 1.0)
 
 
 def test_without_a_pending_decision_there_is_nothing_to_settle() -> None:
     """Settling twice changes nothing."""
     known = Clerk("a").known
-    after, cleanup = office.settle(known, b"whatever", now=0.0, jitter=0.0)
+    after, cleanup = slots.settle(known, b"whatever", now=0.0, jitter=0.0)
     assert after is known
-    assert cleanup == office.Cleanup({}, (), None)
+    assert cleanup == Cleanup({}, (), None)
 
 
 @pytest.mark.parametrize(
@@ -123,40 +125,40 @@ def test_without_a_pending_decision_there_is_nothing_to_settle() -> None:
         (None, True),
     ],
 )
-def test_a_slot_that_another_created_ends_the_office_or_is_skipped(winner: bytes | None, *, is_over: bool) -> None:
-    """The next claim ends the office, and so do a decision of the same term and a trimmed slot; others are skipped."""
+def test_a_slot_that_another_created_ends_the_term_or_is_skipped(winner: bytes | None, *, is_over: bool) -> None:
+    """The next claim ends the term, and so do a decision of the same term and a trimmed slot; others are skipped."""
     known = _pending()
-    after, cleanup = office.settle(known, winner, now=0.0, jitter=0.0)
+    after, cleanup = slots.settle(known, winner, now=0.0, jitter=0.0)
     assert after.is_over is is_over
     assert after.is_superseded is is_over
     assert cleanup.deleted == ("s/1.1", "a/1.1/a")
-    assert (office.propose(after, 0.0) is None) is is_over
+    assert (slots.propose(after, 0.0) is None) is is_over
     assert after.job.formed_slot == (1 if is_over else 2)
 
 
 def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:
     """Where the connection broke before its keys were deleted, a decision's garbage isn't left for ever."""
     known = _pending()
-    known, cleanup = office.settle(known, b"garbage", now=0.0, jitter=0.0)
+    known, cleanup = slots.settle(known, b"garbage", now=0.0, jitter=0.0)
     assert cleanup.deleted == ("s/1.1", "a/1.1/a")
-    proposal = office.propose(known, 0.0)
+    proposal = slots.propose(known, 0.0)
     assert proposal is not None
-    known, cleanup = office.settle(known, proposal.entry, now=0.0, jitter=0.0)
+    known, cleanup = slots.settle(known, proposal.entry, now=0.0, jitter=0.0)
     assert {"s/1.1", "a/1.1/a"} <= set(cleanup.deleted)
-    assert office.garbage_deleted(known).garbage_keys == ()
+    assert slots.garbage_deleted(known).garbage_keys == ()
 
 
 def test_a_cleanup_that_broke_off_is_done_again_without_another_decision() -> None:
     """The job may decide nothing more for hours. When the term is over, another coordinator cleans up."""
     known = _pending()
-    assert office.unfinished_cleanup(known) is None
-    known, _ = office.settle(known, b"garbage", now=0.0, jitter=0.0)
-    proposal = office.propose(known, 0.0)
+    assert slots.unfinished_cleanup(known) is None
+    known, _ = slots.settle(known, b"garbage", now=0.0, jitter=0.0)
+    proposal = slots.propose(known, 0.0)
     assert proposal is not None
-    known, cleanup = office.settle(known, proposal.entry, now=0.0, jitter=0.0)
-    assert office.unfinished_cleanup(known) == replace(cleanup, documents={})
-    assert office.unfinished_cleanup(office.garbage_deleted(known)) is None
-    assert office.unfinished_cleanup(replace(known, is_over=True)) is None
+    known, cleanup = slots.settle(known, proposal.entry, now=0.0, jitter=0.0)
+    assert slots.unfinished_cleanup(known) == replace(cleanup, documents={})
+    assert slots.unfinished_cleanup(slots.garbage_deleted(known)) is None
+    assert slots.unfinished_cleanup(replace(known, is_over=True)) is None
 
 
 @pytest.mark.parametrize(
@@ -169,8 +171,8 @@ def test_a_cleanup_that_broke_off_is_done_again_without_another_decision() -> No
     ],
 )
 def test_a_state_that_is_garbage_is_said_and_asked_for(state: bytes, complaint: str) -> None:
-    """The office begins all the same: its first decision asks every node where it stands."""
-    known = office.start_term("a", term=2, slot=1, state=state, now=0.0, known_round=4)
+    """The term begins all the same: its first decision asks every node where it stands."""
+    known = core.start_term("a", term=2, slot=1, state=state, now=0.0, known_round=4)
     assert complaint in known.complaint
     assert known.pending == messages.Resync(2, known.complaint.partition(": ")[2])
     assert known.job.highest_round == 4
@@ -188,11 +190,11 @@ def test_slots_that_were_trimmed_are_not_deleted_again_where_the_state_is_lost(
     start: messages.LogStart | None, first: int
 ) -> None:
     """The start of the log says which slots are gone, so that a long job does not delete thousands of keys."""
-    known = office.start_term("a", term=3, slot=1000, state=b"", now=0.0, kept_slots=8)
-    known = office.skip(known, 7, None if start is None else messages.to_json(start))
-    proposal = office.propose(known, 0.0)
+    known = core.start_term("a", term=3, slot=1000, state=b"", now=0.0, kept_slots=8)
+    known = core.skip(known, 7, None if start is None else messages.to_json(start))
+    proposal = slots.propose(known, 0.0)
     assert proposal is not None
-    known, cleanup = office.settle(known, proposal.entry, now=0.0, jitter=0.0)
+    known, cleanup = slots.settle(known, proposal.entry, now=0.0, jitter=0.0)
     deleted = [int(key[2:]) for key in cleanup.deleted if key.startswith("d/")]
     assert deleted == list(range(first, 1001 - 8 + 1))
     assert cleanup.log_start == messages.LogStart(1001 - 8 + 1, 3)
@@ -201,11 +203,11 @@ def test_slots_that_were_trimmed_are_not_deleted_again_where_the_state_is_lost(
 def test_a_state_that_is_older_than_what_its_node_knows_is_not_gone_on_from() -> None:
     """The job went on in another store, and its nodes are back: the first decision asks every node where it stands."""
     (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))
-    known = office.start_term("b", term=3, slot=4, state=old, now=0.0, known_round=2, newest_round=2)
+    known = core.start_term("b", term=3, slot=4, state=old, now=0.0, known_round=2, newest_round=2)
     assert known.pending == messages.Resync(3, "the job went on in another store")
     assert known.job.round == 0
     assert not known.complaint
-    assert office.start_term("b", term=3, slot=4, state=old, now=0.0, newest_round=1).job.round == 1
+    assert core.start_term("b", term=3, slot=4, state=old, now=0.0, newest_round=1).job.round == 1
 
 
 @pytest.mark.parametrize("is_garbage", [False, True])
@@ -213,38 +215,38 @@ def test_restarts_that_a_node_has_heard_of_count_where_the_state_does_not_know_t
     """Neither garbage nor an older state gives a job its restart budget back."""
     (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))
     state = b"garbage" if is_garbage else old
-    known = office.start_term("b", term=2, slot=0, state=state, now=0.0, known_restarts=3)
+    known = core.start_term("b", term=2, slot=0, state=state, now=0.0, known_restarts=3)
     assert known.job.restart_count == 3
 
 
 def test_a_state_in_no_known_phase_is_garbage() -> None:
     """A well-formed document whose phase is none would be a defect at the next decision."""
-    proposal = office.propose(_pending(), 0.0)
+    proposal = slots.propose(_pending(), 0.0)
     assert proposal is not None
     state = proposal.documents["s/1.1"].replace(b'"phase":"running"', b'"phase":"x"')
-    known = office.start_term("a", term=2, slot=1, state=state, now=0.0)
+    known = core.start_term("a", term=2, slot=1, state=state, now=0.0)
     assert "'x' is none of gathering, running" in known.complaint
 
 
-def test_an_office_that_is_over_does_nothing() -> None:
+def test_a_coordinator_whose_term_is_over_does_nothing() -> None:
     """After the end nothing is folded or proposed."""
     known = replace(_pending(), is_over=True)
-    assert office.propose(known, 0.0) is None
-    assert office.receive(known, [], 0, now=0.0, jitter=0.0) is known
+    assert slots.propose(known, 0.0) is None
+    assert core.receive(known, [], 0, now=0.0, jitter=0.0) is known
 
 
 @pytest.mark.parametrize(("nodes", "leases"), [(255, 1), (256, 2)])
 def test_hundreds_of_nodes_have_more_time_for_their_first_heartbeats(nodes: int, leases: int) -> None:
     """While they gather for the first round a node that was never seen is lost later; in a round it is not."""
     config = plain_config(nodes, nodes)
-    known = office.start_term("n0", term=1, slot=0, state=None, now=0.0)
+    known = core.start_term("n0", term=1, slot=0, state=None, now=0.0)
     joins = [messages.to_json(Join(f"n{n}", 1, NodeInfo(f"n{n}", 1, 1), config, Offer("n", 1))) for n in range(nodes)]
-    waiting = office.receive(known, joins[:-1], nodes - 1, now=0.0, jitter=0.0)
-    before = office.observe(waiting, {}, now=leases * config.lease - 0.1, jitter=0.0)
+    waiting = core.receive(known, joins[:-1], nodes - 1, now=0.0, jitter=0.0)
+    before = core.observe(waiting, {}, now=leases * config.lease - 0.1, jitter=0.0)
     assert len(before.job.nodes) == nodes - 1
-    assert not office.observe(waiting, {}, now=leases * config.lease, jitter=0.0).job.nodes
+    assert not core.observe(waiting, {}, now=leases * config.lease, jitter=0.0).job.nodes
     formed_at = leases * config.lease - 0.1
-    formed = office.receive(waiting, joins[-1:], nodes, now=formed_at, jitter=0.0)
+    formed = core.receive(waiting, joins[-1:], nodes, now=formed_at, jitter=0.0)
     assert formed.job.round == 1
     assert formed.leases.first == 1
     assert {beat.since for beat in formed.leases.beats.values()} == ({0.0, formed_at} if leases == 1 else {formed_at})

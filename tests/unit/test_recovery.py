@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job import coordinator as office
+from elastic_run.core.job import coordinator as core
+from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.apply_facts import apply_facts
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.snapshot import identify, make_state, write_state
@@ -34,6 +35,7 @@ from elastic_run.records import replace
 
 if TYPE_CHECKING:
     from elastic_run.core.job.apply_facts import Event
+    from elastic_run.core.job.coordinator_state import Coordinator
 
 CONFIG = JobConfig(1, 3, has_successors=True)
 OFFER = Offer("n", 1)
@@ -224,10 +226,10 @@ def test_a_copy_is_identified_without_reading_all_of_it() -> None:
         identify(b'{"job":7}')
 
 
-def _waiting() -> office.Coordinator:
-    known = office.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
+def _waiting() -> Coordinator:
+    known = core.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
     facts = [to_json(_join("b", last=_last(1, 1), copy=Copy("a.1", 1, 1, 1, 1)))]
-    return office.receive(known, facts, 1, now=0.0, jitter=0.0)
+    return core.receive(known, facts, 1, now=0.0, jitter=0.0)
 
 
 def test_a_copy_that_is_wanted_is_read_once() -> None:
@@ -235,10 +237,10 @@ def test_a_copy_that_is_wanted_is_read_once() -> None:
     known = _waiting()
     copy = Copy("a.1", 1, 1, 1, 1)
     assert (known.wants, known.pending) == (copy, None)
-    known = office.take_copy(known, b"garbage", now=0.0, jitter=0.0)
+    known = core.take_copy(known, b"garbage", now=0.0, jitter=0.0)
     assert copy_key(copy) in known.complaint
     assert (known.wants, known.view is not None) == (None, True)
-    assert office.take_copy(known, b"", now=0.0, jitter=0.0) is known
+    assert core.take_copy(known, b"", now=0.0, jitter=0.0) is known
 
 
 def test_the_cause_of_a_failure_is_awaited_anew() -> None:
@@ -247,29 +249,29 @@ def test_the_cause_of_a_failure_is_awaited_anew() -> None:
     job = Job(1, round=1, round_id="1/1/a", incarnation="a.1", phase="running", seats=seats, config=CONFIG, until=-1.0)
     state = write_state(make_state(replace(job, slot=1), 0.0, position=0, oldest=0, formations=()))
     facts = [to_json(_join(node, last=_last(1, rank), copy=identify(state))) for rank, node in enumerate("ab")]
-    known = office.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
-    known = office.take_copy(office.receive(known, facts, 2, now=0.0, jitter=0.0), state, now=0.0, jitter=0.0)
+    known = core.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
+    known = core.take_copy(core.receive(known, facts, 2, now=0.0, jitter=0.0), state, now=0.0, jitter=0.0)
     assert isinstance(known.pending, Recovered)
     assert known.job.until is None
 
 
 def test_without_a_majority_the_job_ends_after_the_join_timeout() -> None:
     """Workers run on for two leases; then they are stopped, and the nodes wait for the others."""
-    known = office.take_copy(_waiting(), None, now=0.0, jitter=0.0)
+    known = core.take_copy(_waiting(), None, now=0.0, jitter=0.0)
     assert known.wait_until == 12.0
-    known = office.receive(known, [], 1, now=12.0, jitter=0.0)
+    known = core.receive(known, [], 1, now=12.0, jitter=0.0)
     assert isinstance(known.pending, Halt)
-    assert office.take_copy(_wanting(known), None, now=12.0, jitter=0.0).pending is known.pending
-    known, cleanup = office.settle(known, to_json(known.pending), now=12.0, jitter=0.0)
+    assert core.take_copy(_wanting(known), None, now=12.0, jitter=0.0).pending is known.pending
+    known, cleanup = slots.settle(known, to_json(known.pending), now=12.0, jitter=0.0)
     assert (known.wait_until, cleanup.trimmed) == (600.0, 0)
-    known = office.receive(known, [], 1, now=600.0, jitter=0.0)
+    known = core.receive(known, [], 1, now=600.0, jitter=0.0)
     assert isinstance(known.pending, End)
     assert known.pending.detail == (
         "1 of the last round's 2 nodes are here, 2 are needed; not here: rank 0 within 600 s"
     )
 
 
-def _wanting(known: office.Coordinator) -> office.Coordinator:
+def _wanting(known: Coordinator) -> Coordinator:
     """Return a coordinator that wants a copy while a decision is pending."""
     return replace(known, wants=Copy("a.1", 1, 1, 1, 1))
 

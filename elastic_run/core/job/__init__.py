@@ -5,6 +5,9 @@
 | `apply_facts` | facts into the job's state: which nodes are there, what became of the round on each |
 | `config` | the job's settings: which of them all nodes must agree on, which the first node decides |
 | `coordinator` | the coordinator's side of the log: facts in, decisions out, one slot at a time |
+| `coordinator_decision` | what the coordinator decides next: the policy's decision, or what a log without round needs |
+| `coordinator_slots` | how a decision gets its slot and its state document; which keys are deleted then |
+| `coordinator_state` | what the coordinator knows in its term |
 | `exclusion` | which machines the job goes on without, since failures keep beginning on them |
 | `formation` | when a round is formed, and of which nodes |
 | `job_document` | the job's state as a document, with relative times |

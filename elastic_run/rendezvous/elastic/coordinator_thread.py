@@ -19,6 +19,7 @@ import os
 import time
 
 from elastic_run.core.job import coordinator as core
+from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.state import GATHERING
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import job_keys, messages
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import threading
     from typing import Any
 
-    from elastic_run.core.job.coordinator import Cleanup, Coordinator, Proposal
+    from elastic_run.core.job.coordinator_state import Cleanup, Coordinator, Proposal
     from elastic_run.core.node.messages import Coordinate
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.jobstore.api import JobStore
@@ -151,14 +152,14 @@ class CoordinatorThread:
         """Write what is decided; then read beats if that is due, else wait for facts."""
         self._coordinator = coordinator = self._coordinator or self._start_term(store)
         now = time.monotonic()
-        proposal = core.propose(coordinator, now)
+        proposal = slots.propose(coordinator, now)
         if coordinator.wants is not None and proposal is None:
             copy = decision_log.get_document(store, job_keys.copy_key(coordinator.wants))
             self._coordinator = core.take_copy(coordinator, copy, now=now, jitter=_jitter())
             self._complain()
         elif proposal is not None:
             self._coordinator = self._write(store, coordinator, proposal)
-        elif (cleanup := core.unfinished_cleanup(coordinator)) is not None:
+        elif (cleanup := slots.unfinished_cleanup(coordinator)) is not None:
             self._coordinator = self._clean_up(store, coordinator, cleanup)
         elif now >= self._next_look and self._has_listened:
             self._coordinator = self._look(store, coordinator, now)
@@ -212,7 +213,7 @@ class CoordinatorThread:
         self._is_final_decision = isinstance(decision, messages.End | messages.Resign | messages.Failover)
         entry = decision_log.create_entry(store, proposal.slot, decision)
         winner = None if isinstance(entry, node_messages.EntryTrimmed) else entry.value
-        coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
+        coordinator, cleanup = slots.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
         # Settled, whatever happens to the connection now: the rest may come later.
         self._coordinator = coordinator
         coordinator = self._clean_up(store, coordinator, cleanup)
@@ -229,7 +230,7 @@ class CoordinatorThread:
             store.delete(cleanup.deleted)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
-        self._coordinator = core.garbage_deleted(coordinator)
+        self._coordinator = slots.garbage_deleted(coordinator)
         return self._coordinator
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.job import coordinator as office
+from elastic_run.core.job import coordinator as core
+from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, copy_key, state_key
 from tests.simulation.clockwork import StoreLost
@@ -14,6 +15,7 @@ from tests.simulation.threads import create_slot, raise_start
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from elastic_run.core.job.coordinator_state import Cleanup, Coordinator
     from tests.simulation.agent import Agent
     from tests.simulation.store import Store
 
@@ -27,60 +29,60 @@ def coordinate(
         agent: The node.
         command: What its member said.
         orders: What the member says meanwhile: `stop`, `resign`.
-        store: The store in which the office was claimed.
+        store: The store in which the term was claimed.
     """
-    known = yield from _take_office(agent, command, store)
+    known = yield from _start_term(agent, command, store)
     interval = agent.world.config.keep_alive_interval
     next_beats = agent.clock.now() + interval
     has_resigned = False
     beating: set[str] = set()
     while not known.is_over and "stop" not in orders:
         if "resign" in orders and not has_resigned:
-            known, has_resigned = office.resign(known), True
+            known, has_resigned = core.resign(known), True
         try:
-            proposal = office.propose(known, agent.clock.now())
+            proposal = slots.propose(known, agent.clock.now())
             if proposal is not None:
                 yield Request("write", (proposal.documents,))
                 winner, _ = yield from create_slot(proposal.slot, proposal.entry)
-                known, cleanup = office.settle(known, winner, now=agent.clock.now(), jitter=agent.random.random())
+                known, cleanup = slots.settle(known, winner, now=agent.clock.now(), jitter=agent.random.random())
                 yield from _clean_up(cleanup)
-                known = office.garbage_deleted(known)
-            elif (unfinished := office.unfinished_cleanup(known)) is not None:
+                known = slots.garbage_deleted(known)
+            elif (unfinished := slots.unfinished_cleanup(known)) is not None:
                 yield from _clean_up(unfinished)
-                known = office.garbage_deleted(known)
+                known = slots.garbage_deleted(known)
             elif known.wants is not None:
                 (copy,) = yield Request("get", ([copy_key(known.wants)],))
-                known = office.take_copy(known, copy, now=agent.clock.now(), jitter=agent.random.random())
+                known = core.take_copy(known, copy, now=agent.clock.now(), jitter=agent.random.random())
             elif agent.clock.now() >= next_beats:
                 beats = yield Request("read_beats", (known.watched,))
                 beating = yield from _forget_beats(known, beating)
-                known = office.observe(known, beats, now=agent.clock.now(), jitter=agent.random.random())
+                known = core.observe(known, beats, now=agent.clock.now(), jitter=agent.random.random())
                 next_beats = agent.clock.now() + interval
-                known = office.check(known, *(yield Request("get", ([HEAD, LOG_START],))))
+                known = core.check(known, *(yield Request("get", ([HEAD, LOG_START],))))
                 if not known.is_over:
-                    yield Request("write", (office.notes(known, agent.clock.now()),))
+                    yield Request("write", (core.notes(known, agent.clock.now()),))
             else:
                 until = min(next_beats, known.wait_until or next_beats)
                 timeout = until - agent.clock.now()
                 entries, position = yield Request("read", (known.position,), timeout)
-                known = office.receive(known, entries, position, now=agent.clock.now(), jitter=agent.random.random())
+                known = core.receive(known, entries, position, now=agent.clock.now(), jitter=agent.random.random())
                 wake = known.wait_until
                 assert known.pending or known.wants or wake is None or wake > agent.clock.now(), "it would never wait"
         except StoreLost:
             yield Pause(0.2)
-            known = office.interrupted(known, agent.clock.now())
+            known = core.interrupted(known, agent.clock.now())
     _tell_end(agent, known, store)
 
 
-def _tell_end(agent: Agent, known: office.Coordinator, store: Store | None) -> None:
+def _tell_end(agent: Agent, known: Coordinator, store: Store | None) -> None:
     """Tell the member that another decides, unless it has gone to another store."""
     if known.is_superseded and store is not None and agent.store is not None and store.birth == agent.store.birth:
         agent.feed(node_messages.TermEnded(known.term))
 
 
-def _take_office(
+def _start_term(
     agent: Agent, command: node_messages.Coordinate, store: Store | None
-) -> Generator[Request | Pause, Any, office.Coordinator]:
+) -> Generator[Request | Pause, Any, Coordinator]:
     state: bytes | None = None
     if command.state_slot >= 0:
         while True:
@@ -90,7 +92,7 @@ def _take_office(
                 break
             except StoreLost:
                 yield Pause(0.2)
-    known = office.start_term(
+    known = core.start_term(
         agent.node,
         term=command.term,
         slot=command.slot,
@@ -106,20 +108,20 @@ def _take_office(
         kept_slots=agent.world.kept_slots,
         store_id="" if store is None else store.birth,
     )
-    while office.has_lost_state(known):
+    while core.has_lost_state(known):
         try:
             entries, position = yield Request("read", (known.position,), 0.0)
             (log_start,) = yield Request("get", ([LOG_START],))
         except StoreLost:
             yield Pause(0.2)
             continue
-        known = office.skip(known, position, log_start)
+        known = core.skip(known, position, log_start)
         if not entries:
             break
     return known
 
 
-def _clean_up(cleanup: office.Cleanup) -> Generator[Request | Pause, Any, None]:
+def _clean_up(cleanup: Cleanup) -> Generator[Request | Pause, Any, None]:
     yield Request("write", (cleanup.documents,))
     if cleanup.log_start is not None:
         yield from raise_start(cleanup.log_start)
@@ -128,7 +130,7 @@ def _clean_up(cleanup: office.Cleanup) -> Generator[Request | Pause, Any, None]:
         yield Request("trim", (cleanup.trimmed,))
 
 
-def _forget_beats(known: office.Coordinator, beating: set[str]) -> Generator[Request | Pause, Any, set[str]]:
+def _forget_beats(known: Coordinator, beating: set[str]) -> Generator[Request | Pause, Any, set[str]]:
     """Remove the beats of those that are gone; returns who may have some now."""
     watched = set(known.watched)
     if watched != beating:

@@ -1,0 +1,149 @@
+"""The coordinator's record of its term, and what it asks its driver to write."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.job import machine as coordination
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypeAlias
+
+    from elastic_run.core.job.apply_facts import Event
+    from elastic_run.core.job.machine import Job
+    from elastic_run.core.job.snapshot import Formation
+    from elastic_run.core.protocol.liveness import Leases
+    from elastic_run.core.protocol.messages import (
+        Copy,
+        End,
+        Failover,
+        Form,
+        Halt,
+        LogStart,
+        Prepare,
+        Recovered,
+        Refuse,
+        Resign,
+        Resync,
+        Warn,
+    )
+
+    Pending: TypeAlias = Prepare | Form | Warn | Halt | Refuse | End | Resign | Failover | Resync | Recovered
+
+#: Slots of the log that are kept for those who read slowly.
+KEPT_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A decision to write.
+
+    Args:
+        slot: The slot to create.
+        documents: Key to value: to be written before the slot is created.
+        entry: What to create.
+    """
+
+    slot: int
+    documents: Mapping[str, bytes]
+    entry: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What follows a slot that was created; none of it is needed for the job to go on at once.
+
+    Args:
+        documents: Key to value: to be written.
+        log_start: Where the log begins from now on, or None for where it does already: to be raised before `deleted`.
+        deleted: Keys that nobody needs any more.
+        trimmed: Facts up to this position of the stream are no longer needed, or None.
+    """
+
+    documents: Mapping[str, bytes]
+    deleted: tuple[str, ...]
+    trimmed: int | None
+    log_start: LogStart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """What the coordinator knows.
+
+    Attributes:
+        node: This node.
+        term: Its term.
+        slot: The next free slot, as far as it knows.
+        job: The state as of the facts that were read and the decision that is pending.
+        leases: When it last heard of each node.
+        kept_slots: Slots of the log that it keeps.
+        began: Monotonic seconds of the beginning.
+        patience: Leases for which nodes that know of a round may come before a job is founded.
+        first: Position in the stream of facts from which a successor reads as long as the log has no round.
+        events: What was heard since then, as long as the log tells of no round.
+        copies: The copies of the state that were read, None for garbage.
+        wants: The copy to read, or None.
+        view: The state that it would go on from, while the majority is missing, or None.
+        due: Monotonic seconds at which it looks again while the log tells of no round, or None.
+        has_halted: Whether those who wait for a majority were told to stop their workers.
+        position: Of the stream of facts: all up to here was folded.
+        oldest: The oldest slot that may still be there.
+        raised: The start of the log, as far as this term has raised it.
+        formations: Rounds whose assignments are kept, the latest last.
+        state_slot: Whose state document is the newest, -1 for none.
+        state_term: Its term.
+        garbage_keys: Keys to delete, as far as it knows: nobody needs them any more.
+        known_restarts: The restarts that its node had heard of when its term began.
+        pending: The decision that is being written, or None.
+        last: The last decision, to be written after the pending one, or None.
+        complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
+        is_over: Whether its term is over.
+        is_superseded: Whether it is over because another term decides, which this node's member may not know yet.
+    """
+
+    node: str
+    term: int
+    slot: int
+    job: Job
+    leases: Leases
+    kept_slots: int = KEPT_SLOTS
+    began: float = 0.0
+    patience: int = 0
+    first: int = 0
+    events: tuple[Event, ...] = ()
+    copies: Mapping[Copy, Job | None] = field(default_factory=lambda: MappingProxyType({}))
+    wants: Copy | None = None
+    view: Job | None = None
+    due: float | None = None
+    has_halted: bool = False
+    position: int = 0
+    oldest: int = 0
+    raised: int = 0
+    formations: tuple[Formation, ...] = ()
+    state_slot: int = -1
+    state_term: int = 0
+    garbage_keys: tuple[str, ...] = ()
+    known_restarts: int = 0
+    pending: Pending | None = None
+    last: Resign | Failover | None = None
+    complaint: str = ""
+    is_over: bool = False
+    is_superseded: bool = False
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The nodes whose beats are to be read."""
+        return tuple(self.job.nodes)
+
+    @property
+    def wait_until(self) -> float | None:
+        """Monotonic seconds until which to wait for facts at most, None for any time."""
+        return coordination.next_at(self.job) if self.due is None else self.due
+
+    @property
+    def settled_position(self) -> int:
+        """Of the stream of facts: nobody reads those before it again."""
+        return self.position if self.job.round else self.first
