@@ -34,16 +34,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 #: Room -> its integration tests, as patterns of file names.
 INTEGRATION: dict[str, str] = {
-    "agent": "supervision custom_agents early_start hang* health_* metrics_port status stacks* many_nodes_ends",
+    "agent": "supervision restarts unkillable_workers custom_agents early_start hang* health_* metrics_port status "
+    "stacks* many_nodes_ends",
     "cli": "command_line commands explain log_files logs_and_stop wrong_setups indexed_job launch",
     "cluster": "denied_paths status slurm_steps slurm_health waiting_causes worker_slurm",
     "compat": "compat command_line two_launchers",
     "control": "control_socket status commands drain",
-    "core": "supervision elastic_failures elastic_view_change exclusion",
+    "core": "supervision restarts elastic_failures elastic_view_change exclusion",
     "diagnosis": "doctor* flight_recorder stacks* hang native_stacks",
     "events": "event_*",
     "metrics": "metrics_port",
-    "multiprocessing": "supervision output_tee output_capture escapes orphans function_* start_processes spawn preload",
+    "multiprocessing": "supervision unkillable_workers output_tee output_capture escapes orphans function_* "
+    "start_processes spawn preload",
     "rendezvous": "elastic_* patience hosting open_ports fencing heartbeats death_notice seat_record token",
     "report": "report_* event_log last_exceptions wait_line waiting_causes supervision",
     "store": "store_* job_stores* hostile_servers full_stores log_start token",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run import contract
 from elastic_run.launcher import LaunchConfig
 from tests.support.processes import catches, children_of, processes_with_environment, wait_gone
 from tests.support.wait import wait_until
@@ -396,55 +394,6 @@ def test_a_line_end_in_the_temporary_directory(launch: Launch, worker: Worker, t
     assert (precious / "file").exists()
 
 
-def test_many_workers_under_a_low_limit_of_descriptors(launch: Launch) -> None:
-    """The launcher raises its own limit where its workers need it, and they begin with the one they would have had."""
-    program = ("sh", "-c", 'ulimit -Sn 256; exec "$0" -m elastic_run "$@"', sys.executable)
-    job = launch("--nproc-per-node=96", "--no-python", "sh", "-c", "ulimit -Sn", program=program)
-    assert job.wait_exit(deadline=60) == 0
-    assert job.stdout.splitlines() == ["256"] * 96
-
-
-@pytest.mark.parametrize(("workers", "limit"), [(96, 256), (16, 64)])
-def test_so_many_streams_that_a_worker_cannot_begin_with_its_limit(
-    launch: Launch, tmp_path: Path, workers: int, limit: int
-) -> None:
-    """With more pipes than the workers' limit allows they get it right after their start."""
-    program = ("sh", "-c", f'ulimit -Sn {limit}; exec "$0" -m elastic_run "$@"', sys.executable)
-    flags = (f"--nproc-per-node={workers}", "--tee=3", f"--log-dir={tmp_path / 'logs'}", "--no-python")
-    script = f"until [ $(ulimit -Sn) = {limit} ]; do :; done; ulimit -Sn"
-    job = launch(*flags, "sh", "-c", script, program=program)
-    assert job.wait_exit(deadline=60) == 0
-    assert [line.rpartition(":")[2] for line in job.stdout.splitlines()] == [str(limit)] * workers
-
-
-@pytest.mark.parametrize(("workers", "limit", "needed"), [(96, 256, 696), (4, 22, 52)])
-def test_more_workers_than_descriptors(launch: Launch, tmp_path: Path, workers: int, limit: int, needed: int) -> None:
-    """Where the hard limit is too low nothing is started, and the message says what is missing."""
-    program = ("sh", "-c", f'ulimit -n {limit}; exec "$0" -m elastic_run "$@"', sys.executable)
-    flags = (f"--nproc-per-node={workers}", "--tee=3", f"--log-dir={tmp_path / 'logs'}", "--no-python")
-    job = launch(*flags, "echo", "begun", program=program)
-    assert job.wait_exit() == contract.EXIT_CANNOT_START
-    message = f"{workers} workers need {needed} file descriptors here, but only {limit} are allowed (ulimit -n)"
-    assert message in " ".join(job.stderr.split())
-    assert "begun" not in job.stdout
-
-
-@pytest.mark.parametrize("limits", ["-n 64", "-Sn 64"])
-def test_an_inherited_descriptor_beyond_the_limit(launch: Launch, worker: Worker, limits: str) -> None:
-    """A descriptor from before the limit was lowered keeps no worker from starting, and no worker has it."""
-    lower = f'ulimit {limits}; exec "$0" -m elastic_run "$@"'
-    program = (
-        sys.executable,
-        "-c",
-        f"import os, sys; os.dup2(0, 200); os.execvp('sh', {['sh', '-c', lower]} + sys.argv[1:])",
-    )
-    job = launch(
-        sys.executable, "--nproc-per-node=2", worker("say(os.path.exists('/proc/self/fd/200'))"), program=program
-    )
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "False\n" * 2
-
-
 def test_an_interrupt_at_the_very_start_is_quiet(launch: Launch, worker: Worker) -> None:
     """Ctrl-C while the launcher still imports ends it without a traceback."""
     path = worker("say('ready')\nwhile True: signal.pause()")
@@ -466,80 +415,6 @@ def test_signals_that_cannot_be_handled_are_refused(names: str) -> None:
     """A config that asks for the impossible is refused when it is made."""
     with pytest.raises(ValueError, match="can't be handled"):
         LaunchConfig(1, 1, 1, signals_to_handle=names)
-
-
-def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(
-    launch: Launch, worker: Worker, tmp_path: Path
-) -> None:
-    """After a failure with an unkillable sibling the launcher ends with 203 and names the process."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    path = worker(f"""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("ready", os.getpid())
-        if rank == 1:
-            open({str(gate)!r}).read()  # until the other one is ready
-            sys.exit(7)
-        open({str(gate)!r}, "w").close()
-        while True: signal.pause()
-    """)
-    blunt = "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None"
-    program = (sys.executable, "-c", f"{blunt}; from elastic_run.__main__ import main; main()")
-    job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path, program=program)
-    pids = [int(match[1]) for match in job.wait_lines(r"ready (\d+)", count=2)]
-    assert job.process.wait(30) == 203
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        wait_gone(pid)
-    job.wait_exit()
-    assert any(f"pid {pid}" in job.stderr for pid in pids)
-
-
-def test_a_worker_that_takes_long_to_give_back_its_memory_is_waited_for(launch: Launch, worker: Worker) -> None:
-    """One that SIGKILL ends late, while its memory shrinks, is no unkillable worker: the job is restarted."""
-    path = worker("""
-        import mmap
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("ready")
-        if attempt:
-            sys.exit(0)
-        if rank == 1:
-            sys.exit(7)
-        blocks = [mmap.mmap(-1, 1 << 18) for _ in range(40)]
-        for block in blocks:
-            block.write(b"x" * len(block))
-        while blocks:
-            blocks.pop().close()
-            time.sleep(0.05)
-    """)
-    # Its SIGKILL has no effect, which looks to the launcher as if the kernel took its time.
-    code = (
-        "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None; "
-        "from elastic_run.core.agent import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
-        "from elastic_run.__main__ import main; main()"
-    )
-    flags = ("--standalone", "--nproc-per-node=2", "--shutdown-timeout=0", "--max-restarts=1")
-    job = launch(*flags, path, program=(sys.executable, "-c", code))
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout.count("ready") == 4
-
-
-def test_a_worker_in_uninterruptible_sleep_is_noticed(launch: Launch, worker: Worker) -> None:
-    """With TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT a worker stuck in the kernel ends the job without a restart."""
-    # A parent waits for its vfork child in state D: the child is there until it is killed.
-    path = worker("""
-        say("ready")
-        import ctypes
-        libc = ctypes.CDLL(None)
-        if libc.vfork() == 0:
-            libc.pause()
-    """)
-    env = {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "1"}
-    job = launch("--standalone", "--max-restarts=3", "--shutdown-timeout=1", path, env=env)
-    job.wait_line("ready")
-    assert job.wait_exit(deadline=40) == 203
-    assert job.stdout.count("ready") == 1
 
 
 def test_events_are_recorded_by_the_handler_asked_for(launch: Launch, worker: Worker) -> None:

@@ -1,4 +1,7 @@
-"""What every job store promises, asked of each kind in front of the real server."""
+"""What every job store promises, asked of each kind in front of the real server.
+
+The file is longer than others so that each server is started once for all of it.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The running launcher: restarts, stops, signals, and that nothing is left."""
+"""The running launcher: stops, signals, and that nothing is left."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -52,15 +51,6 @@ def test_success(launch: Launch, worker: Worker) -> None:
     job = launch("--standalone", "--nproc-per-node=3", worker("say('hello from', rank)"))
     assert job.wait_exit() == 0
     assert sorted(job.stdout.splitlines()) == [f"hello from {rank}" for rank in range(3)]
-
-
-def test_restart_until_success(launch: Launch, worker: Worker) -> None:
-    """The whole group is restarted, with the count in its environment, until it succeeds."""
-    path = worker("say('rank', rank, 'attempt', attempt); sys.exit(rank == 1 and attempt < 2)")
-    job = launch("--standalone", "--nproc-per-node=2", "--max-restarts=3", path)
-    assert job.wait_exit() == 0
-    seen = sorted(job.stdout.splitlines())
-    assert [line for line in seen if "rank 1" in line] == [f"rank 1 attempt {attempt}" for attempt in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -245,50 +235,6 @@ def test_ctrl_c_and_job_control_on_a_terminal(terminal: Terminal, worker: Worker
     assert is_gone(process.pid)
 
 
-def test_same_error_twice_ends_the_job(launch: Launch, worker: Worker) -> None:
-    """An ImportError does not burn the whole restart budget."""
-    job = launch("--standalone", "--max-restarts=5", worker("say('attempt', attempt); import no_such_module_at_all"))
-    assert job.wait_exit() == 202
-    assert job.stdout.count("attempt") == 2
-    assert "no_such_module_at_all" in job.stderr
-
-
-def test_min_uptime_ends_the_job_too(launch: Launch, worker: Worker) -> None:
-    """With --min-uptime any failure that comes twice before it ends the job."""
-    job = launch("--standalone", "--max-restarts=5", "--min-uptime=60", worker("say('attempt'); sys.exit(9)"))
-    assert job.wait_exit() == 202
-    assert job.stdout.count("attempt") == 2
-
-
-def test_no_restart_exit_codes(launch: Launch, worker: Worker) -> None:
-    """A listed exit code ends the job at once, with that code."""
-    job = launch(
-        "--standalone", "--max-restarts=5", "--no-restart-exit-codes=3,64-78", worker("say('attempt'); sys.exit(70)")
-    )
-    assert job.wait_exit() == 70
-    assert job.stdout.count("attempt") == 1
-
-
-def test_restart_window(launch: Launch, worker: Worker) -> None:
-    """--restart-window allows so many restarts per period, and no more."""
-    path = worker("say('attempt'); sys.exit(9)")
-    job = launch("--standalone", "--restart-window=2/1h", "--max-backoff=0", path)
-    assert job.wait_exit() == 9
-    assert job.stdout.count("attempt") == 3
-
-
-def test_every_round_has_its_own_store(launch: Launch, worker: Worker) -> None:
-    """A restart gets a new port; --master-port keeps it."""
-    path = worker("say('port', os.environ['MASTER_PORT']); sys.exit(attempt == 0)")
-    job = launch("--standalone", "--max-restarts=1", path)
-    assert job.wait_exit() == 0
-    first, second = re.findall(r"port (\d+)", job.stdout)
-    assert first != second
-    with_port = launch(f"--master-port={first}", "--max-restarts=1", path)
-    assert with_port.wait_exit() == 0
-    assert re.findall(r"port (\d+)", with_port.stdout) == [first, first]
-
-
 def test_failure_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """failure.json in the log directory says what the report says."""
     job = launch(
@@ -424,76 +370,3 @@ except ChildFailedError as error:
 """)
     done = subprocess.run([_PYTHON, program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "{1: 5}", done.stderr
-
-
-def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A worker that SIGKILL does not end never wedges the launcher: it is named, with an exit code of its own."""
-    path = worker("""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("ready", os.getpid())
-        while True: signal.pause()
-    """)
-    # Only root can really freeze a process; for others the launcher's SIGKILL goes nowhere, which looks the same to it.
-    freezer = _make_freezer(tmp_path) if os.geteuid() == 0 else None
-    job = launch("--standalone", "--shutdown-timeout=1", path, program=_ELASTIC_RUN if freezer else _BLUNT)
-    pid = int(job.wait_line(r"ready (\d+)")[1])
-    try:
-        if freezer:
-            freezer.freeze(pid)
-        job.send(signal.SIGTERM)
-        # The frozen worker still holds the launcher's stdout: only the launcher's end can be waited for.
-        assert job.process.wait(30) == 143
-    finally:
-        if freezer:
-            freezer.thaw()
-        else:
-            os.kill(pid, signal.SIGKILL)
-    wait_gone(pid)
-    job.wait_exit()
-    assert f"pid {pid}" in job.stderr
-
-
-#: A launcher whose SIGKILL has no effect.
-_BLUNT = (
-    sys.executable,
-    "-c",
-    (
-        "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None; "
-        "from elastic_run.__main__ import main; main()"
-    ),
-)
-
-
-class _Freezer:
-    """A version 1 freezer group: the tasks in it are in uninterruptible sleep, and SIGKILL waits for the thaw."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def freeze(self, pid: int) -> None:
-        """Put a process into the group and freeze it."""
-        self._write("cgroup.procs", str(pid))
-        self._write("freezer.state", "FROZEN")
-
-        def is_frozen() -> bool:
-            return (self.root / "freezer.state").read_text().strip() == "FROZEN"
-
-        wait_until(is_frozen)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._write("freezer.state", "THAWED")
-
-    def _write(self, name: str, text: str) -> None:
-        (self.root / name).write_text(text)
-
-
-def _make_freezer(tmp_path: Path) -> _Freezer:
-    mount = Path("/sys/fs/cgroup/freezer")
-    if not (mount / "cgroup.procs").exists():
-        mount = tmp_path / "freezer"
-        mount.mkdir()
-        subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", mount], check=True)
-    group = mount / f"elastic-run-test-{os.getpid()}"
-    group.mkdir(exist_ok=True)
-    return _Freezer(group)

@@ -25,7 +25,8 @@ from elastic_run.core.protocol.messages import (
     to_json,
 )
 from elastic_run.records import replace
-from tests.scenarios.test_succession import SCRIPTS, Bed
+from tests.scenarios.succession_script import Bed
+from tests.scenarios.test_succession import SCRIPTS
 
 if TYPE_CHECKING:
     from elastic_run.core.node.state import Member

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,209 +12,26 @@ from elastic_run.core.job import config
 from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.elastic.backend.base import Backend
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.report import wait_notices
-from elastic_run.store.errors import CLOSED, FULL, REFUSED, SILENT, StoreConnectionError
-from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
 from tests.support.configs import plain_setup
+from tests.support.noting_store import ATTEMPTS, ELSEWHERE, FIRST_AND_LAST, NotingBackend, NotingStore
 from tests.support.sessions import Node
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, TypeAlias
+    from collections.abc import Callable, Iterator
 
+    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.context import SessionContext
-    from elastic_run.store.jobstore.api import JobStore
-
-    #: Called with each use of a connection, before it: the connection, what is done, and with which key or stream.
-    OnUse: TypeAlias = Callable[["NotingStore", str, str], None]
+    from tests.support.noting_store import OnUse
 
 #: Heartbeats come after more time than any of these tests takes.
 _SLOW = {"keep_alive_interval": "300", "join_timeout": "300", "last_call_timeout": "0"}
-_ELSEWHERE = "elsewhere:1"
-_ATTEMPTS = 3
-_FIRST_AND_LAST = (messages.Join, messages.Leave)
-
-
-class NotingStore(MemoryJobStore):
-    """Notes what it is used for.
-
-    Args:
-        space: The store.
-        on_use: Called before each use.
-
-    Attributes:
-        uses: What was done, and with which key or stream.
-        facts: What was said over it.
-        reason: Why it broke, once it did.
-        timeout: Seconds for each answer.
-    """
-
-    reason = CLOSED
-    timeout = 0.0
-
-    def __init__(self, space: JobSpace, on_use: OnUse) -> None:
-        super().__init__(space)
-        self.uses: list[tuple[str, str]] = []
-        self.facts: list[object] = []
-        self._on_use = on_use
-
-    def _note(self, what: str, where: str) -> None:
-        self.uses.append((what, where))
-        self._on_use(self, what, where)
-
-    def append(self, stream: str, value: bytes) -> None:
-        """Note it, and do it; a second note says that it is done."""
-        self._note("append", stream)
-        super().append(stream, value)
-        if stream == job_keys.FACTS:
-            self.facts.append(messages.read_fact(value))
-        self._note("appended", stream)
-
-    def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
-        """Note it, and do it."""
-        self._note("read", stream)
-        return super().read(stream, position, timeout)
-
-    def get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Note it, and do it."""
-        self._note("get", keys[0])
-        return super().get(keys)
-
-    def wait(self, key: str, timeout: float) -> bytes | None:
-        """Note it, and do it."""
-        self._note("wait", key)
-        return super().wait(key, timeout)
-
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
-        """Note it, and do it."""
-        self._note("beats", nodes[0])
-        return super().fetch_beats(nodes)
-
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
-        """Note it, and do it."""
-        self._note("beat", node)
-        return super().write_beat(node, value, last)
-
-    def share(self) -> NotingStore:
-        """Return an object for the log reader, over this connection."""
-        return SharedStore(self)
-
-    def set_timeout(self, timeout: float) -> None:
-        """Note it."""
-        self.timeout = timeout
-
-    def fall_silent(self) -> None:
-        """Let the operation under way, and each later one, fail since the store does not answer."""
-        self.reason = SILENT
-        self.close()
-
-    def _check(self) -> None:
-        if self._is_closed:
-            message = "the connection is closed"
-            raise StoreConnectionError(message, self.reason)
-        super()._check()
-
-    @property
-    def is_coordinators(self) -> bool:
-        """Whether the coordinator's thread has used it."""
-        return any(what in ("read", "create") for what, _ in self.uses)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self._is_closed
-
-
-class SharedStore(NotingStore):
-    """Another thread's view of a connection; what it is used for counts there."""
-
-    def __init__(self, owner: NotingStore) -> None:
-        self._owner = owner
-        self.is_shared = True
-        super().__init__(owner.space, lambda _, what, where: owner._note(what, where))
-        self.facts = owner.facts
-
-    def _check(self) -> None:
-        self._owner._check()
-
-    def _wait_until(self, is_there: Callable[[], bool], timeout: float) -> bool:
-        return self._owner._wait_until(is_there, timeout)
-
-    def close(self) -> None:
-        """Leave the connection as it is."""
-
-
-class NotingBackend(Backend):
-    """Opens connections to a store in memory, and keeps them.
-
-    Attributes:
-        opened: All connections.
-        on_use: Called before each use of a connection.
-        failure: What attempts to open another connection meet.
-        failures: How many attempts have failed so.
-    """
-
-    kind = "memory"
-    name = "memory"
-
-    def __init__(self) -> None:
-        # A job of its own: the agents of other tests on this machine are dead, and a new agent would say so.
-        self.run_id = secrets.token_hex()
-        self.space = JobSpace()
-        self.opened: list[NotingStore] = []
-        self.on_use: OnUse = lambda *_: None
-        self.failure: StoreConnectionError | None = None
-        self.failures = 0
-
-    def prepare(self) -> None:
-        """Nothing is served."""
-
-    def open(self, timeout: float) -> JobStore:
-        """Open a connection, or fail."""
-        if self.failure is not None:
-            self.failures += 1
-            raise self.failure
-        self.opened.append(NotingStore(self.space, self._note_use))
-        self.opened[-1].timeout = timeout
-        return self.opened[-1]
-
-    def _note_use(self, store: NotingStore, what: str, where: str) -> None:
-        self.on_use(store, what, where)
-
-    def empty(self) -> None:
-        """Put an empty store in the place of this one, whose connections break."""
-        self.space, before = JobSpace(), self.space
-        before.set_reachable(is_reachable=False)
-
-    def advance(self, endpoint: str = "") -> bool:
-        """Go on in an empty store, if it is the one endpoint that there is beside this."""
-        if endpoint == _ELSEWHERE:
-            self.space = JobSpace()
-            self.name = _ELSEWHERE
-        return endpoint == _ELSEWHERE
-
-    def find_local_address(self) -> str:
-        """Return loopback."""
-        return "127.0.0.1"
-
-    def describe(self) -> dict[str, Any]:
-        """Return what names the job."""
-        return {"endpoint": self.name}
-
-    def users_of(self, what: str, where: str = "") -> list[NotingStore]:
-        """Return the connections that were used for something."""
-        return [store for store in self.opened if any(a == what and b.startswith(where) for a, b in store.uses)]
-
-    @property
-    def facts(self) -> list[object]:
-        """What was said, over whatever connection, in whatever store."""
-        return [fact for store in self.opened for fact in store.facts]
 
 
 @pytest.fixture
@@ -338,7 +154,7 @@ def test_a_store_that_is_lost_meanwhile_is_tried_until_it_answers(node: Node, ba
     backend.space.set_reachable(is_reachable=False)
     backend.failure = StoreConnectionError("nobody listens", REFUSED)
     node.done()
-    wait_until(lambda: backend.failures >= _ATTEMPTS)
+    wait_until(lambda: backend.failures >= ATTEMPTS)
     backend.space.set_reachable(is_reachable=True)
     backend.failure = None
     assert node.wait_for(Ended).end.verdict == "success"
@@ -399,13 +215,13 @@ def test_a_store_that_moves_meanwhile_is_followed(
     def move(_: NotingStore) -> None:
         left.append(len(backend.opened))
         context = context_of(node)
-        context.signals.failovers.append(_ELSEWHERE)
+        context.signals.failovers.append(ELSEWHERE)
         context.signals.wake.set()
 
     former = backend.space
     backend.on_use = once(moment, move)
     node.start()
-    wait_until(lambda: backend.name == _ELSEWHERE)
+    wait_until(lambda: backend.name == ELSEWHERE)
     node.wait_for(Formed)
     node.finish()
     assert node.wait_for(Ended).end.verdict == "success"
@@ -424,9 +240,7 @@ def test_a_node_that_leaves_meanwhile_says_so(
     node.start()
     wait_until(lambda: any(isinstance(fact, messages.Leave) for fact in backend.facts))
     node.close()
-    first, last = (
-        next(store for store in backend.opened if kind in map(type, store.facts)) for kind in _FIRST_AND_LAST
-    )
+    first, last = (next(store for store in backend.opened if kind in map(type, store.facts)) for kind in FIRST_AND_LAST)
     assert first is last
 
 

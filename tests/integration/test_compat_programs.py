@@ -1,0 +1,240 @@
+"""Torch's module paths mean ours in whole programs: the command, the variable, the torchrun of ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import elastic_run
+from elastic_run.compat.torchrun_command import write_command
+from tests.support.launch import clean_environment
+from tests.support.sessions import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+#: The file by which the variable acts; the wheel puts it beside the package.
+PTH = Path(elastic_run.__file__).parent / "compat" / "elastic-run-compat.pth"
+VARIABLE = "ELASTIC_RUN_COMPAT"
+INSTALL = "import elastic_run.compat as compat; compat.install()\n"
+
+
+def run(
+    python: Path, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter with words to its end."""
+    return subprocess.run(
+        [str(python), *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=clean_environment({VARIABLE: None} | (env or {})),
+        cwd=cwd,
+        timeout=100,
+    )
+
+
+def check(code: str) -> str:
+    """Run code that must succeed with warnings as errors, and return what it printed."""
+    done = run(Path(sys.executable), "-W", "error", "-c", code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+WORKER = """
+import os, sys
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint._experimental.barriers
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.utils.data import ElasticDistributedSampler
+
+@record
+def main():
+    import elastic_run
+    assert record is elastic_run.record
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    dcp.save({"model": model.state_dict()}, checkpoint_id=sys.argv[1])
+    dcp.load({"model": model.state_dict()}, checkpoint_id=sys.argv[1])
+    # Not async_save: a worker that has called it hangs at its end once in a while, whoever started it.
+    assert dcp.async_save
+    assert dist.is_torchelastic_launched()
+    os.write(1, f"rank {dist.get_rank()} is done\\n".encode())
+    # If DDP were the last to let the group go, it would wait for gloo's thread, which may wait for Python: for ever.
+    del model
+    dist.destroy_process_group()
+
+import elastic_run.compat
+assert elastic_run.compat.is_installed()
+main()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment with the wheel's .pth file, on top of that of the tests."""
+    root = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
+    (site,) = root.glob("lib/python*/site-packages")
+    # As plain paths: the .pth files in them are not read again.
+    places = [Path(torch.__file__).parents[1], PTH.parents[2]]
+    (site / "a_base.pth").write_text("".join(f"{place}\n" for place in places), encoding="utf-8")
+    (site / PTH.name).write_bytes(PTH.read_bytes())
+    return root / "bin" / "python"
+
+
+def test_without_the_variable_the_pth_file_imports_nothing(environment: Path) -> None:
+    """The wheel's .pth file costs a start of Python no import; 0 is the same as nothing."""
+    for value in (None, "0", ""):
+        code = "import sys; print([name for name in sys.modules if name.startswith('elastic_run.compat.')])"
+        done = run(environment, "-c", code, env={"ELASTIC_RUN_COMPAT": value})
+        assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_value_that_is_neither_is_told(environment: Path) -> None:
+    """Whatever else the variable says is told in one line, and changes nothing."""
+    done = run(environment, "-c", "import elastic_run.compat as c; print(c.is_installed())", env={VARIABLE: "yes"})
+    assert done.stdout == "False\n"
+    assert done.stderr == "elastic-run: ELASTIC_RUN_COMPAT: 'yes' is neither 1 nor 0: it counts as 0\n"
+
+
+def test_with_the_variable_torchs_command_is_ours(environment: Path) -> None:
+    """`python -m torch.distributed.run` and torch's own script `torchrun` run elastic-run."""
+    script = "import sys; from torch.distributed.run import main; sys.exit(main())"
+    for command in (["-m", "torch.distributed.run"], ["-c", script]):
+        done = run(environment, *command, "--version", env={VARIABLE: "1"})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"elastic-run {elastic_run.__version__}\n"
+
+
+def test_workers_under_the_variable_train_and_save(
+    environment: Path, launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """Two nodes by torch's own command; its users of these paths in a worker (DDP, checkpoints, `record`) work."""
+    (tmp_path / "train.py").write_text(WORKER, encoding="utf-8")
+    words = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    program = [str(environment), "-m", "torch.distributed.run"]
+    job = [tmp_path / "train.py", tmp_path / "saved"]
+    agents = [launch(*words, *job, program=program, env={VARIABLE: "1"}, cwd=tmp_path) for _ in range(2)]
+    assert [agent.wait_exit(deadline=100) for agent in agents] == [0, 0], agents[0].stderr
+    assert sorted(agent.stdout for agent in agents) == ["rank 0 is done\n", "rank 1 is done\n"]
+
+
+SHOW = """
+import os, subprocess, sys
+from torch.distributed.elastic.multiprocessing.errors import record
+import elastic_run.compat
+print(record.__module__.partition(".")[0], __name__, sys.argv[1:], os.path.basename(sys.argv[0]), flush=True)
+code = "import sys; print([name for name in sys.modules if name.startswith('elastic_run.compat.')] != [])"
+subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_a_program_is_run_as_python_would_run_it(environment: Path, tmp_path: Path) -> None:
+    """`python -m elastic_run.compat` runs a script, a module and a command in a process with torch's paths changed."""
+    (tmp_path / "mine.py").write_text(SHOW, encoding="utf-8")
+    command = environment.with_name("my-command")
+    command.write_text(f"#!{environment}\n{SHOW}", encoding="utf-8")
+    command.chmod(0o755)
+    for words, name in (
+        (["mine.py"], "mine.py"),
+        ([str(tmp_path / "mine.py")], "mine.py"),
+        (["-m", "mine"], "mine.py"),
+        (["my-command"], "my-command"),
+    ):
+        done = run(environment, "-m", "elastic_run.compat", *words, "-x", "--children", cwd=tmp_path)
+        assert done.stdout == f"elastic_run __main__ ['-x', '--children'] {name}\nFalse\n", done.stderr
+
+
+def test_children_of_a_program_are_changed_on_request(environment: Path, tmp_path: Path) -> None:
+    """With `--children` the Python processes that the program starts have torch's paths changed as well."""
+    (tmp_path / "mine.py").write_text(SHOW, encoding="utf-8")
+    done = run(environment, "-m", "elastic_run.compat", "--children", "mine.py", cwd=tmp_path)
+    assert done.stdout == "elastic_run __main__ [] mine.py\nTrue\n", done.stderr
+
+
+def test_a_program_leaves_with_its_own_code_and_finds_its_neighbours(environment: Path, tmp_path: Path) -> None:
+    """The program's exit code is that of the command, and modules beside a script are found first."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "neighbour.py").write_text("CODE = 7\n", encoding="utf-8")
+    (tmp_path / "inner" / "mine.py").write_text("import neighbour; raise SystemExit(neighbour.CODE)", encoding="utf-8")
+    done = run(environment, "-m", "elastic_run.compat", "inner/mine.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "no program given (see --help)"),
+        (["--child"], 2, "'--child' is not a program (see --help)"),
+        (["-m"], 2, "'-m' is not a program (see --help)"),
+        (["no-such-program"], 127, "'no-such-program' is neither a script nor a command"),
+        (["./no-such-program"], 127, "'./no-such-program' is neither a script nor a command"),
+        (["sh"], 2, "is not a Python program; with ELASTIC_RUN_COMPAT=1 set its Python children change too"),
+        (["--install-torchrun"], 2, "--install-torchrun takes one directory"),
+        (["--install-torchrun", ""], 2, "--install-torchrun takes one directory"),
+        (["--install-torchrun", "a:b"], 2, "--install-torchrun: 'a:b' can't stand on PATH: it has a ':'"),
+    ],
+)
+def test_bad_words_get_one_line(words: list[str], code: int, said: str) -> None:
+    """What can't be run is told in one line that names it."""
+    done = run(Path(sys.executable), "-m", "elastic_run.compat", *words)
+    assert done.returncode == code
+    assert done.stderr.startswith("elastic_run.compat: error: ")
+    assert done.stderr.endswith(f"{said}\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_torchrun_of_ours_is_found_before_torchs(tmp_path: Path) -> None:
+    """`--install-torchrun DIR` writes a torchrun that runs elastic-run where DIR comes first; again is fine."""
+    directory = tmp_path / "with blank" / "bin"
+    for _ in range(2):
+        done = run(Path(sys.executable), "-m", "elastic_run.compat", "--install-torchrun", str(directory))
+        assert done.returncode == 0, done.stderr
+        assert str(directory / "torchrun") in done.stdout
+    path = os.pathsep.join([str(directory), str(Path(sys.executable).parent), os.environ["PATH"]])
+    # A module of the working directory must not hide one of the launcher's.
+    (tmp_path / "elastic_run.py").write_text("raise SystemExit('hidden')", encoding="utf-8")
+    done = subprocess.run(
+        ["sh", "-c", "torchrun --version"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=clean_environment({"PATH": path}),
+        cwd=tmp_path,
+    )
+    assert done.stdout == f"elastic-run {elastic_run.__version__}\n", done.stderr
+
+
+def test_a_torchrun_of_an_interpreter_with_a_long_name_runs(tmp_path: Path) -> None:
+    """The kernel takes no first line of any length, or with blanks; our torchrun starts all the same."""
+    directory = tmp_path / "it's a long way to the interpreter" / ("x" * 120)
+    directory.mkdir(parents=True)
+    python = directory / "python"
+    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n", encoding="utf-8")
+    python.chmod(0o755)
+    written = write_command(str(tmp_path), python=str(python))
+    done = subprocess.run([written, "--version"], check=False, capture_output=True, text=True)
+    assert done.stdout == f"elastic-run {elastic_run.__version__}\n", done.stderr
+
+
+def test_a_foreign_torchrun_is_not_overwritten(tmp_path: Path) -> None:
+    """A torchrun that somebody else wrote, torch's above all, stays."""
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n", encoding="utf-8")
+    done = run(Path(sys.executable), "-m", "elastic_run.compat", "--install-torchrun", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "elastic_run.compat: error: --install-torchrun: "
+        f"{tmp_path / 'torchrun'} exists and is not ours: choose another directory\n"
+    )
+    assert (tmp_path / "torchrun").read_text(encoding="utf-8") == "#!/bin/sh\n"
