@@ -138,7 +138,7 @@ def run_command(
         # Before the loop has the signals: nothing was started yet.
         code = contract.EXIT_SIGNAL_BASE + 2
     except Exception as error:  # noqa: BLE001 - what nobody foresaw is raised again in there
-        code = _tell(error)
+        code = _tell(error, parser.origins)
     if code != contract.EXIT_SUCCESS:
         sys.exit(code)
 
@@ -243,18 +243,18 @@ def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
         if origins is not None:
             check_master(args, origins)
     except UsageError as error:
-        raise UsageError(name_source(str(error), recorded)) from None
+        raise UsageError(name_source(str(error), recorded, os.environ)) from None
     notices += find_notices(args, os.environ)
     choose_rendezvous(args, recorded)
-    return workers, [name_source(notice, recorded) for notice in notices]
+    return workers, [name_source(notice, recorded, os.environ) for notice in notices]
 
 
-def _tell(error: Exception) -> int:
+def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
     """Say in one line why no job was started, or that it ended by a defect of ours, and return the exit code."""
     from elastic_run.rendezvous.errors import RendezvousError, is_kind  # noqa: PLC0415 - only on this way
 
     if isinstance(error, (UsageError, RendezvousError)):
-        say(f"error: {error}")
+        say(f"error: {name_source(str(error), origins, os.environ)}")
         return contract.EXIT_USAGE if isinstance(error, UsageError) else contract.EXIT_RENDEZVOUS
     if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
         raise error

@@ -15,6 +15,7 @@ __all__ = ["find_port", "step_port"]
 _FIRST_PORT, _PORTS = 10_000, 20_000
 #: Ports between one job and the next: jobs of neighbouring numbers share nodes, and each has several steps.
 _PORTS_OF_A_JOB = 97
+_HIGHEST_PORT = 65535
 
 
 def step_port(job: int, step: int) -> int:
@@ -33,9 +34,13 @@ def find_port(environ: Mapping[str, str]) -> int:
             SLURM_JOB_ID and SLURM_STEP_ID.
 
     Raises:
-        ValueError: The ids are no numbers.
+        ValueError: The ids are no numbers, or SLURM_STEP_RESV_PORTS does not begin with a port.
     """
-    first = environ.get("SLURM_STEP_RESV_PORTS", "").partition(",")[0].partition("-")[0]
-    if first.isdecimal():
-        return int(first)
+    reserved = environ.get("SLURM_STEP_RESV_PORTS", "")
+    if reserved and reserved != "(null)":
+        first = reserved.partition(",")[0].partition("-")[0]
+        if first.isdecimal() and 0 < int(first) <= _HIGHEST_PORT:
+            return int(first)
+        message = f"SLURM_STEP_RESV_PORTS: {reserved!r} does not begin with a port from 1 to {_HIGHEST_PORT}"
+        raise ValueError(message)
     return step_port(int(environ.get("SLURM_JOB_ID") or 0), int(environ.get("SLURM_STEP_ID") or 0))

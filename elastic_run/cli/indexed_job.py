@@ -45,6 +45,13 @@ def derive_from_indexed_job(
     Raises:
         UsageError: The pods' launchers would not become one job.
     """
+    index = environ["JOB_COMPLETION_INDEX"]
+    if index and not index.isdecimal() and not names_place and node_range(args.nnodes)[1] > 1:
+        message = (
+            f"JOB_COMPLETION_INDEX: {index!r} is not a whole number from 0 up: remove it from the pod template's env, "
+            "since Kubernetes sets it in an indexed Job, or say where the pods meet with --rdzv-endpoint"
+        )
+        raise UsageError(message)
     pod = find_indexed_pod(environ, full_hostname())
     if pod is None or (names_place and "nnodes" not in given_flags):
         return Derivation()
@@ -121,7 +128,9 @@ def _derive_nodes(
             if "rdzv_id" not in given_flags:
                 derived["rdzv_id"] = pod.job_name
         except PodNameError as error:
-            message = f"--rdzv-endpoint: {error}; or give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT"
+            message = (
+                f"JOB_COMPLETION_INDEX={pod.index}: {error}; or give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT"
+            )
             raise UsageError(message) from None
     if "node_rank" not in given_flags:
         derived["node_rank"] = pod.index

@@ -67,13 +67,45 @@ def derive(args: Namespace, origins: Origins, origin: Origin, **values: object) 
             origins[dest] = Origin(origin.kind, origin.source, origin.text, origins.get(dest))
 
 
-def name_source(message: str, origins: Mapping[str, Origin]) -> str:
-    """Put the variable, or the file, in front of a message about a flag, where the value comes from there."""
+def name_source(message: str, origins: Mapping[str, Origin], environ: Mapping[str, str]) -> str:
+    """Name the variables, or the file, in a message about flags whose values come from there.
+
+    Args:
+        message: It begins with a flag, or mentions flags: as ``--nnodes=3`` or ``leave --nnodes out``.
+        origins: Origins of the values.
+        environ: The environment.
+    """
     flag, colon, rest = message.partition(":")
     origin = origins.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
-    if origin is None or origin.kind not in (VARIABLE, FILE):
-        return message
-    return f"{origin.source}{f': {flag[2:]}' * (origin.kind == FILE)}{colon}{rest}"
+    if origin is not None:
+        flag = _name_subject(flag, origin, environ)
+    for dest, other in origins.items():
+        if other.kind in (VARIABLE, FILE):
+            rest = _rename(rest, f"--{dest.replace('_', '-')}", other)
+    return f"{flag}{colon}{rest}"
+
+
+def _name_subject(flag: str, origin: Origin, environ: Mapping[str, str]) -> str:
+    if origin.kind == VARIABLE:
+        return origin.source
+    if origin.kind == FILE:
+        return f"{origin.source}: {flag[2:]}"
+    if origin.kind not in (SLURM, KUBERNETES):
+        return flag
+    names = origin.source.split(", ")
+    variables = " ".join(f"{name}={environ[name]}" for name in names if name in environ)
+    return f"{variables or origin.source or origin.kind}: {flag}"
+
+
+def _rename(text: str, flag: str, origin: Origin) -> str:
+    """Name the origin where a text shows the given value of a flag, and where it says to leave the flag out."""
+    import re  # noqa: PLC0415 - only for messages
+
+    in_file = origin.kind == FILE
+    shown = f"{flag[2:]}={origin.text} in {origin.source}" if in_file else f"{origin.source}={origin.text}"
+    removed = f"leave {flag[2:]} out of {origin.source}" if in_file else f"leave {origin.source} unset"
+    text = text.replace(f"leave {flag} out", removed)
+    return re.sub(rf"{re.escape(f'{flag}={origin.text}')}(?![\w.-]|:\w)", lambda _: shown, text)
 
 
 def write_given(flag: Flag, args: Namespace, origins: Mapping[str, Origin]) -> str:

@@ -2,7 +2,8 @@
 
 srun starts a launcher for each task. With one launcher on each node of the step, the launchers are one job, whose
 nodes, endpoint and id follow from Slurm's variables. Several launchers on a node are refused, and so are flags with
-which the launchers would not become one job; the message names the right flags. --standalone asks for separate jobs.
+which the launchers would not become one job, and variables that contradict each other; the message names the mend.
+--standalone asks for separate jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from elastic_run.cli.derivation import Derivation
 from elastic_run.cli.node_gpus import count_node_gpus
 from elastic_run.cli.origins import SLURM
 from elastic_run.cli.values import node_range
-from elastic_run.cluster.slurm import StepError, count_idle_nodes, find_step
+from elastic_run.cluster.slurm import StepError, StepVariablesError, count_idle_nodes, find_step
 from elastic_run.core.node.config import LaunchStep
 from elastic_run.errors import UsageError
 
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 _VARIABLES = {
     "nnodes": ("SLURM_STEP_NUM_NODES",),
     "rdzv_backend": ("SLURM_STEP_NODELIST",),
-    "rdzv_endpoint": ("SLURM_STEP_NODELIST", "SLURM_STEP_RESV_PORTS"),
+    "rdzv_endpoint": ("SLURM_STEP_NODELIST", "SLURM_STEP_RESV_PORTS", "SLURM_NODE_ALIASES"),
     "rdzv_id": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    "node_rank": ("SLURM_STEP_NODELIST",),
+    "node_rank": ("SLURM_NODEID",),
     "nproc_per_node": ("SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"),
 }
 
@@ -58,16 +59,21 @@ def derive_from_step(
     hostname = os.uname().nodename
     try:
         step = find_step(environ, hostname)
+    except StepVariablesError as error:
+        if names_place and not is_alone:
+            return Derivation()  # the command line says all that is needed
+        message = f"{error}: start with srun, which sets it right, or give --standalone for a separate job in each task"
+        raise UsageError(message) from None
     except StepError as error:
         return Derivation(notices=[_describe_lone_task(error, environ)] if is_alone else [])
     if step is None:
         return Derivation(notices=_describe_idle(count_idle_nodes(environ, hostname), environ) if is_alone else [])
     derived: dict[str, object] = {}
-    notices: list[str] = []
+    notices = [step.note] if step.note and step.task_count > 1 else []
     if step.task_count > 1:
         derived = _derive_nodes(step, args, given_flags, names_place=names_place)
         if step.node_rank == 0 and "nnodes" in given_flags and not names_place:
-            notices = _describe_other_number(step, args)
+            notices += _describe_other_number(step, args)
     # Several launchers on a node would each start a worker for each of its GPUs. A command line that says where the
     # nodes meet was written for torchrun, and has the workers that it has there.
     if step.task_count == len(step.nodes) and not names_place and "nproc_per_node" not in given_flags:
@@ -77,12 +83,20 @@ def derive_from_step(
         "the Slurm step",
         SLURM,
         derived,
-        _VARIABLES,
+        _name_variables(step, environ),
         is_first=step.node_rank == 0,
         notices=notices,
         location=step.location if "node_rank" not in given_flags else "",
         launch_step=_find_launch_step(step, args, given_flags) if names_place else None,
     )
+
+
+def _name_variables(step: Step, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the variables from which each value follows in this step."""
+    unused = set() if step.addresses else {"SLURM_NODE_ALIASES"}
+    named = {dest: tuple(name for name in names if name not in unused) for dest, names in _VARIABLES.items()}
+    is_by_id = environ.get("SLURM_NODEID") == str(step.node_rank)
+    return {**named, "node_rank": ("SLURM_NODEID" if is_by_id else "SLURM_STEP_NODELIST",)}
 
 
 def _find_launch_step(step: Step, args: Namespace, given_flags: Container[str]) -> LaunchStep | None:

@@ -50,7 +50,7 @@ class IndexedPod:
         """
         name, _, index = self.hostname.partition(".")[0].rpartition("-")
         if not name or index != str(self.index):
-            message = f"the host name {self.hostname} does not end with -{self.index}, this pod's {_INDEX}"
+            message = f"the host name {self.hostname} does not end with -{self.index}"
             raise PodNameError(message)
         return name
 

@@ -1,11 +1,16 @@
 """The step of Slurm that this launcher is a task of: its nodes and tasks, and where its launchers meet.
 
 Slurm's variables leak: into a batch script that was submitted from a step, into a tmux server that outlives its job,
-through ssh. So they count as this process's step only if all of them agree: the task's own variables are there, this
-host is one of the step's nodes, and the variables without STEP, which sbatch sets anew, say the same as those with it.
-In doubt nothing is derived, since a job that would have run must not be refused. But one of several tasks whose step
-can't be used raises `StepError`, since each of the tasks would train alone. So does a task of a heterogeneous job
-(SLURM_HET_SIZE), unless its step has the nodes of all components: its variables may describe a part of the step.
+through ssh. So they count as this process's step only if the task's own variables are there, this host is one of the
+step's nodes, and neither Slurm's daemon above this process nor the variables without STEP, which sbatch and salloc set
+anew, tell of a batch script or a shell. In doubt nothing is derived, since a job that would have run must not be
+refused. But one of several tasks whose step can't be used raises `StepError`, since each of the tasks would train
+alone. So does a task of a heterogeneous job (SLURM_HET_SIZE), unless its step has the nodes of all components: its
+variables may describe a part of the step. Numbers that Slurm never sets together raise `StepVariablesError`.
+
+SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in the shell of salloc, and in a step of
+`srun --preserve-env`. SLURM_NODEID is the node's place in SLURM_STEP_NODELIST, which Slurm sorts: also with
+--distribution=arbitrary, a host file, an order of --nodelist, and for heterogeneous jobs (Slurm 22.05).
 """
 
 from __future__ import annotations
@@ -19,18 +24,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Step", "StepError", "count_idle_nodes", "find_step", "is_started_by_slurm"]
+__all__ = ["Step", "StepError", "StepVariablesError", "count_idle_nodes", "find_step", "is_started_by_slurm"]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
-#: A variable of the step, and the variable that has the same value in a step and another value in a batch script.
+#: A variable of the step, and the variable that has the same value in a step, and the job's value in a batch script.
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
 #: Nodes that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
+#: Title of the daemon that starts the tasks of a step, or a batch script: ``slurmstepd: [41.0]``, ``[41.batch]``.
+_DAEMON_TITLE = "slurmstepd: ["
 
 
 class StepError(ValueError):
     """This process is one of several tasks, but the nodes of their step can't be told; the message gives the reason."""
+
+
+class StepVariablesError(StepError):
+    """A variable of the step contradicts the others, or has a wrong value; the message begins with its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,7 @@ class Step:
         location: The switches above this node and its place in the step, as a text that sorts near nodes side by side;
             "" if Slurm knows no switches.
         addresses: Addresses by name, of nodes that name servers may not know.
+        note: What should be said of its variables, a sentence; "" for nothing.
     """
 
     nodes: tuple[str, ...]
@@ -55,6 +67,7 @@ class Step:
     run_id: str
     location: str = ""
     addresses: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def endpoint(self) -> str:
@@ -74,11 +87,14 @@ def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
 
     Raises:
         StepError: It is one of several tasks, and nothing follows from their step.
+        StepVariablesError: Slurm can't have set these variables for the step.
     """
-    if not all(environ.get(name) for name in _NEEDED) or not all(_agree(environ, *names) for names in _TWINS):
+    if not all(environ.get(name) for name in _NEEDED) or not _is_in_step(environ):
         return None
     try:
         return _read_step(environ, hostname)
+    except StepVariablesError:
+        raise
     except ValueError as error:
         # Numbers count the tasks of all components of a heterogeneous job, SLURM_STEP_NUM_TASKS those of one.
         is_alone = (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"]) == ("0", "1")
@@ -95,32 +111,76 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
             raise ValueError(message)
     # Imported here: its regular expressions take longer than all else, and most launchers are no step's.
     from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415
-    from elastic_run.slurm_port import find_port  # noqa: PLC0415
 
     nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
     if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
         message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
         raise ValueError(message)
-    if (count := environ.get("SLURM_STEP_NUM_NODES", str(len(nodes)))) != str(len(nodes)):
-        message = f"SLURM_STEP_NUM_NODES is {count}, but SLURM_STEP_NODELIST has {len(nodes)} nodes"
-        raise ValueError(message)
-    if int(environ["SLURM_STEP_NUM_TASKS"]) < len(nodes):
-        message = f"the step has {environ['SLURM_STEP_NUM_TASKS']} tasks on {len(nodes)} nodes"
-        raise ValueError(message)
     job = environ.get("SLURM_JOB_NODELIST")
     if job and not set(nodes) <= set(parse_nodelist(job)):
-        message = f"the step's nodes, {environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
+        what = f"{environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
+        if _is_running(environ):
+            message = f"SLURM_STEP_NODELIST: the step's nodes, {what}"
+            raise StepVariablesError(message)
+        message = f"the step's nodes, {what}"  # perhaps of another job's step
         raise ValueError(message)
     life = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT") or "0")
     node_rank = _find_node(nodes, environ, hostname)
+    task_count = int(environ["SLURM_STEP_NUM_TASKS"])
+    _check_numbers(environ, len(nodes), task_count)
     return Step(
         nodes=nodes,
         node_rank=node_rank,
-        task_count=int(environ["SLURM_STEP_NUM_TASKS"]),
-        port=find_port(environ),
+        task_count=task_count,
+        port=_find_port(environ) if task_count > 1 else 0,
         run_id=".".join(life),
         location=_find_location(environ, node_rank),
         addresses=_read_aliases(environ.get("SLURM_NODE_ALIASES", "")),
+        note=_compare_node_id(environ, node_rank),
+    )
+
+
+def _check_numbers(environ: Mapping[str, str], nodes: int, tasks: int) -> None:
+    """Compare the numbers of nodes and tasks with the list of the step's nodes.
+
+    Raises:
+        StepVariablesError: Slurm can't have set them together.
+    """
+    if nodes == 1 and tasks == 1:
+        return  # whatever the others say, it is alone
+    listed = f"SLURM_STEP_NODELIST={environ['SLURM_STEP_NODELIST']} has {nodes} node{'s' * (nodes != 1)}"
+    in_job = environ.get("SLURM_JOB_NUM_NODES") or str(nodes)
+    # The number of a job's nodes is that of one component in a step of a heterogeneous job, or all.
+    is_het = bool(environ.get("SLURM_HET_SIZE"))
+    wrong = {
+        "SLURM_STEP_NUM_NODES": (environ.get("SLURM_STEP_NUM_NODES") or str(nodes)) != str(nodes),
+        "SLURM_NNODES": (environ.get("SLURM_NNODES") or str(nodes)) not in {str(nodes), in_job},
+        "SLURM_JOB_NUM_NODES": not is_het and not (in_job.isdecimal() and int(in_job) >= nodes),
+        "SLURM_STEP_NUM_TASKS": tasks < nodes,
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            message = f"{name}: is {environ[name]}, but {listed}"
+            raise StepVariablesError(message)
+
+
+def _find_port(environ: Mapping[str, str]) -> int:
+    from elastic_run.slurm_port import find_port  # noqa: PLC0415 - see `_read_step`
+
+    try:
+        return find_port(environ)
+    except ValueError as error:
+        raise StepVariablesError(str(error)) from None
+
+
+def _compare_node_id(environ: Mapping[str, str], node_rank: int) -> str:
+    """Say that SLURM_NODEID is another node's: it was edited, or came from there through ssh."""
+    node_id = environ.get("SLURM_NODEID") or str(node_rank)
+    if node_id == str(node_rank):
+        return ""
+    return (
+        f"SLURM_NODEID is {node_id}, but this host is node {node_rank} of SLURM_STEP_NODELIST="
+        f"{environ['SLURM_STEP_NODELIST']}, so its place in the list is taken for its rank"
     )
 
 
@@ -187,8 +247,7 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     if environ.get("SLURM_HET_SIZE") and not environ.get("SLURM_STEP_ID"):
         return _count_idle_of_components(environ)
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    # The variables of a step leak into a batch script that its task has submitted; then the two kinds differ.
-    has_step = environ.get("SLURM_STEP_ID") and all(_agree(environ, *names) for names in _TWINS)
+    has_step = environ.get("SLURM_STEP_ID") and _is_in_step(environ)
     if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
         return 0
     from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `find_step`
@@ -208,8 +267,38 @@ def _count_idle_of_components(environ: Mapping[str, str]) -> int:
         return 0
 
 
-def _agree(environ: Mapping[str, str], of_step: str, of_task: str) -> bool:
-    return environ.get(of_task) in (None, environ.get(of_step))
+def _is_in_step(environ: Mapping[str, str]) -> bool:
+    """Whether the variables of a step are this process's, and not left over in a batch script or a shell of salloc."""
+    if _is_running(environ):
+        return True
+    differ = any(environ.get(of_task) not in {None, environ.get(of_step)} for of_step, of_task in _TWINS)
+    is_of_job = environ.get("SLURM_NNODES") == environ.get("SLURM_JOB_NUM_NODES")
+    return not read_running_step().endswith(".batch") and not (differ and is_of_job)
+
+
+def _is_running(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm's daemon says that this process runs in the step of these variables."""
+    return read_running_step() == f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
+
+
+def read_running_step() -> str:
+    """Return the step in which this process runs by the title of Slurm's daemon above it: ``41.0`` or ``41.batch``.
+
+    Unlike variables, the title can't be another step's. It is "" outside of Slurm, and in a container that shows only
+    its own processes.
+    """
+    pid = os.getppid()
+    try:
+        while pid > 1:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                title = file.read(100).decode(errors="replace")
+            if title.startswith(_DAEMON_TITLE):
+                return title.removeprefix(_DAEMON_TITLE).partition("]")[0]
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        pass  # a process has ended, or /proc hides those of others
+    return ""
 
 
 def _short(name: str) -> str:

@@ -102,6 +102,59 @@ def test_a_step_in_a_larger_allocation_has_the_nodes_of_the_step(slurm: SlurmClu
     assert (code, trained(log)) == (0, ["0 of 2", "1 of 2"]), log
 
 
+def test_a_step_that_keeps_the_variables_of_the_job_has_the_nodes_of_the_step(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """With `srun --preserve-env` SLURM_NNODES is 3 in a step of 2 nodes."""
+    body = "srun --preserve-env --nodes=2 --ntasks=2 elastic-run train.py"
+    code, log = run_batch(slurm, tmp_path, body, "--nodes=3", "--ntasks-per-node=1")
+    assert (code, trained(log)) == (0, ["0 of 2", "1 of 2"]), log
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        ("SLURM_NNODES=2", "SLURM_NNODES: is 2, but SLURM_STEP_NODELIST=node[0-2] has 3 nodes: start with srun, "),
+        ("SLURM_JOB_NUM_NODES=2", "SLURM_JOB_NUM_NODES: is 2, but "),
+        ("SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NUM_NODES: is 2, but "),
+        ("SLURM_STEP_NODELIST=node[0-1,3]", "SLURM_STEP_NODELIST: the step's nodes, node[0-1,3], are not all among "),
+        ("SLURM_STEP_RESV_PORTS=70000-80000", "SLURM_STEP_RESV_PORTS: '70000-80000' does not begin with a port "),
+    ],
+)
+def test_a_step_whose_variables_contradict_each_other_trains_nothing(
+    slurm: SlurmCluster, tmp_path: Path, edit: str, told: str
+) -> None:
+    """Each launcher ends with 2 and one line that begins with the variable."""
+    code, log = run_batch(slurm, tmp_path, f"srun --kill-on-bad-exit=0 env {edit} elastic-run train.py", "--nodes=3")
+    assert (code, trained(log)) == (2, []), log
+    assert log.count(f"error: {told}") == 3, log
+
+
+def test_the_order_of_tasks_is_not_that_of_the_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """With --distribution=arbitrary the first task is on node2; ranks follow SLURM_NODEID, which is node2's place."""
+    body = "srun --distribution=arbitrary --nodelist=node2,node0,node1 --ntasks=3 bash -c '{}'".format(
+        'echo "$SLURM_PROCID is on $SLURM_NODEID"; exec elastic-run --no-python bash -c '
+        '"echo trained \\$RANK of \\$WORLD_SIZE on \\$SLURM_NODEID by \\$SLURM_PROCID"'
+    )
+    code, log = run_batch(slurm, tmp_path, body, "--nodes=3", "--ntasks-per-node=1")
+    assert code == 0, log
+    assert sorted(re.findall(r"trained .+", log)) == [
+        "trained 0 of 3 on 0 by 1",
+        "trained 1 of 3 on 1 by 2",
+        "trained 2 of 3 on 2 by 0",
+    ], log
+
+
+def test_a_batch_script_like_the_step_that_submitted_it_is_no_step(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Two nodes and tasks, as the step has; without srun it is one launcher, which is told of the other node."""
+    inner = "sbatch --wait --nodes=2 --ntasks=2 --output=inner.log --wrap 'elastic-run train.py'"
+    body = f'srun --nodes=2 --ntasks=2 bash -c "[ \\$SLURM_PROCID = 1 ] || exit 0; {inner}"'
+    code, log = run_batch(slurm, tmp_path, body, "--nodes=2", "--ntasks=2", "--overcommit", "--ntasks-per-node=1")
+    inner_log = (tmp_path / "inner.log").read_text(encoding="utf-8")
+    assert (code, trained(inner_log)) == (0, ["0 of 1"]), log + inner_log
+    assert "this Slurm job has 1 other node, which a launcher that is started without srun doesn't use" in inner_log
+
+
 def test_the_loss_of_the_launcher_on_the_first_node_does_not_end_an_elastic_job(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:

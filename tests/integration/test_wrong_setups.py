@@ -91,6 +91,41 @@ SETUPS = [
         "--rdzv-endpoint: 127.0.0.1 leads each pod of the Job to itself",
         "leave --rdzv-endpoint out",
     ),
+    Setup(
+        "reserved-ports-that-are-none",
+        "",
+        {**_STEP, "SLURM_STEP_RESV_PORTS": "70000-80000"},
+        "error: SLURM_STEP_RESV_PORTS: '70000-80000' does not begin with a port",
+        "start with srun",
+    ),
+    Setup(
+        "fewer-nodes-than-the-list-has",
+        "",
+        {**_STEP, "SLURM_NNODES": "2"},
+        f"error: SLURM_NNODES: is 2, but SLURM_STEP_NODELIST={_HOST},b,c has 3 nodes",
+        "start with srun",
+    ),
+    Setup(
+        "node-names-that-are-none",
+        "",
+        {**_STEP, "SLURM_STEP_NODELIST": f"{_HOST},b:1,c"},
+        f"error: SLURM_STEP_NODELIST={_HOST},b:1,c: --rdzv-endpoint: ",
+        "'b:1' is not a host name, an IPv4 or an [IPv6] address",
+    ),
+    Setup(
+        "one-node-for-a-step-of-three-by-a-variable",
+        "",
+        {**_STEP, "PET_NNODES": "1"},
+        "error: PET_NNODES: is 1, but the Slurm step has 3 nodes",
+        "leave PET_NNODES unset",
+    ),
+    Setup(
+        "index-that-is-no-number",
+        "--nnodes=2",
+        {"JOB_COMPLETION_INDEX": "$(INDEX)"},
+        "error: JOB_COMPLETION_INDEX: '$(INDEX)' is not a whole number",
+        "remove it from the pod template's env",
+    ),
     Setup("pods-without-number", "", _POD, "this is pod 4 of an indexed Job", "set PET_NNODES"),
     Setup("pod-beyond-the-number", "", {**_POD, "PET_NNODES": "4"}, "this is pod 4 of its Job", "Job's completions"),
     Setup(
@@ -111,6 +146,10 @@ SETUPS = [
     Setup("no-address", f"{_MEET} --rdzv-endpoint=h:1,", {}, "names an empty endpoint", "--rdzv-endpoint"),
     Setup("any-port", f"{_MEET} --rdzv-endpoint=h:0,i:1", {}, "'h:0'", "port 0 is any port"),
     Setup("one-place-twice", f"{_MEET} --rdzv-endpoint=h:1,h:1", {}, "h:1 is listed twice", "--rdzv-endpoint"),
+    Setup(
+        "alone-with-two-nodes-by-a-variable", "--standalone", {"PET_NNODES": "2"}, "--standalone: ", "PET_NNODES=2 asks"
+    ),
+    Setup("no-token", "", {"PET_RDZV_TOKEN_FILE": "/none", "PET_NNODES": "2"}, "error: PET_RDZV_TOKEN_FILE", "/none"),
     Setup("alone-with-two-nodes", "--standalone --nnodes=2", {}, "--standalone: is for one node", "--nnodes=2"),
     Setup(
         "unknown-backend", "--rdzv-backend=c10b --rdzv-endpoint=h:1", {}, "'c10b' is none of", "did you mean 'c10d'?"

@@ -97,8 +97,8 @@ def test_a_pod_has_a_worker_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
             "--nnodes=4 train.py",
             "train-1",
             (
-                "--rdzv-endpoint: the host name train-1 has no domain, so that other pods can't find it: create a "
-                "headless Service, and name it in the pod template as subdomain; or give --rdzv-backend=c10d and "
+                "JOB_COMPLETION_INDEX=1: the host name train-1 has no domain, so that other pods can't find it: create "
+                "a headless Service, and name it in the pod template as subdomain; or give --rdzv-backend=c10d and "
                 "--rdzv-endpoint=HOST:PORT"
             ),
         ),
@@ -106,8 +106,8 @@ def test_a_pod_has_a_worker_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
             "--nnodes=4 train.py",
             "gpu-node-17.example.com",  # hostNetwork: true
             (
-                "--rdzv-endpoint: the host name gpu-node-17.example.com does not end with -1, this pod's "
-                "JOB_COMPLETION_INDEX; or give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT"
+                "JOB_COMPLETION_INDEX=1: the host name gpu-node-17.example.com does not end with -1; or give "
+                "--rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT"
             ),
         ),
     ],
@@ -168,6 +168,14 @@ def test_a_place_where_each_pod_meets_itself_is_refused(
 def test_what_is_no_index_says_nothing(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     """The variable is set by hand, or empty."""
     assert complete(monkeypatch, "train.py", index=index) == (parse_args(["train.py"]), [])
+
+
+def test_what_is_no_index_is_refused_for_several_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pod would serve a store of its own, and wait for the others."""
+    with pytest.raises(UsageError, match=r"^JOB_COMPLETION_INDEX: '\$\(INDEX\)' is not a whole number from 0 up: "):
+        complete(monkeypatch, "--nnodes=3 train.py", index="$(INDEX)")
+    place = "--rdzv-backend=c10d --rdzv-endpoint=train-0.svc:1 --rdzv-id=a"
+    assert complete(monkeypatch, f"--nnodes=3 {place} train.py", index="$(INDEX)")[1] == []
 
 
 def test_the_full_host_name_is_that_of_the_hosts_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -11,7 +14,7 @@ from elastic_run.cli import node_gpus
 from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cluster.slurm import Step, StepError, count_idle_nodes, find_step
+from elastic_run.cluster.slurm import Step, StepError, StepVariablesError, count_idle_nodes, find_step
 from elastic_run.core.node.config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
@@ -154,7 +157,8 @@ def test_addresses_of_nodes_in_a_cloud_stand_in_for_their_names(aliases: str, fi
 
 def test_of_many_nodes_three_may_serve_the_store() -> None:
     """The loss of one or two nodes, whichever they are, ends no job."""
-    counts = dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), "201")
+    numbers = ("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS")
+    counts = dict.fromkeys(numbers, "201")
     many = {"SLURM_STEP_NODELIST": f"a[1-200],{HOST}", **counts}
     step = find_step({**STEP, **many}, HOST)
     assert step is not None
@@ -165,8 +169,9 @@ _ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
 NO_STEP = [
     {"SLURM_PROCID": ""},  # a shell of salloc, or a program that a task cleaned the environment for
     {"SLURM_STEP_ID": "", "SLURM_STEP_NODELIST": ""},  # a batch script
-    {"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "1"},  # a batch script that a task has submitted
-    {"SLURM_TASKS_PER_NODE": "2(x3)"},
+    # Batch scripts that a task has submitted, of one node and of as many nodes as its step.
+    {"SLURM_NNODES": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1"},
+    {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "2(x3)"},
     {**_ALONE, "SLURM_STEP_NODELIST": "a7"},
     {**_ALONE, "SLURM_HET_SIZE": "2"},
 ]
@@ -196,11 +201,6 @@ def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
         ({"SLURM_HET_SIZE": "2"}, "the job is heterogeneous, and Slurm's variables name the nodes of one component "),
         ({"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_TASKS": "1"}, "the job is heterogeneous, "),
         ({"SLURM_HET_SIZE": "9" * 12}, "the job is heterogeneous, "),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "the step has 2 tasks on 3 nodes"),
-        (
-            dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), "2"),
-            "SLURM_STEP_NUM_NODES is 2, but SLURM_STEP_NODELIST has 3 nodes",
-        ),
     ],
 )
 def test_a_task_of_several_whose_step_is_of_no_use_is_told_that_it_trains_alone(
@@ -217,6 +217,116 @@ def test_a_task_of_several_whose_step_is_of_no_use_is_told_that_it_trains_alone(
     assert line.startswith(f"task 1 of the Slurm step {step} runs a job of its own: {reason}")
     assert complete_from_cluster(parse_args(["--standalone", "train.py"]), environ) == []
     assert complete_from_cluster(parse_args(["--nnodes=3", "--master-addr=a7", "train.py"]), environ) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"SLURM_STEP_NUM_NODES": "2"}, f"SLURM_STEP_NUM_NODES: is 2, but SLURM_STEP_NODELIST=a7,{HOST},c has 3 nodes"),
+        (dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), "2"), "SLURM_STEP_NUM_NODES: is 2, but "),
+        ({"SLURM_NNODES": "2"}, "SLURM_NNODES: is 2, but "),
+        ({"SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": ""}, "SLURM_NNODES: is 2, but "),
+        ({"SLURM_NNODES": "many"}, "SLURM_NNODES: is many, but "),
+        ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES: is 2, but "),
+        ({"SLURM_JOB_NUM_NODES": "few"}, "SLURM_JOB_NUM_NODES: is few, but "),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS: is 2, but "),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS: is 1, but "),
+        ({"SLURM_STEP_NODELIST": f"a7,{HOST}"}, "SLURM_STEP_NUM_NODES: is 3, but "),
+        ({"SLURM_STEP_RESV_PORTS": "70000-80000"}, "SLURM_STEP_RESV_PORTS: '70000-80000' does not begin with a port "),
+        ({"SLURM_STEP_RESV_PORTS": "0"}, "SLURM_STEP_RESV_PORTS: '0' does not "),
+        ({"SLURM_STEP_RESV_PORTS": "any"}, "SLURM_STEP_RESV_PORTS: 'any' does not "),
+    ],
+)
+def test_variables_of_a_step_that_contradict_each_other_are_refused(more: dict[str, str], reason: str) -> None:
+    """Slurm sets no such numbers together, and each task would train a model of its own; a whole command line runs."""
+    environ = {**STEP, **more}
+    for words in ("train.py", "--nnodes=3 train.py", "--rdzv-backend=c10d --rdzv-endpoint=a7:1 --rdzv-id=a train.py"):
+        with pytest.raises(UsageError, match=f"^{re.escape(reason)}.*: start with srun, .* or give --standalone "):
+            complete_from_cluster(parse_args(words.split()), environ)
+    with pytest.raises(StepVariablesError):
+        find_step(environ, HOST)
+    assert complete_from_cluster(parse_args(["--standalone", "train.py"]), environ) == []
+    assert complete_from_cluster(parse_args(["--nnodes=3", "--master-addr=a7", "train.py"]), environ) == []
+    # As they come through ssh to a host that is none of the step's.
+    with pytest.raises(StepError) if environ["SLURM_STEP_NUM_TASKS"] != "1" else contextlib.nullcontext() as caught:
+        assert find_step({**environ, "SLURM_STEP_NODELIST": "x[1-3]"}, HOST) is None
+    assert not isinstance(getattr(caught, "value", None), StepVariablesError)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "3"},
+        {"SLURM_JOB_NUM_NODES": "few"},
+        {"SLURM_STEP_RESV_PORTS": "70000"},
+    ],
+)
+def test_the_only_task_on_one_node_is_alone_whatever_other_variables_say(more: dict[str, str]) -> None:
+    """Nobody is to be met, and a job that would have run is not refused."""
+    alone = {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", **dict.fromkeys(_TASKS_PER_NODE, "1"), "SLURM_PROCID": "0"}
+    args = parse_args(["train.py"])
+    complete_from_cluster(args, {**STEP, **alone, **more})
+    assert args.nnodes == "1:1"
+
+
+def test_a_task_of_srun_with_preserve_env_is_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM_NNODES and SLURM_TASKS_PER_NODE are the job's then; Slurm's daemon says that the step is this process's."""
+    preserved = {**STEP, "SLURM_NNODES": "5", "SLURM_TASKS_PER_NODE": "1(x5)"}
+    assert find_step(preserved, HOST) is None
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "41.2")
+    step = find_step(preserved, HOST)
+    assert step is not None
+    assert (step.nodes, step.node_rank) == (("a7", HOST, "c"), 1)
+    with pytest.raises(StepVariablesError, match=r"^SLURM_NNODES: is 2, but "):
+        find_step({**STEP, "SLURM_NNODES": "2"}, HOST)
+
+
+def test_a_batch_script_that_looks_like_a_task_is_told_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of a step has submitted it with as many nodes and tasks: only Slurm's daemon tells that it is no task."""
+    environ = {**STEP, "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": f"a7,{HOST},c"}
+    assert find_step(environ, HOST) is not None
+    assert count_idle_nodes(environ, HOST) == 0
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "41.batch")
+    args, before = parse_args(["train.py"]), parse_args(["train.py"])
+    (line,) = complete_from_cluster(args, environ)
+    assert line.startswith("this Slurm job has 2 other nodes, ")
+    assert args == before
+
+
+@pytest.mark.parametrize(
+    ("title", "found"),
+    [("slurmstepd: [41.batch]", "41.batch"), ("slurmstepd: [41.0]", "41.0"), ("slurmstepd", ""), ("bash [41.0]", "")],
+)
+def test_slurms_daemon_says_in_its_title_which_step_it_runs(title: str, found: str) -> None:
+    """It is looked for among all processes above this one: between them there may be shells."""
+    code = "from elastic_run.cluster.slurm import read_running_step as read; print(read())"
+    shell = f"""exec -a '{title}' bash -c 'bash -c "$PROGRAM; true"; true'"""
+    environ = {**os.environ, "PROGRAM": f"{sys.executable} -c '{code}'"}
+    done = subprocess.run(["bash", "-c", shell], check=True, capture_output=True, text=True, env=environ, timeout=60)
+    assert done.stdout.strip() == found
+
+
+@pytest.mark.parametrize(
+    ("node_id", "source", "told"),
+    [
+        ("1", "SLURM_NODEID", ""),
+        ("", "SLURM_STEP_NODELIST", ""),
+        (
+            "0",
+            "SLURM_STEP_NODELIST",
+            (
+                f"SLURM_NODEID is 0, but this host is node 1 of SLURM_STEP_NODELIST=a7,{HOST},c, so its place in the "
+                "list is taken for its rank"
+            ),
+        ),
+    ],
+)
+def test_the_node_rank_is_slurms_number_of_the_node(node_id: str, source: str, told: str) -> None:
+    """Through ssh all nodes get the number of one of them; the host's name tells which node this is."""
+    parser = LauncherArgumentParser(FLAGS)
+    args = parser.parse_args(["train.py"])
+    notices = complete_from_cluster(args, {**STEP, "SLURM_NODEID": node_id}, parser.origins)
+    assert (args.node_rank, parser.origins["node_rank"].source, notices) == (1, source, [told] * bool(told))
 
 
 def test_a_node_that_slurm_knows_by_another_name_than_the_host_is_of_the_step() -> None:

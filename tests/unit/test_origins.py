@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run.cli.config import RANDOM, choose_rendezvous
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin, name_source
+from elastic_run.cli.origins import DERIVED, FILE, FLAG, KUBERNETES, SLURM, VARIABLE, Origin, name_source
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.core.job.config import Window
 from elastic_run.run import _make_join_command
@@ -126,11 +126,44 @@ def test_a_message_begins_with_the_origin_of_the_value() -> None:
         "log_dir": Origin(FILE, "job.toml", "x"),
         "role": Origin(FLAG, "--role", "r"),
     }
-    assert name_source("--tee: no", origins) == "PET_TEE: no"
-    assert name_source("--log-dir: no", origins) == "job.toml: log-dir: no"
-    assert name_source("--role: no", origins) == "--role: no"
-    assert name_source("--nnodes: no", origins) == "--nnodes: no"
-    assert name_source("script 'x': no", origins) == "script 'x': no"
+    assert name_source("--tee: no", origins, {}) == "PET_TEE: no"
+    assert name_source("--log-dir: no", origins, {}) == "job.toml: log-dir: no"
+    assert name_source("--role: no", origins, {}) == "--role: no"
+    assert name_source("--nnodes: no", origins, {}) == "--nnodes: no"
+    assert name_source("script 'x': no", origins, {}) == "script 'x': no"
+
+
+def test_a_message_about_a_derived_value_begins_with_the_variables_of_the_scheduler() -> None:
+    """The user never gave the flag; the value of each variable that is set is shown."""
+    origins = {
+        "rdzv_endpoint": Origin(SLURM, "SLURM_STEP_NODELIST, SLURM_NODE_ALIASES"),
+        "rdzv_id": Origin(KUBERNETES, ""),
+        "nnodes": Origin(DERIVED, "--standalone"),
+    }
+    environ = {"SLURM_STEP_NODELIST": "a:1,b"}
+    expected = "SLURM_STEP_NODELIST=a:1,b: --rdzv-endpoint: 'a:1:7' is no endpoint"
+    assert name_source("--rdzv-endpoint: 'a:1:7' is no endpoint", origins, environ) == expected
+    assert name_source(expected, origins, environ) == expected
+    assert name_source("--rdzv-id: no", origins, {}) == "Kubernetes: --rdzv-id: no"
+    assert name_source("--nnodes: no", origins, {}) == "--nnodes: no"
+
+
+@pytest.mark.parametrize(
+    ("origin", "shown", "removed"),
+    [
+        (Origin(VARIABLE, "PET_NNODES", "2"), "PET_NNODES=2", "leave PET_NNODES unset"),
+        (Origin(FILE, "job.toml", "2"), "nnodes=2 in job.toml", "leave nnodes out of job.toml"),
+        (Origin(FLAG, "--nnodes", "2"), "--nnodes=2", "leave --nnodes out"),
+    ],
+)
+def test_a_message_mentions_values_by_their_origin(origin: Origin, shown: str, removed: str) -> None:
+    """A second value of a message is shown as the user wrote it; other values, of a remedy, stay flags."""
+    origins = {"nnodes": origin}
+    assert name_source("--node-rank: 3 is too high (--nnodes=2)", origins, {}).endswith(f"too high ({shown})")
+    assert name_source("--x: no: leave --nnodes out", origins, {}) == f"--x: no: {removed}"
+    for other in ("--nnodes=24", "--nnodes=2:4", "--nnodes=2.5"):
+        assert name_source(f"--x: give {other}", origins, {}) == f"--x: give {other}"
+    assert name_source("--x: with --nnodes=2: no", origins, {}) == f"--x: with {shown}: no"
 
 
 @pytest.mark.parametrize(

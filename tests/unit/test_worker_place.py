@@ -108,6 +108,7 @@ def test_who_was_not_placed_is_alone(more: dict[str, str]) -> None:
         ({"SLURM_STEP_RESV_PORTS": "12005,12007"}, 12005),
         ({"MASTER_PORT": "4711", "SLURM_STEP_RESV_PORTS": "12000-12003"}, 4711),
         ({"SLURM_STEP_ID": "1"}, step_port(41, 1)),
+        ({"SLURM_STEP_RESV_PORTS": "(null)"}, step_port(41, 0)),
     ],
 )
 def test_the_port_of_a_step(more: dict[str, str], port: int) -> None:
@@ -140,6 +141,10 @@ def test_a_step_sets_what_a_launcher_would() -> None:
         ({**LAUNCHED, "LOCAL_RANK": "4"}, "local rank 4 is not below the number of local workers, 4"),
         ({**LAUNCHED, "MASTER_PORT": "0"}, "MASTER_PORT=0 is no port: 1 to 65535 are"),
         ({**LAUNCHED, "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        (
+            {**STEP, "SLURM_STEP_RESV_PORTS": "70000-80000"},
+            "SLURM_STEP_RESV_PORTS: '70000-80000' does not begin with a port from 1 to 65535",
+        ),
         ({**STEP, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not set, but SLURM_JOB_ID=41, SLURM_PROCID=2"),
         ({**STEP, "SLURM_STEP_NODELIST": "node[2-"}, "'node[2-' is no Slurm node list"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "2"}, "rank 2 is not below the world size, 2"),
