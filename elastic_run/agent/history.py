@@ -170,14 +170,12 @@ class History:
 
         return find_hidden_cause(self._ends)
 
-    def add_verdict(self, end: End, *, versions: str) -> None:
-        """Take over the job's verdict: the same root cause and attempts on every node.
-
-        Args:
-            end: The verdict.
-            versions: Which nodes of the last round have which version of torch; "" where all have the same.
-        """
+    def add_versions(self, versions: str) -> None:
+        """Note which nodes of the last round have which version of torch; "" where all have the same."""
         self._versions = versions
+
+    def add_verdict(self, end: End) -> None:
+        """Take over the job's verdict: the same root cause and attempts on every node."""
         from elastic_run.report import Attempt  # noqa: PLC0415
         from elastic_run.report.root_cause_document import decode_root_cause  # noqa: PLC0415 - only at the end
 

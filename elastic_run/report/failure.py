@@ -244,7 +244,10 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
     hint, kind = advice(result), result.causes[0].kind if result.root is not None else ""
     said = result.recorder.text if result.recorder is not None and kind != COLLECTIVE else ""
     others = other_worker_lines(result.ends, result.root, has_early=kind != EARLY_EXIT)
+    # Beside a worker that failed, this is said with its failure.
+    differ = f"the nodes differ: {result.versions}" if result.versions and result.root is None else ""
     return [
+        _Section("nodes", _paragraph(printable(differ), room, 2) if differ else []),
         _Section("recorder", _paragraph(printable(said), room, 3) if said else []),
         _Section(
             "others" if result.root is not None else "workers", [shorten(line, room, tail=0.0) for line in others]

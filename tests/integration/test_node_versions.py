@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
+from elastic_run import contract
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port
 
@@ -16,20 +19,39 @@ if TYPE_CHECKING:
     from tests.support.launch import Launched
 
 
+@pytest.mark.parametrize(
+    ("program", "flags", "code"),
+    [
+        ("raise ValueError('bad batch')", [], 1),
+        ("import time; time.sleep(600)", ["--hang-timeout=1", "--hang-action=fail", "--shutdown-timeout=1"], 212),
+        ("import time; print('trains', flush=True); time.sleep(600)", [], contract.EXIT_SIGNAL_BASE + signal.SIGTERM),
+    ],
+    ids=["failure", "hang", "stop"],
+)
 def test_nodes_tell_that_their_versions_of_torch_differ(
-    launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path
+    launch: Callable[..., Launched],
+    worker: Callable[[str], Path],
+    tmp_path: Path,
+    program: str,
+    flags: list[str],
+    code: int,
 ) -> None:
     """The version is read from the file that Python would import, and no torch is imported for it."""
     package = tmp_path / "other" / "torch"
     package.mkdir(parents=True)
     (package / "version.py").write_text("__version__ = '2.4.0'\n", encoding="ascii")
-    path, port = worker("raise ValueError('bad batch')"), free_port()
+    path, port = worker(program), free_port()
     agents = []
     for env in ({}, {"PYTHONPATH": str(tmp_path / "other")}):
-        agents.append(launch(*place(port), "--nnodes=2", path, env=env))
+        agents.append(launch(*place(port), "--nnodes=2", *flags, path, env=env))
         if not env:
             wait_coordinated(port)
-    assert [agent.wait_exit() for agent in agents] == [1, 1]
+    if code == contract.EXIT_SIGNAL_BASE + signal.SIGTERM:
+        for agent in agents:
+            agent.wait_line("trains")
+        for agent in agents:
+            agent.send(signal.SIGTERM)
+    assert [agent.wait_exit() for agent in agents] == [code, code]
     for agent in agents:
         started, _, report = agent.stderr.partition("-- elastic-run: ")
         assert "the nodes have different versions of torch: " in started

@@ -434,6 +434,20 @@ def test_who_left_early_is_named_where_nobody_else_is_to_blame() -> None:
     assert "leave the loop" not in report(result(own, early))
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        JobResult("hung", 212, detail="rank 1 is in count", versions="torch 2.4.0 on h1; torch 2.13.0 on h0"),
+        JobResult("signal", 143, signal=15, versions="torch 2.4.0 on h1; torch 2.13.0 on h0"),
+    ],
+    ids=["hung", "stopped"],
+)
+def test_versions_that_differ_are_in_the_report_where_no_worker_failed(job: JobResult) -> None:
+    """Collectives of two versions may hang: then there is no failed worker beside which to say it."""
+    said = " ".join(" ".join(render(job)).split())
+    assert "nodes the nodes differ: torch 2.4.0 on h1; torch 2.13.0 on h0" in said
+
+
 def test_what_the_flight_recorder_says_stands_behind_the_cause() -> None:
     """The rank that did not join is named in the report, also of a job that was stopped."""
     said = "rank 1 did not join all_reduce number 812 of group 'default' that ranks 0, 2-3 wait in (train.py:88)"

@@ -259,9 +259,10 @@ class Supervisor:
         return self._rounds.return_values()
 
     def _conclude(self) -> JobResult:
+        if self._job is not None and self._job.place is not None:
+            self._history.add_versions(self._job.place.versions)
         if self._job is not None and self._job.ended is not None:
-            place = self._job.place
-            self._history.add_verdict(self._job.ended, versions="" if place is None else place.versions)
+            self._history.add_verdict(self._job.ended)
         result = self._history.conclude(self._finish or messages.Finish("internal_error"), self._machine.agent)
         self._observation.tell(lambda recorder, moment: recorder.agent_ended(moment, result))
         self._observation.begin()
