@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support.launch import Launched
 
@@ -58,6 +58,19 @@ def test_launcher_and_guardian_killed_together(launch: Launch, worker: Worker, o
     both = [job.pid, first]
     kill_processes(both if order == "launcher first" else both[::-1])
     _wait_all_gone([*pids, second])
+    job.wait_exit()
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["executed", "preloaded"])
+def test_all_killed_whose_command_line_names_the_launcher(launch: Launch, worker: Worker, flags: tuple[str]) -> None:
+    """`pkill -9 -f elastic` finds the launcher and its template, and neither guardian: they end the workers."""
+    job, pids = _start(launch, worker, *flags)
+    guardians = wait_guardians(job.pid)
+    processes = [pid for pid in (job.pid, *descendants_of(job.pid)) if pid not in pids]
+    named = [pid for pid in processes if b"elastic" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(named) == 1 + len(flags)
+    kill_processes(named)
+    _wait_all_gone([*pids, *guardians])
     job.wait_exit()
 
 

@@ -9,10 +9,11 @@ Rules
   says `bye` to what was there before.
 - The second one is in the session of the first, by which the launcher knows it, and in a process group of its own.
 - When the launcher and both guardians are killed at the same moment, no process is left to act. Three ways to prevent
-  that were rejected. PR_SET_PDEATHSIG needs code between fork and exec, so each worker would cost one more exec; it
-  also fires when the parent's thread ends, and misses grandchildren. A pipe whose closing sends SIGKILL to the group
-  (F_SETSIG) gives each worker a descriptor that it does not have under torchrun. cgroup.kill needs a cgroup that the
-  user may write to, which schedulers and containers seldom give, and a process that writes to it.
+  that were rejected; docs/processes.md has the measurements. PR_SET_PDEATHSIG kills the workers before a guardian can
+  see which processes are their children, so a child that left session and environment would outlive every SIGKILL of
+  the launcher; it also costs 1 ms for each worker. A pipe whose closing sends SIGKILL to the group (F_SETSIG) gives
+  each worker a descriptor that it does not have under torchrun. cgroup.kill needs a guardian that writes to it, and a
+  cgroup that the user may write to, which schedulers and containers seldom give.
 """
 
 from __future__ import annotations
