@@ -69,20 +69,22 @@ class elastic_launch:  # noqa: N801 - torch's name
         entrypoint: Callable[..., Any] | str | None,
         health_check_server: Any = None,  # noqa: ANN401 - torch's argument
     ) -> None:
+        from elastic_run.agent.stop_requests import StopRequests  # noqa: PLC0415 - the command line needs none
+
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
-        self._agent: LocalElasticAgent | None = None
-        self._stop_signal = 0
+        self._stop_requests = StopRequests()
 
     def __call__(self, *args: Any) -> dict[int, Any]:  # noqa: ANN401 - the workers' arguments
         """Run the job; see `launch_agent`."""
-        return _run_agent(self._config, self._entrypoint, list(args), self._health_check_server, self._take_agent)
+        try:
+            return _run_agent(self._config, self._entrypoint, list(args), self._health_check_server, self._take_agent)
+        finally:
+            self._stop_requests.connect(None)
 
     def _take_agent(self, agent: LocalElasticAgent) -> None:
-        self._agent = agent
-        if self._stop_signal:
-            agent.request_stop(self._stop_signal)
+        self._stop_requests.connect(agent.request_stop)
 
     def stop(self, number: int = SIGTERM) -> None:
         """Stop the job as if this signal had come; the call that runs it raises SignalException.
@@ -92,9 +94,7 @@ class elastic_launch:  # noqa: N801 - torch's name
         Args:
             number: The signal, which the workers get too.
         """
-        self._stop_signal = number
-        if self._agent is not None:
-            self._agent.request_stop(number)
+        self._stop_requests.put(number)
 
 
 def launch_agent(

@@ -19,6 +19,7 @@ from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
+from elastic_run.agent.stop_requests import StopRequests
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.lazy import lazy_names
@@ -118,7 +119,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._context = context
         self._worker_watchdog: FileTimerServer | None = None
         self._supervisor: Supervisor | None = None
-        self._stop_signal = 0
+        self._stop_requests = StopRequests()
         self.job_result: JobResult | None = None
         self._started_at = 0.0
         self._steps = StepRecorder(self, lambda: self._remaining_restarts)
@@ -151,8 +152,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _run_supervised(self) -> RunResult:
         with self.supervise() as supervisor:
-            if self._stop_signal:
-                supervisor.request_stop(self._stop_signal)
+            self._stop_requests.connect(supervisor.request_stop)
             job_result = supervisor.run()
             self._note_job_result(job_result)
             # Before the supervisor ends: it removes the workers' error files.
@@ -163,9 +163,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def request_stop(self, number: int) -> None:
         """Stop as if this signal had come; may be called from any thread."""
-        self._stop_signal = number
-        if self._supervisor is not None:
-            self._supervisor.request_stop(number)
+        self._stop_requests.put(number)
 
     def _has_own_hooks(self) -> bool:
         """Whether a subclass replaces a step of torch's, so that it is to be called."""
