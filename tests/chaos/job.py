@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,10 +222,6 @@ class ManyNodeJob:
             text = "\n".join(node.output.splitlines()[-lines:])
             parts.append(f"--- {node.host}, past exit codes {[code for code, _ in node.past]}\n{text}")
         return "\n".join(parts)
-
-    def has_line(self, pattern: str) -> bool:
-        """Tell whether any agent has written a line that matches."""
-        return any(re.search(pattern, node.output) for node in self.nodes)
 
     def close(self) -> None:
         """Stop what still runs."""

@@ -153,11 +153,6 @@ class Store:
         self.is_closed = True
         self._break_waits(lambda _: True)
 
-    def go_down(self) -> None:
-        """Answer nobody from now on, nor those who wait, and never again."""
-        self.outages.append((self.clockwork.now, float("inf")))
-        self._break_waits(lambda _: True)
-
     def fall_silent(self) -> None:
         """Break the waits of those who can't be answered: the server stands still, or a cable was pulled."""
         is_stalled = self.server is not None and self.server.is_stalled

@@ -144,10 +144,6 @@ class Launched:
         """Send a signal to the program alone."""
         self.process.send_signal(number)
 
-    def send_group(self, number: signal.Signals) -> None:
-        """Send a signal to the program's group, as a terminal's Ctrl-C does."""
-        os.killpg(self.pid, number)
-
     def close(self) -> None:
         """Kill what still runs and close the pipes; harmless when all is over."""
         if self.process.poll() is None:
