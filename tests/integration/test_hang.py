@@ -110,42 +110,45 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
+def run_until_reported(launch: Launch, logs: Path, *words: str | Path) -> str:
+    """Run a job of three ranks until its hang is reported, then stop it; return what it said, once, with all stacks."""
+    job = launch("--nproc-per-node=3", "--hang-timeout=4", f"--log-dir={logs}", *words)
+    job.wait_line("the job goes on", deadline=120)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    assert job.stderr.count("the job hangs: no progress of any rank for ") == 1
+    (path,) = logs.glob("latest/stacks.txt")
+    assert f"all stacks: {path.resolve()}" in job.stderr
+    assert "=== rank 2" in path.read_text(encoding="utf-8")
+    return job.stderr
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "flags", "expected"),
     [
-        (_SLEEPS, [], "rank 1 is in load_batch (train.py:7), "),
-        pytest.param(
-            *(_COMPUTES, ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"], "rank 2 is stopped (SIGSTOP, "),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(*(_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"), marks=pytest.mark.long),
-        pytest.param(*(_MISMATCH, [], "all_reduce (train.py:"), marks=pytest.mark.long),
-        pytest.param("loops = False" + _LOADER, [], "rank 0 is in ", marks=pytest.mark.long),
-        pytest.param("loops = True" + _LOADER, ["--hang-timeout=1"], "rank 0 is in ", marks=pytest.mark.long),
+        (_COMPUTES, ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"], "rank 2 is stopped (SIGSTOP, "),
+        (_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"),
+        (_MISMATCH, [], "all_reduce (train.py:"),
+        ("loops = False" + _LOADER, [], "rank 0 is in "),
+        ("loops = True" + _LOADER, ["--hang-timeout=1"], "rank 0 is in "),
     ],
-    ids=["sleeps", "stopped", "holds", "mismatch", "loader", "looping loader"],
+    ids=["stopped", "holds", "mismatch", "loader", "looping loader"],
 )
 def test_a_hang_names_the_rank_that_the_others_wait_for(
     program: str, flags: list[str], expected: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
 ) -> None:
     """Once, with all stacks in a file, and the job goes on until somebody stops it."""
-    logs = tmp_path / "logs"
-    job = launch("--nproc-per-node=3", "--hang-timeout=4", *flags, f"--log-dir={logs}", script(program))
-    job.wait_line("the job goes on", deadline=120)
-    job.send(signal.SIGTERM)
-    assert job.wait_exit() == 143
-    assert job.stderr.count("the job hangs: no progress of any rank for ") == 1
-    assert expected in job.stderr, job.stderr
-    (path,) = logs.glob("latest/stacks.txt")
-    assert f"all stacks: {path.resolve()}" in job.stderr
-    assert "=== rank 2" in path.read_text(encoding="utf-8")
+    said = run_until_reported(launch, tmp_path / "logs", *flags, script(program))
+    assert expected in said, said
 
 
-def test_the_flight_recorder_names_the_collective(script: Callable[[str], Path], launch: Launch) -> None:
+def test_the_flight_recorder_names_the_collective(
+    script: Callable[[str], Path], launch: Launch, tmp_path: Path
+) -> None:
     """It is on by itself, and its line stands below the places of the ranks."""
-    job = launch("--nproc-per-node=3", "--hang-timeout=3", script(_SLEEPS))
-    job.wait_line("the job goes on", deadline=120)
-    said = job.stderr
+    said = run_until_reported(launch, tmp_path / "logs", script(_SLEEPS))
+    assert "rank 1 is in load_batch (train.py:7), " in said
     assert "ranks 0, 2 wait in all_reduce (train.py:" in said
     assert "flight recorder: rank 1 did not join all_reduce number 4 of group 'default' that ranks 0, 2 wait in" in said
 
@@ -155,7 +158,7 @@ def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch
     program = 'if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n    load_batch()\ndist.barrier()\n'
     program += "dist.destroy_process_group()\n"
     flags = ("--hang-timeout=3", "--hang-action=restart", "--max-restarts=1")
-    job = launch("--nproc-per-node=3", *flags, script(program))
+    job = launch("--nproc-per-node=2", *flags, script(program))
     assert job.wait_exit(deadline=180) == 0, job.stderr
     assert "rank 1 (local 1, pid " in job.stderr
     assert " made no progress" in job.stderr
@@ -169,7 +172,7 @@ def test_a_hang_that_ends_the_job_is_its_cause(
     """Exit code 212, and the rank and its place stand in failure.json."""
     logs = tmp_path / "logs"
     flags = ("--hang-timeout=3", f"--hang-action={action}", "--max-restarts=0", f"--log-dir={logs}")
-    job = launch("--nproc-per-node=3", *flags, script(_SLEEPS))
+    job = launch("--nproc-per-node=2", *flags, script(_SLEEPS))
     assert job.wait_exit(deadline=180) == contract.EXIT_HUNG, job.stderr
     (path,) = logs.glob("latest/failure.json")
     document = json.loads(path.read_text(encoding="utf-8"))
