@@ -25,8 +25,8 @@ _VERDICTS: dict[str, str] = {
         "Look at the limits of processes, open files and memory: `ulimit -a`, and the container's or scheduler's."
     ),
     "rendezvous": (
-        "Start elastic-run on every node, with the same --rdzv-endpoint and --rdzv-id. `elastic-run doctor` with the "
-        "same --nnodes and --rdzv-endpoint on every node checks the network between them."
+        "Every node needs the same --rdzv-endpoint and --rdzv-id, and has to reach the endpoint. `elastic-run doctor` "
+        "with the same --nnodes and --rdzv-endpoint on every node checks the network."
     ),
     "nodes_lost": "Look at the last lines of elastic-run on the lost nodes, and at their kernel log (dmesg).",
     "refused": (

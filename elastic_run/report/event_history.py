@@ -1,7 +1,7 @@
 """Reads event logs, and folds them into the history of jobs.
 
 Pure: lines go in, records come out. A log may end in the middle of a line, lack any part, and contain anything: lines
-that are no events are counted and named, and never raise an error. The events of each launcher are folded in their
+that are not events are counted and named, and never raise an error. The events of each launcher are folded in their
 order. The parts of one round on several nodes are joined by the round's number and id.
 """
 
@@ -27,7 +27,7 @@ LINE_LIMIT = 1 << 16
 
 @dataclass(slots=True)
 class Mistakes:
-    """Lines of a file that are no events.
+    """Lines of a file that are not events.
 
     Args:
         file: Name of the file.
@@ -51,7 +51,7 @@ def read_events(lines: Iterable[bytes], file: str) -> tuple[list[Event], Mistake
         file: Name of the file, for messages.
 
     Returns:
-        The events, and the lines that are no events; empty lines don't count.
+        The events, and the lines that are not events; empty lines don't count.
     """
     events, mistakes = [], None
     for number, line in enumerate(lines, 1):
@@ -73,7 +73,7 @@ def _parse(line: bytes) -> tuple[Event, str]:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
-        return {}, "is no whole line of JSON"
+        return {}, "is not a whole line of JSON"
     return document, find_mistake(document)
 
 

@@ -227,11 +227,11 @@ def find_mistake(document: object) -> str:
         document: The line's value, as JSON gives it.
     """
     if not isinstance(document, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     version, name = document.get("version"), document.get("event")
     if version != VERSION or version is True:
         other = f"has version {version!r:.20}; this release reads version {VERSION}"
-        return other if "event" in document else "is no event of elastic-run"
+        return other if "event" in document else "is not an event of elastic-run"
     if not isinstance(name, str) or name not in EVENTS:
         return f"has an unknown event: {name!r:.40}"
     kind = EVENTS[name]

@@ -46,7 +46,7 @@ def all_to_all(
         WorkerError: There are other workers, but no process group yet; or this one is not in the group.
     """
     if rows.dim() == 0:
-        message = "all_to_all sends rows: the tensor needs one dimension at least"
+        message = "all_to_all sends rows: the tensor needs at least one dimension"
         raise ValueError(message)
     peers = _group_size(group)
     sent = _check_splits("input_splits", input_splits, rows.shape[0], peers)

@@ -87,7 +87,7 @@ def mesh_shape(world_size: int, *, data: int | None, pipeline: int, model: int) 
     for name, size in sizes.items():
         # The caller's annotation is a promise, and sizes often come from a file of settings.
         if size is not None and (size < 1 or size != int(size)):
-            message = f"{name}={size}: a size is a whole number, 1 at least"
+            message = f"{name}={size}: a size is a whole number from 1 up"
             raise ValueError(message)
     others = pipeline * model
     if data is None:

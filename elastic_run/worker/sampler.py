@@ -88,10 +88,10 @@ class ElasticSampler(Sampler[int]):
             message = f"the data set of type {type(data).__name__} has no length"
             raise TypeError(message)
         if isinstance(data, int) and data < 0:
-            message = f"data={data}: a number of samples is 0 at least"
+            message = f"data={data}: a number of samples is 0 or more"
             raise ValueError(message)
         if tail not in _TAILS:
-            message = f"tail={tail!r}: it is one of {', '.join(map(repr, _TAILS))}"
+            message = f"tail={tail!r} is none of {', '.join(map(repr, _TAILS))}"
             raise ValueError(message)
         self._size = data if isinstance(data, int) else len(data)
         self._shuffle = shuffle
@@ -188,7 +188,7 @@ class ElasticSampler(Sampler[int]):
         It warns when samples were handed out but not counted: a job that goes on from there takes them again.
         """
         if self._is_uncounted:
-            message = "nothing counts what ElasticSampler handed out: go through track(loader), or call advance()"
+            message = "the progress of ElasticSampler is not counted: loop over track(loader), or call advance()"
             warnings.warn(message, stacklevel=2)
         return {
             "epoch": self._epoch,
@@ -237,7 +237,7 @@ class ElasticSampler(Sampler[int]):
         batches = loader.batch_sampler
         sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
         if sampler is not self:
-            message = "the loader was not made with this sampler: DataLoader(…, sampler=sampler)"
+            message = "the loader does not use this sampler: DataLoader(…, sampler=sampler)"
             raise ValueError(message)
         if batches is None:
             return _Batches()

@@ -94,7 +94,7 @@ def test_the_page_of_a_real_job(launch: Launch, worker: Worker, tmp_path: Path) 
 
 
 def test_the_page_of_a_job_that_was_killed(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """Kill -9 of the launcher: no line tells the end, and the page says so."""
+    """Kill -9 of the launcher: the logs do not say the end, and the page says so."""
     launcher = launch("--tee=3", f"--log-dir={tmp_path}", worker("say('here')\nsignal.pause()"))
     launcher.wait_line("here")
     logs = partial(tmp_path.glob, "*/events.jsonl")
@@ -102,8 +102,8 @@ def test_the_page_of_a_job_that_was_killed(launch: Launch, worker: Worker, tmp_p
     launcher.send(signal.SIGKILL)
     launcher.wait_exit()
     page = read_page(tmp_path)
-    assert "No line tells how the job ended" in page.text
-    assert "it was killed, or it runs on" in page.text
+    assert "The logs do not say how the job ended" in page.text
+    assert "it was killed, or still runs" in page.text
 
 
 @pytest.mark.parametrize("seconds", [0.2, 60.0])
@@ -128,8 +128,10 @@ def test_torn_and_foreign_lines_are_counted_and_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe" / "stacks.txt")
     (tmp_path / "run" / "stacks.txt").write_bytes(b'File "train.py", line 88, in step\xff')
     page = read_page(tmp_path)
-    assert f"{log}: 1 line is no event and left out (line {len(history())} is no whole line of JSON)" in page.text
-    assert "4 lines are no events and left out (line 1 is no event of elastic-run)" in page.text
+    assert (
+        f"{log}: 1 line is not an event, and left out (line {len(history())} is not a whole line of JSON)" in page.text
+    )
+    assert "4 lines are not events, and left out (line 1 is not an event of elastic-run)" in page.text
     assert "train.py" in page.text
 
 
@@ -207,7 +209,7 @@ def test_a_hundred_thousand_events_make_a_page_of_bearable_size(tmp_path: Path) 
         (None, "no events.jsonl in "),
         (b"", "events.jsonl' is empty"),
         (b"\n\n", "events.jsonl' is empty"),
-        (b"hello\n", "no event in .*: line 1 is no whole line of JSON"),
+        (b"hello\n", "no event in .*: line 1 is not a whole line of JSON"),
         (b'{"version": 7, "event": "x"}\n', "no event in .*: line 1 has version 7; this release reads version 1"),
     ],
 )

@@ -153,7 +153,7 @@ def test_all_to_all_refuses_what_does_not_fit(run: Callable[..., list[dict[str, 
         "input_splits=[3]: it must be 2 numbers from 0, one for each rank of the group",
         "input_splits=[4, -1]: it must be 2 numbers from 0, one for each rank of the group",
         "output_splits=[1, 2, 3]: it must be 2 numbers from 0, one for each rank of the group",
-        "all_to_all sends rows: the tensor needs one dimension at least",
+        "all_to_all sends rows: the tensor needs at least one dimension",
     ]
 
 

@@ -154,9 +154,9 @@ def test_a_verdict_without_a_worker_is_told_by_its_sentence() -> None:
         == """\
 -- elastic-run: train.py: the nodes did not come together ----- exit code 201 --
 cause    7 of 8 nodes joined within 600 s; missing: gpu03
-hint     Start elastic-run on every node, with the same --rdzv-endpoint and
-         --rdzv-id. `elastic-run doctor` with the same --nnodes and
-         --rdzv-endpoint on every node checks the network between them."""
+hint     Every node needs the same --rdzv-endpoint and --rdzv-id, and has to
+         reach the endpoint. `elastic-run doctor` with the same --nnodes and
+         --rdzv-endpoint on every node checks the network."""
     )
 
 

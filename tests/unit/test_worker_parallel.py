@@ -26,9 +26,9 @@ def test_sizes_make_a_mesh(world_size: int, sizes: dict[str, int], shape: tuple[
     [
         ({"data": 2, "pipeline": 1, "model": 2}, "data=2 x pipeline=1 x model=2 = 4, but the world size is 6"),
         ({"data": None, "pipeline": 2, "model": 2}, "= 4, which does not divide the world size, 6"),
-        ({"data": 0, "pipeline": 1, "model": 1}, "data=0: a size is a whole number, 1 at least"),
-        ({"data": None, "pipeline": -1, "model": 1}, "pipeline=-1: a size is a whole number, 1 at least"),
-        ({"data": None, "pipeline": 1, "model": 1.5}, "model=1.5: a size is a whole number, 1 at least"),
+        ({"data": 0, "pipeline": 1, "model": 1}, "data=0: a size is a whole number from 1 up"),
+        ({"data": None, "pipeline": -1, "model": 1}, "pipeline=-1: a size is a whole number from 1 up"),
+        ({"data": None, "pipeline": 1, "model": 1.5}, "model=1.5: a size is a whole number from 1 up"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes: dict[str, int], message: str) -> None:

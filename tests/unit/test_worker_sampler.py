@@ -236,9 +236,9 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     ("arguments", "error", "message"),
     [
         ({"data": iter([1])}, TypeError, "type list_iterator has no length"),
-        ({"data": 3, "tail": "stretch"}, ValueError, "tail='stretch': it is one of 'once', 'pad', 'drop', 'uneven'"),
+        ({"data": 3, "tail": "stretch"}, ValueError, "tail='stretch' is none of 'once', 'pad', 'drop', 'uneven'"),
         ({"data": True}, TypeError, "type bool has no length"),
-        ({"data": -3}, ValueError, "data=-3: a number of samples is 0 at least"),
+        ({"data": -3}, ValueError, "data=-3: a number of samples is 0 or more"),
         ({"data": 3, "rank": 2, "world_size": 2}, ValueError, "rank=2 is not below world_size=2"),
     ],
 )
@@ -251,7 +251,7 @@ def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], messag
 def test_a_loader_of_another_sampler_is_refused() -> None:
     """`track` counts for its own loader only."""
     sampler = ElasticSampler(4, rank=0, world_size=1)
-    with pytest.raises(ValueError, match="not made with this sampler"):
+    with pytest.raises(ValueError, match="does not use this sampler"):
         next(sampler.track(DataLoader(Numbers(4))))
 
 
@@ -268,7 +268,7 @@ def test_what_nobody_counts_is_said_before_it_is_saved() -> None:
     sampler = ElasticSampler(4, rank=0, world_size=1)
     loader = DataLoader(Numbers(4), sampler=sampler)
     next(iter(loader))
-    with pytest.warns(UserWarning, match=r"go through track\(loader\)"):
+    with pytest.warns(UserWarning, match=r"loop over track\(loader\)"):
         sampler.state_dict()
     next(sampler.track(loader))
     assert sampler.state_dict()["consumed"] == 1

@@ -66,7 +66,7 @@ def end_text(worker: Worker) -> str:
     """Return how a worker ended."""
     if worker.signal is not None:
         return f"was killed by {worker.signal}"
-    return "has no line that tells its end" if worker.exit_code is None else f"ended with exit code {worker.exit_code}"
+    return "has no end in the logs" if worker.exit_code is None else f"ended with exit code {worker.exit_code}"
 
 
 def _workers(each: Round) -> list[Worker]:

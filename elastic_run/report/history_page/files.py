@@ -1,4 +1,4 @@
-"""Finds and reads event logs and stacks below a directory; lines that are no events are counted and named."""
+"""Finds and reads event logs and stacks below a directory; lines that are not events are counted and named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Logs:
     Args:
         files: Paths of the event logs that could be read.
         events: Their events, file by file.
-        mistakes: Lines that are no events.
+        mistakes: Lines that are not events.
         problems: Files that could not be read, a clause each.
         stacks: Path and text of each file of stacks.
     """

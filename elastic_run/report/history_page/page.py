@@ -163,7 +163,7 @@ def _describe_end(each: Round) -> str:
     members = list(each.members.values())
     reasons = [member.stop_reason for member in members if member.stop_reason]
     if not reasons:
-        return "no line tells"
+        return "not in the logs"
     # A node halts where another one has failed: the failure is the reason.
     reason = next((word for word in ("failure", "signal", "halt", "success") if word in reasons), reasons[0])
     detail = next((member.detail for member in members if member.detail), "") if reason == "halt" else ""
@@ -183,9 +183,9 @@ def _find_remarks(job: Job, logs: Logs, others: list[str]) -> list[str]:
     if missing > 0:
         remarks.append(f"the event logs of up to {count(missing, 'node')} are not here")
     for mistake in logs.mistakes:
-        what = "is no event" if mistake.count == 1 else "are no events"
+        what = "is not an event" if mistake.count == 1 else "are not events"
         first = f"line {mistake.first_line} {mistake.reason}"
-        remarks.append(f"{mistake.file}: {count(mistake.count, 'line')} {what} and left out ({first})")
+        remarks.append(f"{mistake.file}: {count(mistake.count, 'line')} {what}, and left out ({first})")
     remarks += logs.problems
     if others:
         named = ", ".join(others[-_NAMED:])
@@ -194,7 +194,7 @@ def _find_remarks(job: Job, logs: Logs, others: list[str]) -> list[str]:
 
 
 def _describe_silent_end(agent: Agent) -> str:
-    what = "no line tells how its launcher ended; it was killed, or it runs on"
+    what = "the log does not say how its launcher ended: it was killed, or still runs"
     return f"{agent.node}: {what} (last line {_clock(agent.last_at)} UTC)"
 
 

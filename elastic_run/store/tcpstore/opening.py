@@ -128,7 +128,7 @@ class Opening:
         try:
             exchange(stream, timeout)
         except StoreTimeoutError as error:
-            message = f"{address} takes connections but sends no answer: it hangs, or is no TCPStore"
+            message = f"{address} takes connections but sends no answer: it hangs, or is not a TCPStore"
             raise StoreTimeoutError(message) from error
         except StoreConnectionError as error:
             stream.close()
