@@ -266,11 +266,11 @@ def _check_ranks(args: Namespace, worker_count: int) -> None:
             [part for part in args.local_ranks_filter.split(",") if part],
         ),
     )
-    workers = "is 1 worker" if worker_count == 1 else f"are {worker_count} workers"
+    there = "local rank 0" if worker_count == 1 else f"local ranks 0 to {worker_count - 1}"
     for name, value, ranks in named:
         for rank in ranks:
             if int(rank) >= worker_count:
-                message = f"{name}: {value!r} names local rank {int(rank)}, but there {workers} here, counted from 0"
+                message = f"{name}: {value!r} names local rank {int(rank)}, but this node has only {there}"
                 raise UsageError(message)
 
 

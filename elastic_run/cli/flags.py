@@ -188,7 +188,7 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.one_of("auto", "agent", "torch", "rank0"),
         is_ours=True,
         text="Server of the store at MASTER_ADDR:MASTER_PORT. agent: elastic-run. torch: torch's server in a process "
-        "of its own. rank0: the worker with rank 0. auto: agent, but torch for many hundred workers.",
+        "of its own. rank0: the worker with rank 0. auto: agent; for many hundred workers, torch.",
     ),
     Flag(
         "--preload",
@@ -203,7 +203,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--standalone",
         group=RENDEZVOUS,
-        text="Run a job of this node alone, on a free port and with a random id. The other flags of this group "
+        text="Run a job on this node only, on a free port and with a random id. The other flags of this group "
         "then have no effect. A job of one node without any flag of this group runs in the same way.",
     ),
     Flag(
@@ -461,9 +461,9 @@ FLAGS: tuple[Flag, ...] = (
         default_text="off",
         parse=_values.hang_timeout,
         is_ours=True,
-        text="Time without progress of any rank after which the job counts as hanging (10m): no output, no heartbeat, "
-        "no collective, and the same stacks. auto: 10 times the longest such time so far in the round, at least 5 min. "
-        "The flag also switches on the flight recorder.",
+        text="Time after which the job counts as hanging if no rank makes progress (10m): no output, no heartbeat, no "
+        "collective, and unchanged stacks. auto: 10 times the longest time without progress so far in the round, at "
+        "least 5 min. The flag also switches on the flight recorder.",
     ),
     Flag(
         "--hang-action",
@@ -472,8 +472,8 @@ FLAGS: tuple[Flag, ...] = (
         default="report",
         parse=_values.one_of("report", "restart", "fail"),
         is_ours=True,
-        text="Action after a hang, when lines have said where each rank is. report: the job goes on. restart: uses one "
-        f"of --max-restarts. fail: ends the job with exit code {contract.EXIT_HUNG}.",
+        text="Action after a hang; before it, lines on the console say where each rank is. report: the job goes on. "
+        f"restart: uses one of --max-restarts. fail: ends the job with exit code {contract.EXIT_HUNG}.",
     ),
     Flag(
         "--inject-fault",

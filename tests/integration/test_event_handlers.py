@@ -59,7 +59,7 @@ def test_a_plugin_that_raises_harms_nothing(launch: Launch, site: dict[str, str]
     assert job.stdout == "ran\n"
     assert job.stderr == (
         "event handler 'failing' raised ConnectionError: no collector for torchelastic-events-failing; "
-        "the job goes on, (shown once)\n"
+        "the job goes on (shown once)\n"
     )
 
 

@@ -75,9 +75,9 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     (
         "--redirects 2:1 --nproc-per-node 2 train.py",
         {},
-        "--redirects: '2:1' names local rank 2, but there are 2 workers",
+        "--redirects: '2:1' names local rank 2, but this node has only local ranks 0 to 1",
     ),
-    ("--tee 1:1 train.py", {}, "--tee: '1:1' names local rank 1, but there is 1 worker here"),
+    ("--tee 1:1 train.py", {}, "--tee: '1:1' names local rank 1, but this node has only local rank 0"),
     ("--local-ranks-filter 0,3 train.py", {}, "--local-ranks-filter: '0,3' names local rank 3"),
     ("train.py", {"PET_TEE": "1:1"}, "PET_TEE: '1:1' names local rank 1"),
     ("--node-rank 3 train.py", {}, "--node-rank: 3 is not below the number of nodes (--nnodes=1:1)"),
