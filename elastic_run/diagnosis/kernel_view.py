@@ -14,6 +14,8 @@ from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SI
 _STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
 #: The bits of the signals for stacks in the kernel's masks.
 _BITS = sum(1 << (number - 1) for number in (STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL) if number > 0)
+#: A process whose threads hold the signal back.
+BLOCKS = f"blocks signal {STACK_SIGNAL}"
 #: Seconds in which a Python reads its .pth files, also from a slow file system.
 _STARTING = 2.0
 #: Threads of which the details tell.
@@ -23,37 +25,43 @@ _MOST_THREADS = 200
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.multiprocessing.process.process_table import ProcessStat
+    from elastic_run.multiprocessing.process.stack_signal import StackPipe
 
 
-def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
-    """Return why a process must not get the signal for its stacks, as a predicate such as `has ended`; or ""."""
+def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
+    """Return why a process must not get the signal for its stacks, as a predicate such as `has ended`; or "".
+
+    Args:
+        pid: The process.
+        pipe: Its pipe, or None if it has none.
+    """
     stat = read_stat(pid)
     if stat is None or stat.state in _STATES:
         return "has ended" if stat is None else _STATES[stat.state]
     masks = read_masks(f"{pid}")
     if masks.get("SigIgn", 0) & _BITS:
         return f"ignores signal {STACK_SIGNAL}: its Python has ended, or the program asked for that"
-    has_pipe = _has_pipe(pid, descriptor, inode)
+    has_pipe = pipe is not None and _has_pipe(pid, pipe)
     if masks.get("SigCgt", 0) & _BITS != _BITS:
-        reason = _explain_missing(pid, stat, descriptor, has_pipe=has_pipe)
+        reason = _explain_missing(pid, stat, pipe, has_pipe=has_pipe)
         return _describe_foreign(pid, f"shows no Python stacks: {reason}")
     return "" if has_pipe else _describe_foreign(pid, "has closed the descriptor for its stacks")
 
 
-def _has_pipe(pid: int, descriptor: int, inode: int) -> bool:
+def _has_pipe(pid: int, pipe: StackPipe) -> bool:
     try:
-        return os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == inode
+        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{pipe.number}"), os.fstat(pipe.reading))
     except OSError:
         return False
 
 
-def _explain_missing(pid: int, stat: ProcessStat, descriptor: int, *, has_pipe: bool) -> str:
+def _explain_missing(pid: int, stat: ProcessStat, pipe: StackPipe | None, *, has_pipe: bool) -> str:
     """Return why a process has no handler for the signal. A Python that has had one has closed the pipe on exec."""
     if os.environ.get(contract.ENV_STACKS) == "0":
         return f"{contract.ENV_STACKS}=0"
     if not _is_python(pid):
         return "it is not a Python program"
-    if descriptor < 0:
+    if pipe is None:
         return "there were too few file descriptors for it (ulimit -n)"
     if not has_pipe:
         return "the program has executed another Python"
@@ -98,6 +106,13 @@ def threads_that_block(pid: int) -> frozenset[str]:
     return frozenset(thread for thread in _threads(pid) if read_masks(f"{pid}/task/{thread}").get("SigBlk", 0) & _BITS)
 
 
+def takes_signal(pid: int, number: int) -> bool:
+    """Whether a thread of a process takes a signal at once; the signal for the main thread is only for that one."""
+    threads = [str(pid)] if number == MAIN_STACK_SIGNAL else _threads(pid)
+    masks = (read_masks(f"{pid}/task/{thread}") for thread in threads)
+    return any(not mask.get("SigBlk", ~0) >> (number - 1) & 1 for mask in masks)
+
+
 def is_calm(pid: int) -> bool:
     """Whether no thread of a process but the first has a processor, or waits for one."""
     stats = (read_stat(f"{pid}/task/{thread}") for thread in _threads(pid) if thread != str(pid))
@@ -125,7 +140,7 @@ def explain_silence(pid: int) -> str:
         return f"is in uninterruptible sleep in the kernel{f' ({where})' if where else ''}"
     if is_pending(pid):
         is_busy = stat.state == b"R"
-        return "has got no processor time to write its stacks" if is_busy else f"blocks signal {STACK_SIGNAL}"
+        return "has got no processor time to write its stacks" if is_busy else BLOCKS
     return f"has a handler of its own for signal {STACK_SIGNAL}"
 
 

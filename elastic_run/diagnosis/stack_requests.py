@@ -1,12 +1,14 @@
 """Asks the workers of one round for their stacks: sends each a signal, and reads their pipes.
 
 Rules
-- A worker gets the signal only if it has a handler for it and its pipe is still open under its number: the signal would
-  end a program without the handler, and the text would go into another file.
+- A worker gets a signal only if it has a handler for it and its pipe is still open under its number: the signal would
+  end a program without the handler, and the text would go into another file. Nor does it get one that all of its
+  threads block: the program may be another one, or have other files, when it takes the signal.
 - The pipes are always read, and unexpected text is dropped: a full pipe would block a worker.
-- Nothing marks the end of the text. The text is whole when the worker has written something and none of its threads
-  runs the handler. The kernel shows such a thread: it blocks the signal. Python writes a few characters at a time, so
-  after the first of them the pipe is not read for `_GATHERING` seconds: otherwise each write would wake this process.
+- Marks enclose the text of Python's handler; nothing marks the end of faulthandler's. That is whole when the worker has
+  written something and none of its threads runs the handler. The kernel shows such a thread: it blocks the signal.
+  Python writes a few characters at a time, so after the first of them the pipe is not read for `_GATHERING` seconds:
+  otherwise each write would wake this process.
 - After `patience` seconds, missing stacks are explained. A worker that has taken the signal and does not run our
   handler has a handler of its own, and is not waited for that long.
 """
@@ -56,7 +58,14 @@ class _Request:
     @property
     def is_cut(self) -> bool:
         """Whether the end of what Python's handler writes is missing."""
-        return self.text.startswith(_MARKS[:1]) and not self.text.endswith(_MARKS[1:])
+        return self.text.rfind(_MARKS[:1]) > self.text.rfind(_MARKS[1:])
+
+    @property
+    def stacks(self) -> bytearray:
+        """What Python's handler has written, also where faulthandler has written before or behind it; else all."""
+        _, begin, text = self.text.partition(_MARKS[:1])
+        text, end, _ = text.partition(_MARKS[1:])
+        return text if begin and end else self.text.translate(None, _MARKS)
 
 
 class StackRequests:
@@ -98,13 +107,13 @@ class StackRequests:
             self._read(rank)
         self._requests = {rank: self._prepare(rank, pid) for rank, pid in pids.items()}
         self._missing = {rank for rank, request in self._requests.items() if not request.problem}
-        for rank in self._missing.copy():
-            if self._kill(rank, self._requests[rank], PYTHON_STACK_SIGNAL):
-                self._insist_later(rank, self._requests[rank], _FIRST, until=self._loop.now() + patience * _EARLY)
         self._timers = [
             self._loop.call_later(patience * _EARLY, self._look_early),
             self._loop.call_later(patience if self._missing else 0.0, self._finish),
         ]
+        until = self._loop.now() + patience * _EARLY
+        for rank in self._missing.copy():
+            self._begin(rank, self._requests[rank], until=until)
 
     def close(self) -> None:
         """Close the pipes; a request that still waits gets the stacks that have come."""
@@ -118,8 +127,20 @@ class StackRequests:
 
     def _prepare(self, rank: int, pid: int) -> _Request:
         pipe = self._pipes.get(rank)
-        problem = kernel_view.find_obstacle(pid, *(pipe.number, pipe.inode) if pipe is not None else (-1, -1))
+        problem = kernel_view.find_obstacle(pid, pipe)
         return _Request(pid, frozenset() if problem else kernel_view.threads_that_block(pid), problem)
+
+    def _begin(self, rank: int, request: _Request, *, until: float) -> None:
+        """Ask a worker by the signal for Python's handler, as soon as one of its threads takes that."""
+        if not self._is_awaited(rank, request):
+            return
+        if kernel_view.takes_signal(request.pid, PYTHON_STACK_SIGNAL):
+            self._kill(rank, request, PYTHON_STACK_SIGNAL)
+            self._insist_later(rank, request, _FIRST, until=until)
+        elif self._loop.now() < until:
+            self._loop.call_later(_PAUSE, lambda: self._begin(rank, request, until=until))
+        else:
+            self._answered(rank, kernel_view.BLOCKS)
 
     def _insist_later(self, rank: int, request: _Request, pause: float, *, until: float) -> None:
         self._loop.call_later(pause, lambda: self._insist(rank, request, until=until))
@@ -140,21 +161,23 @@ class StackRequests:
         """Ask for all threads when none but the main one runs; if one always does, for the main thread."""
         if not self._is_awaited(rank, request):
             return
+        problem = kernel_view.find_obstacle(request.pid, self._pipes[rank])
         is_calm = kernel_view.is_calm(request.pid)
-        if not is_calm and tries > 1:
+        number = STACK_SIGNAL if is_calm else MAIN_STACK_SIGNAL
+        takes_signal = kernel_view.takes_signal(request.pid, number)
+        if problem or not (takes_signal or tries > 1):
+            self._answered(rank, problem or kernel_view.BLOCKS)
+        elif not (is_calm and takes_signal) and tries > 1:
             self._loop.call_later(_PAUSE, lambda: self._send(rank, request, tries - 1))
-            return
-        request.is_sent = True
-        self._kill(rank, request, STACK_SIGNAL if is_calm else MAIN_STACK_SIGNAL)
+        else:
+            request.is_sent = True
+            self._kill(rank, request, number)
 
-    def _kill(self, rank: int, request: _Request, number: int) -> bool:
+    def _kill(self, rank: int, request: _Request, number: int) -> None:
         try:
             os.kill(request.pid, number)
         except OSError:
-            request.problem = "has ended"
-            self._missing.discard(rank)
-            return False
-        return True
+            self._answered(rank, "has ended")
 
     def _watch(self, rank: int) -> None:
         self._open.add(rank)
@@ -170,24 +193,31 @@ class StackRequests:
     def _gather(self, rank: int) -> None:
         if rank not in self._pipes:
             return
+        if rank not in self._missing:
+            self._read(rank)
+            if rank in self._open:
+                self._watch(rank)
+            return
         request = self._requests[rank]
         # Before the pipe is read: then the pipe has all text that was written before the handler ended.
         is_writing = self._is_handling(request)
-        data = self._read(rank)
-        if rank in self._missing:
-            request.text += data
-            if is_writing or request.is_cut:
-                self._loop.call_later(_GATHERING, lambda: self._gather(rank))
-                return
+        request.text += self._read(rank)
+        if rank in self._open and (is_writing or request.is_cut):
+            self._loop.call_later(_GATHERING, lambda: self._gather(rank))
+            return
         if rank in self._open:
             self._watch(rank)
-        if rank in self._missing and request.text:
+        if request.text:
             self._answered(rank)
+        elif rank not in self._open:
+            pipe = self._pipes[rank]
+            self._answered(rank, kernel_view.find_obstacle(request.pid, pipe) or "has ended")
 
-    def _answered(self, rank: int) -> None:
+    def _answered(self, rank: int, problem: str = "") -> None:
+        self._requests[rank].problem = problem
         self._missing.discard(rank)
         if not self._missing:
-            self._finish()
+            self._timers.append(self._loop.call_later(0.0, self._finish))
 
     def _look_early(self) -> None:
         for rank in self._missing.copy():
@@ -195,8 +225,7 @@ class StackRequests:
             is_taken = request.is_sent and not kernel_view.is_pending(request.pid)
             if is_taken and not request.text and not self._is_handling(request):
                 request.text += self._read(rank)
-                request.problem = "" if request.text else kernel_view.explain_silence(request.pid)
-                self._answered(rank)
+                self._answered(rank, "" if request.text else kernel_view.explain_silence(request.pid))
 
     def _is_handling(self, request: _Request) -> bool:
         """Whether a thread of a worker runs the handler."""
@@ -231,7 +260,7 @@ class StackRequests:
         self._missing.clear()
         found = {
             rank: Dump(
-                text=request.text.translate(None, _MARKS).decode(errors="replace"),
+                text=request.stacks.decode(errors="replace"),
                 problem=request.problem,
                 details=kernel_view.describe_threads(request.pid) if request.problem else "",
             )

@@ -159,7 +159,7 @@ class Wiring:
             os.close(writing)
             os.close(reading)
             return -1
-        self.stacks[local_rank] = StackPipe(reading, high, os.fstat(high).st_ino)
+        self.stacks[local_rank] = StackPipe(reading, high)
         self._writing[local_rank].append(high)
         return high
 

@@ -9,6 +9,8 @@ Rules
   of the main thread, and meanwhile no other thread runs Python. Only if the main thread is in C code, and does not come
   to it, the agent sends another one: for all threads, or, if any of the others runs, for the main thread alone, which
   runs the handler.
+- While the handler in Python runs, the program's handlers may run as well. Their exceptions, such as a timeout by
+  SIGALRM, are passed on. The handler writes only if its descriptor is still the pipe.
 - When Python ends, faulthandler restores the handlers that it has replaced, and Python sets its own handlers to the
   default, which kills the process. So the worker ignores the signals before it registers, and again at its end:
   otherwise a signal in that moment would kill a worker that has ended well.
@@ -30,13 +32,17 @@ from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SI
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping
     from types import FrameType
 
 #: The pipe's number in a worker is this one or higher, where the limit of descriptors allows it.
 LOWEST_DESCRIPTOR = 900
 #: Threads, and frames of each, that a worker writes; as faulthandler.
 _MOST = 100
+#: Of the handler's code: torch.compile passes over all files whose names begin so, and would compile it otherwise.
+_FILE_NAME = "<frozen importlib elastic_run>"
+#: What the handler's own calls raise.
+_OWN_ERRORS = (OSError, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,10 @@ class StackPipe:
     Args:
         reading: The reading end, which does not block.
         number: The descriptor that the worker has.
-        inode: The pipe's inode: what tells whether the worker's descriptor is still the same.
     """
 
     reading: int
     number: int
-    inode: int
 
 
 def is_possible() -> bool:
@@ -97,22 +101,36 @@ def register_by_environment(env: MutableMapping[bytes, bytes]) -> bool:
 def register(fd: int) -> None:
     """Let this process write its stacks to a descriptor from now on."""
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - see `signals`; C modules, for workers only
-    import _thread  # noqa: PLC0415
     import atexit  # noqa: PLC0415
     import faulthandler  # noqa: PLC0415
-    import sys  # noqa: PLC0415
 
     os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
     for number in (STACK_SIGNAL, MAIN_STACK_SIGNAL):
         _signal.signal(number, _signal.SIG_IGN)
         faulthandler.register(number, fd, all_threads=number == STACK_SIGNAL)
+    _signal.signal(PYTHON_STACK_SIGNAL, _make_handler(fd))
+    _signal.siginterrupt(PYTHON_STACK_SIGNAL, False)  # noqa: FBT003 - the function's own signature
+    atexit.register(_signal.signal, PYTHON_STACK_SIGNAL, _signal.SIG_IGN)
+
+
+def _make_handler(fd: int) -> Callable[[int, FrameType | None], None]:
+    """Return a handler that writes what faulthandler would, between two marks."""
+    import _thread  # noqa: PLC0415 - C modules, for workers only
+    import sys  # noqa: PLC0415
+
+    main, pipe = _thread.get_ident(), os.fstat(fd)[1:3]  # inode and device
 
     def write_stacks(_: int, interrupted: FrameType | None) -> None:
-        """Write what faulthandler would, between two marks."""
+        frames: dict[int, FrameType | None] = {}
         try:
+            if os.fstat(fd)[1:3] != pipe:
+                return
             text = "\x02"
-            for ident, top in list(sys._current_frames().items())[-_MOST:]:  # noqa: SLF001 - public by its documentation
-                frame, count = (interrupted if ident == _thread.get_ident() else top), 0
+            frames.update(sys._current_frames())  # noqa: SLF001 - public by its documentation
+            frames.pop(main, None)  # this function's frame: it would keep itself, and with it the program's frames
+            frames[main] = interrupted
+            for ident, top in list(frames.items())[-_MOST:]:
+                frame, count = top, 0
                 text += f"Thread 0x{ident:016x} (most recent call first):\n"
                 while frame is not None and count < _MOST:
                     code, count = frame.f_code, count + 1
@@ -121,9 +139,10 @@ def register(fd: int) -> None:
             data = f"{text}\x03".encode("ascii", "backslashreplace")
             while data:
                 data = data[os.write(fd, data) :]
-        except Exception:  # noqa: BLE001, S110 - this runs in somebody's program
-            pass
+        except Exception as error:
+            is_foreign = error.__traceback__.tb_next or not isinstance(error, _OWN_ERRORS)  # type: ignore[union-attr]
+            if frames and is_foreign:
+                raise
 
-    _signal.signal(PYTHON_STACK_SIGNAL, write_stacks)
-    _signal.siginterrupt(PYTHON_STACK_SIGNAL, False)  # noqa: FBT003 - the function's own signature
-    atexit.register(_signal.signal, PYTHON_STACK_SIGNAL, _signal.SIG_IGN)
+    write_stacks.__code__ = write_stacks.__code__.replace(co_filename=_FILE_NAME)
+    return write_stacks

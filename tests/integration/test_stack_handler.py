@@ -1,0 +1,280 @@
+"""The handler for stacks inside a program: what it must not change there, whatever the program does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from elastic_run.diagnosis.stack_requests import StackRequests
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing.process.stack_signal import StackPipe, variables
+from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from elastic_run.core.diagnosis.stack_groups import Dump
+
+_NUMBER = 900
+_SIGNALS = [PYTHON_STACK_SIGNAL, MAIN_STACK_SIGNAL, STACK_SIGNAL]
+#: The .pth file has registered the handlers by now; or `register` does, as in a fork.
+_REGISTERS = f"from elastic_run.multiprocessing.process.stack_signal import register; register({_NUMBER})\n"
+_HEAD = f"""
+import ctypes, gc, os, signal, sys, threading, time, weakref
+PYTHON, MAIN, ALL = {_SIGNALS}
+libc = ctypes.CDLL(None)
+def wait(): os.read(0, 1)
+"""
+
+
+class _Program(NamedTuple):
+    """A program that has the handlers, and the agent's end of its pipe."""
+
+    process: subprocess.Popen[str]
+    pipe: StackPipe
+
+    def read_line(self) -> str:
+        """Return its next line."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        """Let it return from `wait`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(".")
+        self.process.stdin.flush()
+
+    def ask(self, *, patience: float = 3.0) -> Dump:
+        """Return its stacks, as the agent gets them."""
+        with Loop() as loop:
+            found: list[Dump] = []
+            requests = StackRequests(loop, {0: StackPipe(os.dup(self.pipe.reading), _NUMBER)})
+            requests.ask({0: self.process.pid}, patience, lambda dumps: found.append(dumps[0]))
+            loop.run_until(lambda: bool(found))
+            requests.close()
+        return found[0]
+
+
+@contextmanager
+def _start(body: str, *, by_pth: bool = True) -> Iterator[_Program]:
+    """Start a program with the handlers; it ends with its block."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.dup2(writing, _NUMBER)
+    os.close(writing)
+    env = {**os.environ, **(variables(_NUMBER) if by_pth else {}), "RANK": "0", "ELASTIC_RUN_TITLE": "0"}
+    code = ("" if by_pth else _REGISTERS) + _HEAD + body
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", code],
+            env=env,
+            pass_fds=(_NUMBER,),
+            start_new_session=True,
+            text=True,
+            **streams,  # type: ignore[call-overload]  # two numbers
+        )
+    finally:
+        os.close(_NUMBER)
+    with process:
+        try:
+            yield _Program(process, StackPipe(reading, _NUMBER))
+        finally:
+            process.kill()
+            os.close(reading)
+
+
+_ways = pytest.mark.parametrize("by_pth", [True, False], ids=["executed", "forked"])
+
+_FULL_PIPE = f"""
+os.set_blocking({_NUMBER}, False)
+try:
+    while os.write({_NUMBER}, bytes(4096)): pass
+except BlockingIOError:
+    os.set_blocking({_NUMBER}, True)
+class Late(Exception): pass
+def raise_late(*_): raise Late
+signal.signal(signal.SIGALRM, raise_late)
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    signal.raise_signal(PYTHON)
+    time.sleep(30)
+    print("lost")
+except Late:
+    print("late")
+"""
+
+
+@_ways
+def test_an_exception_of_another_handler_is_not_lost(by_pth: bool) -> None:  # noqa: FBT001 - a parameter of pytest's
+    """A timeout by SIGALRM that comes while the stacks are written reaches the program."""
+    with _start(_FULL_PIPE, by_pth=by_pth) as program:
+        assert program.read_line() == "late"
+
+
+_OTHER_FILE = f"""
+other = os.open(os.environ["OTHER"], os.O_RDWR | os.O_CREAT)
+os.dup2(other, {_NUMBER})
+signal.raise_signal(PYTHON)
+print("done")
+"""
+
+
+@_ways
+def test_nothing_is_written_into_a_file_of_the_program(
+    by_pth: bool,  # noqa: FBT001 - a parameter of pytest's
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that has closed all descriptors, and has a file under the same number, keeps its content."""
+    monkeypatch.setenv("OTHER", str(tmp_path / "other"))
+    with _start(_OTHER_FILE, by_pth=by_pth) as program:
+        assert program.read_line() == "done"
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+_CHANGES_FILES = f"""
+def open_other(*_):
+    os.dup2(os.open(os.environ["OTHER"], os.O_RDWR | os.O_CREAT), {_NUMBER})
+signal.signal(PYTHON, open_other)
+print("ready")
+wait()
+"""
+
+
+def test_a_file_that_the_program_opens_meanwhile_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The descriptor is looked at before each signal."""
+    monkeypatch.setenv("OTHER", str(tmp_path / "other"))
+    with _start(_CHANGES_FILES) as program:
+        assert program.read_line() == "ready"
+        assert program.ask().problem.startswith("has closed the descriptor for its stacks")
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+_KEEPS = """
+gc.disable()
+class Batch: pass
+def step():
+    batch = Batch()
+    threading.Thread(target=wait, daemon=True).start()
+    signal.raise_signal(PYTHON)
+    return weakref.ref(batch)
+print("kept" if step()() else "freed")
+"""
+
+
+@_ways
+def test_no_frame_of_the_program_is_kept(by_pth: bool) -> None:  # noqa: FBT001 - a parameter of pytest's
+    """What the interrupted functions hold, such as memory of a GPU, goes when they return; no garbage is collected."""
+    with _start(_KEEPS, by_pth=by_pth) as program:
+        assert program.read_line() == "freed"
+
+
+_COMPILER = f"""
+from torch._dynamo import trace_rules
+executed = signal.getsignal(PYTHON)
+{_REGISTERS}
+forked = signal.getsignal(PYTHON)
+print(executed is forked, *(trace_rules.check(handler.__code__) for handler in (executed, forked)))
+"""
+
+
+def test_torch_does_not_compile_the_handler() -> None:
+    """A signal may come in a function that torch.compile runs: torch passes over the handler there."""
+    with _start(_COMPILER) as program:
+        assert program.read_line() == "False True True"
+
+
+_BLOCKS = """
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+print("ready")
+wait()
+print(sorted(signal.sigpending()))
+"""
+
+
+def test_a_signal_that_is_blocked_is_not_sent() -> None:
+    """It would come when the program has executed another one, and end that, or be taken by `signal.sigwait`."""
+    with _start(_BLOCKS) as program:
+        assert program.read_line() == "ready"
+        assert program.ask(patience=0.3).problem == f"blocks signal {STACK_SIGNAL}"
+        program.go_on()
+        assert program.read_line() == "[]"
+
+
+_BLOCKS_FOR_A_MOMENT = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [PYTHON])
+def step():
+    print("ready")
+    libc.usleep(300_000)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [PYTHON])
+    wait()
+step()
+"""
+
+
+def test_a_signal_that_is_blocked_for_a_moment_is_sent_then() -> None:
+    """A program that starts another one blocks all signals meanwhile."""
+    with _start(_BLOCKS_FOR_A_MOMENT) as program:
+        assert program.read_line() == "ready"
+        dump = program.ask(patience=60.0)
+        assert "in step\n" in dump.text, dump
+
+
+_ENDS = """
+signal.signal(PYTHON, lambda *_: os._exit(0))
+print("ready")
+wait()
+"""
+
+
+def test_a_program_that_ends_meanwhile_is_not_waited_for() -> None:
+    """The answer comes at once, long before the patience is over."""
+    with _start(_ENDS) as program:
+        assert program.read_line() == "ready"
+        assert program.ask(patience=3000.0).problem == "has ended"
+
+
+_BOTH = f"""
+def answer(*_):
+    os.write({_NUMBER}, b'Thread 0x01 (most recent call first):\\n  File "a.py", line 1 in half\\nThread 0x02 (mo')
+    os.write({_NUMBER}, b'\\x02Thread 0x01 (most recent call first):\\n  File "a.py", line 1 in whole\\n\\x03st rec')
+signal.signal(PYTHON, answer)
+print("ready")
+wait()
+"""
+
+
+def test_of_two_answers_at_once_the_whole_one_counts() -> None:
+    """On a busy machine the handler in Python answers while faulthandler does so too: their texts may be mixed."""
+    with _start(_BOTH) as program:
+        assert program.read_line() == "ready"
+        dump = program.ask(patience=300.0)
+        assert dump.text == 'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in whole\n', dump
+        assert dump.problem == ""
+
+
+_PATCHED = """
+import _thread
+_thread.get_ident = lambda: 7
+threading.Thread(target=wait, daemon=True).start()
+def step():
+    print("ready")
+    while True: signal.pause()
+step()
+"""
+
+
+def test_a_program_that_replaces_threads_has_stacks() -> None:
+    """As gevent, whose functions tell other numbers of threads; the main thread comes last."""
+    with _start(_PATCHED) as program:
+        assert program.read_line() == "ready"
+        *_, last = program.ask().text.split("Thread ")
+        assert "in step\n" in last
+        assert "elastic_run" not in last
