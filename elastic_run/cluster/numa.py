@@ -72,7 +72,7 @@ def worker_affinities(
     try:
         gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, root=root)
         if len(gpu_nodes) < count:
-            message = f"each worker needs a GPU: {count} workers, {len(gpu_nodes)} visible GPUs"
+            message = f"each worker needs a GPU: workers {count}, visible GPUs {len(gpu_nodes)}"
             raise NumaError(message)  # noqa: TRY301 - one place adds what all errors share
         machine = Machine(gpu_nodes, available_cpus(), root=root)
         return {rank: machine.cpus_near(rank, options.affinity_mode) for rank in range(count)}

@@ -95,9 +95,9 @@ def test_logs_are_chosen_by_rank_text_time_and_number(ended: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--rank=x"], "--rank: 'x' is no list of ranks"),
-        (["--rank=5-3"], "--rank: '5-3' is no list of ranks"),
-        (["--rank=99999999999"], "--rank: '99999999999' is no list of ranks"),
+        (["--rank=x"], "--rank: 'x' is not a list of ranks"),
+        (["--rank=5-3"], "--rank: '5-3' is not a list of ranks"),
+        (["--rank=99999999999"], "--rank: '99999999999' is not a list of ranks"),
         (["-n", "-1"], "--lines: -1 must be 0 (all) or more"),
         (["--since=yesterday"], "--since: 'yesterday' is no time"),
         (["--grep=("], "--grep: '(' is not a regular expression"),

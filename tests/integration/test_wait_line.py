@@ -79,7 +79,7 @@ def test_other_lines_never_mix_with_it(terminal: Terminal, worker: Worker) -> No
     before = len(shown(terminal))
     terminal.wait_output(rf"(?s)(?:{SHOWN}.*){{{before + 1}}}")
     rows = Screen(400).feed(bytes(terminal.output)).rows
-    assert rows[0].startswith("elastic-run: refused what somebody sent to port")
+    assert rows[0].startswith("elastic-run: refused a message at port")
     assert "waiting" not in rows[0]
     assert rows[1].startswith("elastic-run: waiting: 1/2 nodes (")
     assert len(rows) == 2

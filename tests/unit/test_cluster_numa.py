@@ -122,8 +122,8 @@ def test_workers_are_bound_near_the_gpus_that_they_see(
 @pytest.mark.parametrize(
     ("nodes", "count", "why"),
     [
-        (["0"], 2, "each worker needs a GPU to be near to: 2 wanted, 1 visible"),
-        ([], 1, "each worker needs a GPU to be near to: 1 wanted, 0 visible"),
+        (["0"], 2, "each worker needs a GPU: workers 2, visible GPUs 1"),
+        ([], 1, "each worker needs a GPU: workers 1, visible GPUs 0"),
         (["0", ""], 2, "the system doesn't say on which NUMA node GPU 1 is"),
     ],
 )

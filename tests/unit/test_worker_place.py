@@ -139,8 +139,8 @@ def test_a_step_sets_what_a_launcher_would() -> None:
         ({**LAUNCHED, "RANK": "-1"}, "rank -1 is not below the world size, 8"),
         ({**LAUNCHED, "RANK": "one"}, "RANK='one' is not a whole number"),
         ({**LAUNCHED, "LOCAL_RANK": "4"}, "local rank 4 is not below the number of local workers, 4"),
-        ({**LAUNCHED, "MASTER_PORT": "0"}, "MASTER_PORT=0 is no port: 1 to 65535 are"),
-        ({**LAUNCHED, "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        ({**LAUNCHED, "MASTER_PORT": "0"}, "MASTER_PORT=0 is not a port from 1 to 65535"),
+        ({**LAUNCHED, "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
         (
             {**STEP, "SLURM_STEP_RESV_PORTS": "70000-80000"},
             "SLURM_STEP_RESV_PORTS: '70000-80000' does not begin with a port from 1 to 65535",
