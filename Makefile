@@ -34,7 +34,7 @@ test-long: setup ## the tests that take long: most simulated jobs, Slurm, chaos,
 	@tools/test-tools.sh
 	$(TESTING) -m long $(PYTEST)
 
-test-clients: setup ## accelerate, lightning, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
+test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
 	.venv-clients/bin/python -m pytest -p no:anyio -n 2 --dist loadfile tests/clients $(PYTEST)
 

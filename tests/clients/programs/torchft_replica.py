@@ -1,0 +1,49 @@
+"""One rank of a replica group of torchft: trains with the other groups, through the death of one of them.
+
+Arguments: the group's name, and the step at which its rank 1 kills itself in the group's first life (-1: never).
+"""
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+STEPS = 12
+
+group, fatal_step = sys.argv[1], int(sys.argv[2])
+rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")  # of the group's own ranks
+torch.manual_seed(len(group) + restarts)  # the groups begin with different weights
+model = torch.nn.Linear(4, 1)
+inner = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def load(state: dict[str, dict[str, object]]) -> None:
+    """Take what another group has."""
+    model.load_state_dict(state["model"])
+    inner.load_state_dict(state["optimizer"])
+
+
+manager = Manager(
+    pg=ProcessGroupGloo(),
+    load_state_dict=load,
+    state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+    min_replica_size=1,
+    replica_id=f"group_{group}_",
+)
+parallel, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
+# Until all groups have done a step together after the last one: so a group that has lost a rank is back.
+while manager.current_step() < STEPS or manager.num_participants() < 2:
+    if (rank, restarts, manager.current_step()) == (1, 0, fatal_step):
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    parallel(torch.full((8, 4), float(rank + 1))).sum().backward()
+    optimizer.step()
+weights = " ".join(f"{weight:.4f}" for weight in model.weight.flatten().tolist())
+print(f"group {group}, rank {rank}, restarts {restarts}, step {manager.current_step()}: {weights}", flush=True)
+dist.barrier()  # the manager of rank 0 answers all ranks of the group
+manager.shutdown(wait=False)
+os._exit(0)  # threads of the manager still wait for the lighthouse
