@@ -24,6 +24,7 @@
 | `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
 | `state` | `WorkerState`, without which workers can be started |
 | `steps` | torch's events and metrics of an agent's steps |
+| `stop_requests` | requests to stop a job, from any thread, each passed on once |
 | `worker_stacks` | this node's answer to `elastic-run stacks` |
 | `worker_status` | this node's answer to `elastic-run status` |
 """
