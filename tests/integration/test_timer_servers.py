@@ -178,6 +178,18 @@ def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
         timer.FileTimerClient(str(tmp_path)).acquire("x" * select.PIPE_BUF, 1)
 
 
+def test_the_longest_name_that_fits_is_taken(tmp_path: Path) -> None:
+    """A request of exactly one atomic write arrives; with one more letter it is refused."""
+    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
+    client = timer.FileTimerClient(pipe.path)
+    room = select.PIPE_BUF - len(timer.FileTimerRequest(os.getpid(), "", -1, 0).to_json()) - len("\n")
+    client.release("x" * room)
+    assert [request.scope_id for request in pipe.read()] == ["x" * room]
+    with pytest.raises(RuntimeError, match=f"has {select.PIPE_BUF + 1} of {select.PIPE_BUF} bytes"):
+        client.release("x" * (room + 1))
+    pipe.close()
+
+
 # --- the server of the pipe ------------------------------------------------------------------------------------------
 @pytest.fixture
 def events() -> list[Event]:

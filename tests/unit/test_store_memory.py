@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_run.store.errors import LimitError
+from elastic_run.store.limits import WAIT_COST, WAITED_KEY_COST
 from elastic_run.store.tcpstore.integers import parse_integer
 from elastic_run.store.tcpstore.memory_store import MemoryStore
 from elastic_run.store.tcpstore.waits import Waits
@@ -330,3 +332,17 @@ def test_a_wait_that_was_forgotten_gives_no_memory_back() -> None:
     waits.add({b"a"}, lambda: called.append("new"))
     waits.wake_all(b"a")
     assert (called, waits.size) == (["new"], 0)
+
+
+def test_a_wait_counts_its_keys_and_what_it_holds() -> None:
+    """Clients can't fill the store's memory with long keys: a wait takes their bytes, and some for each key."""
+    short, long, holding = Waits(), Waits(), Waits()
+    short.add({b"a", b"b"}, lambda: None)
+    long.add({b"a" * 1000, b"b" * 2000}, lambda: None)
+    holding.add({b"a", b"b"}, lambda: None, [b"x" * 5000])
+    assert long.size - short.size == 3000 - 2
+    assert holding.size - short.size == 5000 + WAIT_COST
+    assert short.size == 2 * (WAIT_COST + WAITED_KEY_COST) + 2
+    long.limit = long.size + 2998
+    with pytest.raises(LimitError, match="pass the limit"):
+        long.add({b"c" * 3000}, lambda: None)

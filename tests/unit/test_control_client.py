@@ -1,0 +1,49 @@
+"""The client of the control socket: answers that are long, and agents that go without one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from elastic_run.control.client import ask_all
+from elastic_run.control.wire import Call, encode_answer
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_run.control.client import Answer
+
+
+def ask_agent_that_answers(path: Path, data: bytes) -> Answer:
+    """Ask an agent that sends some bytes, then ends the connection."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        (answer,) = ask_all([str(path)], Call("status", {}), patience=DEADLINE)
+        thread.join(DEADLINE)
+    return answer
+
+
+def test_an_answer_of_many_pieces_is_read_to_its_end(tmp_path: Path) -> None:
+    """The table of a large job takes more than a read of a socket gives."""
+    document = {"text": "x" * (1 << 20)}
+    answer = ask_agent_that_answers(tmp_path / "4711-a.sock", encode_answer(document))
+    assert (answer.document, answer.error) == (document, "")
+
+
+def test_an_agent_that_ends_the_connection_is_not_waited_for(tmp_path: Path) -> None:
+    """Its end is told at once, and not as an agent that may be stopped."""
+    answer = ask_agent_that_answers(tmp_path / "4711-a.sock", b"")
+    assert answer.document is None
+    assert answer.error.endswith(" has ended, or has too many clients")
