@@ -237,6 +237,33 @@ def test_the_server_ends_the_process_and_nobody_else(
     assert not (tmp_path / "pipe").exists()
 
 
+def test_the_server_waits_until_the_next_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a timer it waits for requests only; with one as long as that runs, and no longer."""
+    waits: list[float | None] = []
+    make = select.poll
+
+    class NotingPoll:
+        def __init__(self) -> None:
+            self._poll = make()
+            self.register = self._poll.register
+
+        def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+            if threading.current_thread().name == "timers":
+                waits.append(timeout)
+            return self._poll.poll(timeout)
+
+    monkeypatch.setattr(select, "poll", NotingPoll)
+    server = timer.FileTimerServer(str(tmp_path / "pipe"), "job")
+    server.start()
+    _send(tmp_path, os.getpid(), "step", 3000)
+    wait_until(lambda: len(waits) > 1)
+    server.stop()
+    first, second, *_ = waits
+    assert first is None
+    assert second is not None
+    assert 2_000_000 < second <= 3_000_000
+
+
 def test_a_released_timer_does_not_expire(
     server: timer.FileTimerServer, events: list[Event], sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
