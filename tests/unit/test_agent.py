@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +12,11 @@ from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, Worker
 from elastic_run.agent.driver.environment import worker_environments
 from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.rendezvous.local import LocalRendezvousHandler
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
 
 
 class ScriptedAgent(SimpleElasticAgent):
@@ -81,6 +84,58 @@ def test_a_foreign_agent_in_an_unknown_state_raises() -> None:
     with pytest.raises(RuntimeError, match="UNKNOWN"):
         agent.run()
     assert agent.calls[-1] == "shutdown SIGTERM 30"
+
+
+class BarrierStore:
+    """What the exit barrier uses of a store that several agents share."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_waited_for = threading.Event()
+        self.is_set = threading.Event()
+
+    def add(self, _key: str, amount: int) -> int:
+        """Count an agent."""
+        self.count += amount
+        return self.count
+
+    def set(self, _key: str, _value: str) -> None:
+        """All agents are there."""
+        self.is_set.set()
+
+    def wait(self, _keys: list[str], timeout: timedelta) -> None:
+        """Wait until all agents are there."""
+        self.is_waited_for.set()
+        if not self.is_set.wait(timeout.total_seconds()):
+            raise TimeoutError
+
+
+def _enter_barrier(store: BarrierStore, nodes: int, timeout: float = DEADLINE) -> None:
+    agent = ScriptedAgent(_spec(), [])
+    agent._store, agent._exit_barrier_timeout = store, timeout
+    agent._worker_group.group_world_size = nodes
+    agent._exit_barrier()
+
+
+def test_agents_of_several_nodes_leave_together() -> None:
+    """The first agent waits in the exit barrier until the second one is there; an agent alone waits for nobody."""
+    store = BarrierStore()
+    first = threading.Thread(target=_enter_barrier, args=(store, 2))
+    first.start()
+    assert store.is_waited_for.wait(DEADLINE)
+    assert not store.is_set.is_set()
+    _enter_barrier(store, 2)
+    first.join(DEADLINE)
+    assert not first.is_alive()
+    alone = BarrierStore()
+    _enter_barrier(alone, 1)
+    assert alone.count == 0
+
+
+def test_an_agent_leaves_without_the_others_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Where another node does not come in time the job's success stays one, and a line says so."""
+    _enter_barrier(BarrierStore(), 2, timeout=0.01)
+    assert "not all nodes reached the end of the job" in caplog.text
 
 
 def test_a_spec_refuses_what_cannot_be() -> None:
