@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_run import metrics
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from elastic_run.agent.driver.environment import worker_environments
 from elastic_run.agent.driver.worker_ranks import assign_ranks
+from elastic_run.metrics import api as metrics_api
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 from tests.support.wait import DEADLINE
 
@@ -84,6 +86,39 @@ def test_a_foreign_agent_in_an_unknown_state_raises() -> None:
     with pytest.raises(RuntimeError, match="UNKNOWN"):
         agent.run()
     assert agent.calls[-1] == "shutdown SIGTERM 30"
+
+
+class Collector(metrics.MetricHandler):
+    """Keeps the newest value of each metric."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        """Keep a value."""
+        self.values[metric_data.name.removeprefix("workers.trainer.")] = metric_data.value
+
+
+@pytest.mark.parametrize(
+    ("restarts", "final", "flakiness", "outcome"),
+    [
+        (0, SUCCEEDED, 0, "run_success_no_retries"),
+        (1, SUCCEEDED, 25, "run_success_with_retries"),
+        (3, SUCCEEDED, 75, "run_success_with_retries"),
+        (3, FAILED, 100, "run_failed_with_retries"),
+    ],
+)
+def test_a_run_is_measured_as_torch_measures_it(
+    restarts: int, final: WorkerState, flakiness: int, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flakiness is the used part of the restarts and one, in percent; exactly one of the four outcomes is 1."""
+    collector = Collector()
+    monkeypatch.setattr(metrics_api, "_metrics_map", {"torchelastic": collector})
+    agent = ScriptedAgent(_spec(max_restarts=3), [*[FAILED] * restarts, final])
+    agent.run()
+    values = collector.values
+    assert values["flakiness"] == flakiness
+    assert {name for name, value in values.items() if name.startswith("run_") and value} == {"run_total", outcome}
 
 
 class BarrierStore:
