@@ -147,6 +147,19 @@ def test_a_connection_that_breaks_meanwhile_is_replaced(
     assert backend.users_of("wait")[-1] is backend.users_of("append", job_keys.FACTS)[-1]
 
 
+def test_a_connection_that_breaks_while_the_assignment_is_read_costs_no_round(
+    node: Node, backend: NotingBackend
+) -> None:
+    """The node asks for its assignment again over the next connection."""
+    prefix = job_keys.assignment_key(0, 0, "")[:2]
+    backend.on_use = once(lambda _, what, where: what == "get" and where.startswith(prefix), NotingStore.close)
+    node.start()
+    node.wait_for(Formed)
+    node.done()
+    assert node.wait_for(Ended).end.verdict == "success"
+    assert len(backend.users_of("get", prefix)) == 2
+
+
 def test_a_store_that_is_lost_meanwhile_is_tried_until_it_answers(node: Node, backend: NotingBackend) -> None:
     """The sender tries again, and the log reader waits for its connection."""
     node.start()
