@@ -98,6 +98,7 @@ def test_a_launcher_inside_slurm_comes_first() -> None:
 def test_who_was_not_placed_is_alone(more: dict[str, str]) -> None:
     """Plain python is one process, in a batch script and with an address lying about, too."""
     assert place_from(more) == Place(0, 1, 0, 1, "none")
+    assert place_from(more).nodes == 1
 
 
 @pytest.mark.parametrize(
