@@ -44,6 +44,8 @@ class Setting(NamedTuple):
 
 SETTINGS = [
     Setting(1000, 24 * HOUR, Window(2, 6 * HOUR)),
+    Setting(1000, 6 * HOUR, Window(2, 6 * HOUR)),
+    Setting(1000, 6 * HOUR, Window(2, 24 * HOUR)),
     Setting(1000, HOUR, Window(2, 6 * HOUR)),
     Setting(1000, HOUR, Window(2, 24 * HOUR)),
     Setting(1000, HOUR, Window(2, HOUR)),
@@ -150,7 +152,7 @@ def describe(setting: Setting, effort: int) -> str:
     young = measure(setting, 100 * effort, YOUNG, chance)
     long = measure(setting, effort, LONG, chance)
     shares = measure_lemons(setting, 15 * effort, 0, chance) + measure_lemons(setting, 5 * effort, YOUNG, chance)
-    pause = {600.0: "ten minutes", HOUR: "hour", 24 * HOUR: "day"}[setting.pause]
+    pause = {600.0: "ten minutes", HOUR: "hour", 6 * HOUR: "six hours", 24 * HOUR: "day"}[setting.pause]
     window = f"`{setting.window.count}/{(setting.window.seconds or 0.0) / HOUR:g}h`"
     gone = [f"{shares[index]:.0f} %, {shares[index + 1]:.0f} %" for index in (0, 2)]
     return f"| {setting.nodes:,} | {pause} | {window} | {young:.1f} | {long:.1f} | {gone[0]} | {gone[1]} |"

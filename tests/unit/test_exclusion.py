@@ -330,8 +330,18 @@ def test_a_thousand_nodes_with_three_lemons(seed: int, is_alike: bool) -> None: 
         (HOUR, HOUR, 10**6),
         (6 * HOUR, 600.0, 10**6),
         (24 * HOUR, HOUR, 10**6),
+        (24 * HOUR, 6 * HOUR, 10**6),
     ],
-    ids=["rare", "often", "code", "each hour", "each hour, short period", "each ten minutes", "each hour, long period"],
+    ids=[
+        "rare",
+        "often",
+        "code",
+        "each hour",
+        "each hour, short period",
+        "each ten minutes",
+        "each hour, long period",
+        "each six hours",
+    ],
 )
 def test_good_nodes_stay(period: float, pause: float, kinds: int) -> None:
     """Of a thousand failures that hit a thousand good nodes at random, at most one excludes a node, on the average.
@@ -359,6 +369,14 @@ def test_lemons_go_where_other_nodes_fail_each_hour() -> None:
     chance = random.Random(7)  # noqa: S311 - a simulation
     after_two, after_three = measure_lemons(Setting(1000, HOUR, Window(2, 6 * HOUR)), 50, 0, chance)
     assert after_two > 90
+    assert after_three == 100
+
+
+def test_lemons_go_after_two_failures_at_the_rate_of_a_large_training() -> None:
+    """One good node of a thousand fails in six hours: lemons that break later are gone after their second failure."""
+    chance = random.Random(7)  # noqa: S311 - a simulation
+    after_two, after_three = measure_lemons(Setting(1000, 6 * HOUR, Window(2, 24 * HOUR)), 30, 30, chance)
+    assert after_two > 98
     assert after_three == 100
 
 
