@@ -13,7 +13,7 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.config import hosts_rendezvous, names_rendezvous, read_token
 from elastic_run.cli.node_gpus import describe_shortage
-from elastic_run.cli.program_checks import check_health_check, check_program, name_reason
+from elastic_run.cli.program_checks import check_health_check, check_program, describe_shell_words, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
@@ -64,6 +64,7 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
         notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
     if args.requeue is not None and "SLURM_JOB_ID" not in environ:
         notices.append("--requeue: has no effect outside of a Slurm job")
+    notices += describe_shell_words(args.health_check)
     notices += describe_shortage(str(args.nproc_per_node), environ)
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
         notices.append(

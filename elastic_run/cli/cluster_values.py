@@ -77,7 +77,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     for dest, value in values.items():
         variables = ", ".join(name for name in found.variables[dest] if environ.get(name))
         source = variables or ("GPUs of this node" if dest == "nproc_per_node" else "")
-        derive(args, {} if origins is None else origins, Origin(found.kind, source), **{dest: value})
+        derive(args, {} if origins is None else origins, Origin(found.kind, source, str(value)), **{dest: value})
     if not (values and found.is_first):
         return found.notices
     told = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())

@@ -44,7 +44,8 @@ class Origin:
     Args:
         kind: FLAG, VARIABLE, FILE, SLURM, KUBERNETES or DERIVED.
         source: The flag, the variable, the file, the scheduler's variables, or the reason.
-        text: The value as it was written; for a derived value only where its value says nothing, such as a random id.
+        text: The value as it was written, or as it follows from a scheduler; for another derived value only where its
+            value says nothing, such as a random id.
         unused: The origin that had a value too, and came second.
     """
 
@@ -71,16 +72,19 @@ def name_source(message: str, origins: Mapping[str, Origin], environ: Mapping[st
     """Name the variables, or the file, in a message about flags whose values come from there.
 
     Args:
-        message: It begins with a flag, or mentions flags: as ``--nnodes=3`` or ``leave --nnodes out``.
+        message: A message that begins with a flag, and may mention more: as ``--nnodes=3`` or ``leave --nnodes out``.
+            Another one is returned as it is.
         origins: Origins of the values.
         environ: The environment.
     """
+    if not message.startswith("--"):
+        return message
     flag, colon, rest = message.partition(":")
-    origin = origins.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
+    origin = origins.get(flag[2:].replace("-", "_"))
     if origin is not None:
         flag = _name_subject(flag, origin, environ)
     for dest, other in origins.items():
-        if other.kind in (VARIABLE, FILE):
+        if other.text and other.kind in (VARIABLE, FILE, SLURM, KUBERNETES):
             rest = _rename(rest, f"--{dest.replace('_', '-')}", other)
     return f"{flag}{colon}{rest}"
 
@@ -101,9 +105,10 @@ def _rename(text: str, flag: str, origin: Origin) -> str:
     """Name the origin where a text shows the given value of a flag, and where it says to leave the flag out."""
     import re  # noqa: PLC0415 - only for messages
 
-    in_file = origin.kind == FILE
-    shown = f"{flag[2:]}={origin.text} in {origin.source}" if in_file else f"{origin.source}={origin.text}"
-    removed = f"leave {flag[2:]} out of {origin.source}" if in_file else f"leave {origin.source} unset"
+    shown, removed = {
+        VARIABLE: (f"{origin.source}={origin.text}", f"leave {origin.source} unset"),
+        FILE: (f"{flag[2:]}={origin.text} in {origin.source}", f"leave {flag[2:]} out of {origin.source}"),
+    }.get(origin.kind, (f"{flag}={origin.text} from {origin.source or origin.kind}", f"leave {flag} out"))
     text = text.replace(f"leave {flag} out", removed)
     return re.sub(rf"{re.escape(f'{flag}={origin.text}')}(?![\w.-]|:\w)", lambda _: shown, text)
 

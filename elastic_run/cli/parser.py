@@ -21,7 +21,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.origins import FLAG, VARIABLE, Origin
+from elastic_run.cli.origins import FLAG, VARIABLE, Origin, name_source
 from elastic_run.cli.values import nearest
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
@@ -106,17 +106,17 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         # Not the namespace's value: a program that builds on this parser may have a --config of its own.
         named = self.origins.get("config")
         if named is not None and named.text:
-            self._take_file(named.text, namespace)
+            self._take_file(named, namespace)
         return namespace, unknown
 
-    def _take_file(self, path: str, namespace: argparse.Namespace) -> None:
+    def _take_file(self, named: Origin, namespace: argparse.Namespace) -> None:
         """Take the values of a configuration file that neither a flag nor a variable gives."""
         from elastic_run.cli.config_file import read_config_file  # noqa: PLC0415 - most jobs have none
 
         try:
-            values = read_config_file(path, self.flags)
+            values = read_config_file(named.text, self.flags)
         except ValueError as error:
-            self._refuse(str(error))
+            self._refuse(name_source(str(error), {"config": named}, os.environ))
         for dest, (value, origin) in values.items():
             given = self.origins.get(dest)
             if given is None:

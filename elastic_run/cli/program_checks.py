@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MACROS = ("${local_rank}", "$local_rank")
+#: Words with a meaning for a shell; `find` expects some of them too.
+_SHELL_WORDS = (";", "&&", "||", "|", "&", ">", ">>", "<", "2>&1")
 
 
 def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
@@ -53,6 +55,27 @@ def check_health_check(command: str, environ: Mapping[str, str]) -> None:
         import shlex  # noqa: PLC0415 - most jobs have no such command
 
         _check_command(shlex.split(command)[0], environ, "--health-check")
+
+
+def describe_shell_words(command: str) -> list[str]:
+    """Return a notice where a command of --health-check has words of a shell, which its program gets as arguments.
+
+    Such a check may succeed though a part of it was never run.
+    """
+    if not command:
+        return []
+    import shlex  # noqa: PLC0415 - see `check_health_check`
+
+    program, *arguments = shlex.split(command)
+    found = next((word for word in arguments if word in _SHELL_WORDS or word[1:].endswith(";")), "")
+    if not found or os.path.basename(program) == "find":
+        return []
+    return [
+        (
+            f"--health-check: no shell reads the command, so {program} gets {found!r} as an argument; a shell runs "
+            "with --health-check=\"sh -c '…'\""
+        )
+    ]
 
 
 def _check_interpreter(environ: Mapping[str, str]) -> None:

@@ -127,6 +127,9 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
     life = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT") or "0")
     node_rank = _find_node(nodes, environ, hostname)
     task_count = int(environ["SLURM_STEP_NUM_TASKS"])
+    if len(set(nodes)) < len(nodes):
+        message = f"SLURM_STEP_NODELIST: {environ['SLURM_STEP_NODELIST']} has a node twice"
+        raise StepVariablesError(message)
     _check_numbers(environ, len(nodes), task_count)
     return Step(
         nodes=nodes,
@@ -147,7 +150,7 @@ def _check_numbers(environ: Mapping[str, str], nodes: int, tasks: int) -> None:
         StepVariablesError: Slurm can't have set them together.
     """
     if nodes == 1 and tasks == 1:
-        return  # whatever the others say, it is alone
+        return  # whatever the other variables say, it is alone
     listed = f"SLURM_STEP_NODELIST={environ['SLURM_STEP_NODELIST']} has {nodes} node{'s' * (nodes != 1)}"
     in_job = environ.get("SLURM_JOB_NUM_NODES") or str(nodes)
     # The number of a job's nodes is that of one component in a step of a heterogeneous job, or all.

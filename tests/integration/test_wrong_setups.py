@@ -149,6 +149,14 @@ SETUPS = [
     Setup(
         "alone-with-two-nodes-by-a-variable", "--standalone", {"PET_NNODES": "2"}, "--standalone: ", "PET_NNODES=2 asks"
     ),
+    Setup("no-configuration-file", "", {"PET_CONFIG": "none.toml"}, "error: PET_CONFIG: 'none.toml'", "no such file"),
+    Setup(
+        "rank-beyond-the-step",
+        f"--node-rank=3 --master-addr={_HOST} --master-port=1",
+        _STEP,
+        "error: --node-rank: 3 is not below the number of nodes",
+        "--nnodes=3 from SLURM_STEP_NUM_NODES",
+    ),
     Setup("no-token", "", {"PET_RDZV_TOKEN_FILE": "/none", "PET_NNODES": "2"}, "error: PET_RDZV_TOKEN_FILE", "/none"),
     Setup("alone-with-two-nodes", "--standalone --nnodes=2", {}, "--standalone: is for one node", "--nnodes=2"),
     Setup(

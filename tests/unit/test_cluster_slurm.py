@@ -232,6 +232,7 @@ def test_a_task_of_several_whose_step_is_of_no_use_is_told_that_it_trains_alone(
         ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS: is 2, but "),
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS: is 1, but "),
         ({"SLURM_STEP_NODELIST": f"a7,{HOST}"}, "SLURM_STEP_NUM_NODES: is 3, but "),
+        ({"SLURM_STEP_NODELIST": f"a7,{HOST},a7"}, f"SLURM_STEP_NODELIST: a7,{HOST},a7 has a node twice"),
         ({"SLURM_STEP_RESV_PORTS": "70000-80000"}, "SLURM_STEP_RESV_PORTS: '70000-80000' does not begin with a port "),
         ({"SLURM_STEP_RESV_PORTS": "0"}, "SLURM_STEP_RESV_PORTS: '0' does not "),
         ({"SLURM_STEP_RESV_PORTS": "any"}, "SLURM_STEP_RESV_PORTS: 'any' does not "),

@@ -427,3 +427,23 @@ def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, st
     notices = find_notices(parse_args(words.split()), environ)
     assert len(notices) == (said is not None)
     assert said is None or notices[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("command", "argument"),
+    [
+        ("sh -c 'first && second'", ""),
+        ("find / -name core -exec false ;", ""),
+        ("true --only=a;b", ""),
+        ("true && false", "&&"),
+        ("nvidia-smi | grep -q ERR", "|"),
+        ("echo sick; false", "sick;"),
+        ("/opt/check > log", ">"),
+    ],
+)
+def test_words_of_a_shell_in_a_health_check_are_told(command: str, argument: str) -> None:
+    """No shell reads them: `echo sick; false` would succeed on each node."""
+    notices = find_notices(parse_args([f"--health-check={command}", "train.py"]), {})
+    program = command.partition(" ")[0]
+    told = f"--health-check: no shell reads the command, so {program} gets {argument!r} as an argument; a shell "
+    assert [notice.startswith(told) for notice in notices] == [True] * bool(argument), notices

@@ -154,6 +154,7 @@ def test_a_message_about_a_derived_value_begins_with_the_variables_of_the_schedu
         (Origin(VARIABLE, "PET_NNODES", "2"), "PET_NNODES=2", "leave PET_NNODES unset"),
         (Origin(FILE, "job.toml", "2"), "nnodes=2 in job.toml", "leave nnodes out of job.toml"),
         (Origin(FLAG, "--nnodes", "2"), "--nnodes=2", "leave --nnodes out"),
+        (Origin(SLURM, "SLURM_NNODES", "2"), "--nnodes=2 from SLURM_NNODES", "leave --nnodes out"),
     ],
 )
 def test_a_message_mentions_values_by_their_origin(origin: Origin, shown: str, removed: str) -> None:
