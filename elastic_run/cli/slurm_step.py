@@ -14,7 +14,13 @@ from elastic_run.cli.derivation import Derivation
 from elastic_run.cli.node_gpus import count_node_gpus
 from elastic_run.cli.origins import SLURM
 from elastic_run.cli.values import node_range
-from elastic_run.cluster.slurm import StepError, StepVariablesError, count_idle_nodes, find_step
+from elastic_run.cluster.slurm import (
+    StepError,
+    StepVariablesError,
+    count_idle_nodes,
+    find_nodes_elsewhere,
+    find_step,
+)
 from elastic_run.core.node.config import LaunchStep
 from elastic_run.errors import UsageError
 
@@ -67,7 +73,7 @@ def derive_from_step(
     except StepError as error:
         return Derivation(notices=[_describe_lone_task(error, environ)] if is_alone else [])
     if step is None:
-        return Derivation(notices=_describe_idle(count_idle_nodes(environ, hostname), environ) if is_alone else [])
+        return Derivation(notices=_describe_nodes(environ, hostname) if is_alone else [])
     derived: dict[str, object] = {}
     notices = [step.note] if step.note and step.task_count > 1 else []
     if step.task_count > 1:
@@ -184,6 +190,18 @@ def _describe_lone_task(error: Exception, environ: Mapping[str, str]) -> str:
         f"task {task} of the Slurm step {step} runs a job of its own: {error}; for one job of all tasks, give each of "
         "them --nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and --rdzv-id"
     )
+
+
+def _describe_nodes(environ: Mapping[str, str], hostname: str) -> list[str]:
+    """Say which nodes of the job a launcher outside of a step does not use."""
+    if nodes := find_nodes_elsewhere(environ, hostname):
+        return [
+            (
+                f"this host, {hostname}, is none of this Slurm job's nodes, {nodes}, and the training runs here; one "
+                "job on the nodes: srun --ntasks-per-node=1 elastic-run …"
+            )
+        ]
+    return _describe_idle(count_idle_nodes(environ, hostname), environ)
 
 
 def _describe_idle(idle: int, environ: Mapping[str, str], *, options: str = "") -> list[str]:

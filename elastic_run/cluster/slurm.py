@@ -24,7 +24,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Step", "StepError", "StepVariablesError", "count_idle_nodes", "find_step", "is_started_by_slurm"]
+__all__ = [
+    "Step",
+    "StepError",
+    "StepVariablesError",
+    "count_idle_nodes",
+    "find_nodes_elsewhere",
+    "find_step",
+    "is_started_by_slurm",
+]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
@@ -260,6 +268,23 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     except ValueError:
         return 0
     return int(nodes) - 1 if _short(hostname) in names else 0
+
+
+def find_nodes_elsewhere(environ: Mapping[str, str], hostname: str) -> str:
+    """Return the list of this job's nodes where this is a shell of salloc on another host, such as a login node.
+
+    Such a shell has variables of the job, and none of a task; a batch script has SLURM_PROCID too.
+    """
+    nodes = environ.get("SLURM_JOB_NODELIST", "")
+    if not nodes or environ.get("SLURM_PROCID") or environ.get("SLURM_STEP_ID"):
+        return ""
+    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `find_step`
+
+    try:
+        names = [_short(node) for node in parse_nodelist(nodes)]
+    except ValueError:
+        return ""
+    return "" if _short(hostname) in names else nodes
 
 
 def _count_idle_of_components(environ: Mapping[str, str]) -> int:

@@ -275,3 +275,22 @@ def test_a_command_in_the_shell_of_an_allocation_runs(slurm: SlurmCluster, tmp_p
     env = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), "PYTHONPATH": str(ROOT)}
     log = slurm.run("script", "--quiet", "--return", "--command", shell, "/dev/null", env=env, cwd=tmp_path)
     assert trained(log) == ["0 of 1"], log
+
+
+@pytest.mark.parametrize(
+    ("typed", "workers", "told"),
+    [
+        ("elastic-run train.py", ["0 of 1"], "this host, hub, is none of this Slurm job's nodes, node[0-1], and the "),
+        ("srun --ntasks-per-node=1 elastic-run train.py", ["0 of 2", "1 of 2"], "from the Slurm step: --nnodes=2 "),
+    ],
+    ids=["typed", "by-srun"],
+)
+def test_the_shell_of_salloc_on_the_login_node(
+    slurm: SlurmCluster, tmp_path: Path, typed: str, workers: list[str], told: str
+) -> None:
+    """A command runs where it was typed, and a line says so; the command of that line runs on the nodes."""
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    env = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), "PYTHONPATH": str(ROOT)}
+    log = slurm.run("salloc", "--quiet", "--nodes=2", "bash", "-c", f"{typed} 2>&1", env=env, cwd=tmp_path)
+    assert trained(log) == workers, log
+    assert f"elastic-run: {told}" in log

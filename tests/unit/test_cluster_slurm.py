@@ -537,6 +537,28 @@ def test_a_batch_script_without_srun_is_told_of_the_nodes_that_it_leaves_idle(
     assert bool(count_idle_nodes({**BATCH, **more}, HOST)) or not told
 
 
+@pytest.mark.parametrize(
+    ("words", "more", "told"),
+    [
+        ("train.py", {}, True),
+        ("--nproc-per-node=2 train.py", {}, True),
+        ("--standalone train.py", {}, False),
+        ("train.py", {"SLURM_PROCID": "0"}, False),  # a batch script in a container, or what leaked from one
+        ("train.py", {"SLURM_STEP_ID": "0"}, False),
+        ("train.py", {"SLURM_JOB_NODELIST": "b["}, False),
+        ("train.py", {"SLURM_JOB_NODELIST": ""}, False),
+    ],
+)
+def test_the_shell_of_an_allocation_on_another_host_is_told_of_its_nodes(
+    words: str, more: dict[str, str], *, told: bool
+) -> None:
+    """`salloc -N3` opens a shell on the login node, and a training there is hardly what its user wants."""
+    shell = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "b[1-3]", "SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3"}
+    notices = complete_from_cluster(parse_args(words.split()), {**shell, **more})
+    start = f"this host, {os.uname().nodename}, is none of this Slurm job's nodes, b[1-3], and the training runs here; "
+    assert [notice.startswith(start) for notice in notices] == [True] * told
+
+
 REFUSED = [
     (
         "--nnodes=1 train.py",
