@@ -264,7 +264,8 @@ def test_a_job_that_may_not_be_requeued_says_so(slurm: SlurmCluster, tmp_path: P
     slurm.run("scancel", "--signal=TERM", str(job))
     ending = slurm.wait_end(job)
     assert (ending.state, ending.exit_code) == ("FAILED", 209), read_log(tmp_path)
-    assert f"the Slurm job {job} is not requeued: it may not be (sbatch --requeue" in read_log(tmp_path)
+    told = f"the Slurm job {job} is not requeued: its submission does not allow that (sbatch --requeue does)"
+    assert told in read_log(tmp_path)
 
 
 def test_a_command_in_the_shell_of_an_allocation_runs(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_a_pod_has_a_worker_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
             f"train-1.{DOMAIN}",
             (
                 "--nnodes: this is pod 1 of an indexed Job (JOB_COMPLETION_INDEX), and Kubernetes does not say how "
-                "many it has: set PET_NNODES to the Job's completions, or give --standalone for a separate job in each "
-                "pod"
+                "many pods that Job has: set PET_NNODES to the Job's completions, or give --standalone for a separate "
+                "job in each pod"
             ),
         ),
         (

@@ -30,8 +30,8 @@ def notices(
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        (OPEN_MPI, "mpirun has started 8 launchers, and each trains alone; "),
-        ({**STEP, **OPEN_MPI}, "mpirun has started 8 launchers, and each trains alone; "),
+        (OPEN_MPI, "mpirun has started 8 launchers, and each runs a job of its own; "),
+        ({**STEP, **OPEN_MPI}, "mpirun has started 8 launchers, and each runs a job of its own; "),
         ({"MPI_LOCALNRANKS": "4", "PMI_SIZE": "12", "PMI_RANK": "3"}, "mpiexec has started 12 launchers, and each "),
         ({"MV2_COMM_WORLD_SIZE": "2"}, "mpirun_rsh has started 2 launchers, and each "),
         ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "0"}, "flux has started 4 launchers, and each "),
