@@ -29,10 +29,7 @@ _VERDICTS: dict[str, str] = {
         "with the same --nnodes and --rdzv-endpoint on every node checks the network."
     ),
     "nodes_lost": "Look at the last lines of elastic-run on the lost nodes, and at their kernel log (dmesg).",
-    "refused": (
-        "The cause names the difference. All nodes of a job need the same flags, script, token and release of "
-        "elastic-run."
-    ),
+    "refused": "All nodes of a job need the same flags, script, token and release of elastic-run.",
     "internal_error": "Please report this, with the lines above and the command line.",
 }
 

@@ -40,6 +40,8 @@ _MOST_EVIDENCE = 12
 _MOST_STUCK = 3
 #: Columns of the program's name in the title.
 _MOST_NAME = 40
+#: Columns that the name has at least where the title is too long.
+_LEAST_NAME = 12
 #: Runs of attempts that failed in the same way, and lines of a message, that are shown.
 _MOST_RUNS = 3
 _MOST_MESSAGE = 3
@@ -125,14 +127,28 @@ def _shorten(sections: list[_Section], most: int) -> None:
 
 def _title(result: JobResult, width: int, *, color: bool) -> str:
     right = f" exit code {result.exit_code} --"
-    left = f"-- elastic-run: {elide(ending_sentence(result), width - len(right) - 18)} "
+    left = f"-- elastic-run: {_fit_ending(result, width - len(right) - 18)} "
     title = left + "-" * (width - columns(left) - len(right)) + right
     return f"{_BOLD}{_RED}{title}{_PLAIN}" if color else title
 
 
-def ending_sentence(result: JobResult) -> str:
-    """Return the sentence of the title: the program, and how its job ended."""
-    program = _name(printable(result.entrypoint or "the program"))
+def _fit_ending(result: JobResult, room: int) -> str:
+    """Return the sentence of the title in so many columns; the program's name is shortened before the rest."""
+    sentence = ending_sentence(result)
+    if columns(sentence) > room:
+        rest = columns(sentence) - columns(_name(printable(result.entrypoint or "the program"), _MOST_NAME))
+        sentence = ending_sentence(result, max(_LEAST_NAME, room - rest))
+    return elide(sentence, room)
+
+
+def ending_sentence(result: JobResult, most: int = _MOST_NAME) -> str:
+    """Return the sentence of the title: the program, and how its job ended.
+
+    Args:
+        result: The end of the job.
+        most: Columns that the program's name may take.
+    """
+    program = _name(printable(result.entrypoint or "the program"), most)
     if result.signal is not None:
         return f"{program} was stopped by {signal_name(result.signal)}"
     if result.verdict in _TITLES:
@@ -141,10 +157,10 @@ def ending_sentence(result: JobResult) -> str:
     return f"{program} failed{again}"
 
 
-def _name(program: str) -> str:
+def _name(program: str, most: int) -> str:
     """Return the program's name for the title; a long path is reduced to its last part."""
-    name = program.rstrip("/").rpartition("/")[2] if columns(program) > _MOST_NAME else program
-    return elide(name, _MOST_NAME, tail=0.7)
+    name = program.rstrip("/").rpartition("/")[2] if columns(program) > most else program
+    return elide(name, most, tail=0.7)
 
 
 def _margin(section: _Section, *, color: bool) -> list[str]:

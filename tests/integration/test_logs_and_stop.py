@@ -99,7 +99,7 @@ def test_logs_are_chosen_by_rank_text_time_and_number(ended: Path) -> None:
         (["--rank=5-3"], "--rank: '5-3' is not a list of ranks"),
         (["--rank=99999999999"], "--rank: '99999999999' is not a list of ranks"),
         (["-n", "-1"], "--lines: -1 must be 0 (all) or more"),
-        (["--since=yesterday"], "--since: 'yesterday' is no time"),
+        (["--since=yesterday"], "--since: 'yesterday' is not a time"),
         (["--grep=("], "--grep: '(' is not a regular expression"),
         (["/nowhere/at/all"], "there is no directory '/nowhere/at/all'"),
         (["/proc/self/task"], "holds no log files of a run"),

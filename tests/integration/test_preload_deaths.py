@@ -285,6 +285,6 @@ def test_a_template_that_is_killed_from_outside_tells_where_it_was(
     assert job.wait_exit() == 0
     assert job.stdout == "cold 0 0\n"
     assert (
-        "--preload: the workers' template was killed by SIGKILL: workers start cold until there is "
-        "another (it was importing heavy)"
+        "--preload: the workers' template was killed by SIGKILL (it was importing heavy): workers start cold until "
+        "there is another template"
     ) in job.stderr

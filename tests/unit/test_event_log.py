@@ -235,8 +235,8 @@ def test_a_log_that_can_not_be_opened_is_told_and_costs_nothing_else(tmp_path: P
     with Loop() as loop:
         assert open_recorder(context, loop, said.append) is None
     assert said == [
-        f"the event log {tmp_path}/plain/events.jsonl can't be written: Not a directory; the job goes on",
-        f"the event log {tmp_path}/gone/e can't be written: No such file or directory; the job goes on",
+        f"the event log {tmp_path}/plain/events.jsonl can't be written: Not a directory; this does not affect the job",
+        f"the event log {tmp_path}/gone/e can't be written: No such file or directory; this does not affect the job",
     ]
 
 

@@ -169,6 +169,15 @@ def test_the_sentence_of_each_verdict_is_whole_on_80_columns(code: int, verdict:
     assert f" {ending_sentence(job)} -" in render(job, width=80)[0]
 
 
+def test_a_long_name_leaves_room_for_the_ending() -> None:
+    """Where the title is too long, the program's name is shortened, and not what became of the job."""
+    job = result(verdict="rendezvous", exit_code=201, entrypoint="package.with_a.long_name.of_its_module")
+    title = render(job, width=80)[0]
+    assert ": the nodes did not come together -" in title
+    assert len(title) == 80
+    assert "module: the" in title
+
+
 def test_success_needs_no_report() -> None:
     """A job that went well ends in silence."""
     assert render(result(worker_end(0, 0), verdict="success", exit_code=0)) == []

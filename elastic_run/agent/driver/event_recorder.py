@@ -55,7 +55,7 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
     """
 
     def tell_loss(path: str, error: OSError) -> None:
-        text = f"the event log {path} is incomplete: {error.strerror}; the job goes on"
+        text = f"the event log {path} is incomplete: {error.strerror}; this does not affect the job"
         loop.call_soon_threadsafe(lambda: say(text))
 
     recorder = EventRecorder(context)
@@ -66,7 +66,7 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
         try:
             files.append(EventFile(path, recorder.describe_gap, tell_loss))
         except OSError as error:
-            say(f"the event log {path} can't be written: {error.strerror}; the job goes on")
+            say(f"the event log {path} can't be written: {error.strerror}; this does not affect the job")
     if files:
         recorder.write_to(EventWriter(files))
     if context.metrics_port is not None:

@@ -168,7 +168,7 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
 
 def _judge_end(args: Namespace, code: int) -> Finding:
     """Return the finding about a launcher that ended without a result; the launcher has named the cause on stderr."""
-    evidence = f"the launcher ended with {code}"
+    evidence = f"the launcher ended with exit code {code}"
     if code == contract.EXIT_RENDEZVOUS:
         what = f"{args.nnodes} nodes did not come together at {args.rdzv_endpoint} (--timeout={args.timeout})"
         remedy = f"start this command on all {args.nnodes} nodes at about the same time"

@@ -149,5 +149,5 @@ class RetryDeadline:
         backend = self._context.backend
         gone = "; the node that served it is gone" if backend.dies_with_host else ""
         if gone and backend.kind == "c10d" and not backend.successors:
-            gone += "; with several endpoints (--rdzv-endpoint=a,b,c) the job goes on at the next one"
+            gone += "; with several endpoints (--rdzv-endpoint=a,b,c) the job goes on at the next endpoint"
         return Lost("store_lost", f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}{gone}")
