@@ -26,6 +26,8 @@ _AT_ONCE = 8
 _PATIENCE = 15.0
 _DENIED = ("permission denied", "operation not permitted")
 _NO_PYTHON = "failed to find python version"
+#: Yama: root may trace; from 3 on, no process may.
+_ADMIN_ONLY = 2
 
 
 def find_py_spy() -> str:
@@ -86,5 +88,5 @@ def _find_guard() -> str:
     if scope == 1:
         return "kernel.yama.ptrace_scope is 1: start the job with ELASTIC_RUN_PTRACE=1, or ask as root"
     if scope:
-        return f"kernel.yama.ptrace_scope is {scope}: only root may, or nobody"
+        return f"kernel.yama.ptrace_scope is {scope}: {'only root may' if scope == _ADMIN_ONLY else 'no process may'}"
     return "another user's process, or a container without CAP_SYS_PTRACE"

@@ -174,7 +174,7 @@ def _judge_end(args: Namespace, code: int) -> Finding:
         remedy = f"start this command on all {args.nnodes} nodes at about the same time"
     elif code in (contract.EXIT_NODES_LOST, contract.EXIT_STORE_LOST):
         what = "a node was lost while the nodes examined the network"
-        remedy = "check that it is up, that nobody stopped the doctor there, and the end of its kernel log (dmesg)"
+        remedy = "check that the node is up and that the doctor was not stopped there, and read its kernel log (dmesg)"
     else:
         what = "the nodes have met, but the check between them did not end"
         remedy = "if dmesg shows no defect on any node, please report this"
