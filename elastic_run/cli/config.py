@@ -330,7 +330,8 @@ def _load_logs_specs(name: str) -> type[LogsSpecs]:
                 message = f"--logs-specs: plug-in {name!r} ({plugin.value}) can't be loaded: {reason}"
                 raise UsageError(message) from error
             return specs_class
-    known = ", ".join(sorted(plugins.names)) or "none is installed"
+    names = ", ".join(sorted(plugins.names))
+    known = f"installed: {names}" if names else "none is installed"
     message = f"--logs-specs: {name!r} is not a plug-in of the group {contract.LOGS_SPECS_ENTRY_POINTS} ({known})"
     raise UsageError(message)
 

@@ -185,7 +185,9 @@ def test_a_logs_specs_plugin_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) 
         UsageError, match=r"^--logs-specs: plug-in 'broken' \(no_module.*\) can't be loaded: ModuleNotF"
     ):
         config_from_args(parse_args(["--logs-specs=broken", "s"]))
-    with pytest.raises(UsageError, match=r"^--logs-specs: 'other' is not a plug-in of the group .* \(broken, mine\)$"):
+    with pytest.raises(
+        UsageError, match=r"^--logs-specs: 'other' is not a plug-in of the group .* \(installed: broken, mine\)$"
+    ):
         config_from_args(parse_args(["--logs-specs=other", "s"]))
 
 
