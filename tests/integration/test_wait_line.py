@@ -75,7 +75,7 @@ def test_other_lines_never_mix_with_it(terminal: Terminal, worker: Worker) -> No
         stranger.sendall(b"\xff" * 4096)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
-    terminal.wait_output("no store's message")
+    terminal.wait_output("does not fit the store's protocol")
     before = len(shown(terminal))
     terminal.wait_output(rf"(?s)(?:{SHOWN}.*){{{before + 1}}}")
     rows = Screen(400).feed(bytes(terminal.output)).rows
