@@ -123,6 +123,25 @@ _SAVE = (
         ),
         (
             [
+                (f"{_TORCH}/nn/parallel/distributed.py", 1523, "_pre_forward"),
+                (f"{_TORCH}/nn/parallel/distributed.py", 1632, "forward"),
+                (f"{_TORCH}/nn/modules/module.py", 1562, "_call_impl"),
+                ("/home/user/train.py", 60, "main"),
+            ],
+            Place("forward", "/home/user/train.py", 60, is_waiting=True),
+        ),
+        (
+            [
+                (f"{_TORCH}/nn/modules/linear.py", 120, "forward"),
+                (f"{_TORCH}/nn/modules/module.py", 1562, "_call_impl"),
+                (f"{_TORCH}/nn/parallel/distributed.py", 1640, "forward"),
+                (f"{_TORCH}/nn/modules/module.py", 1562, "_call_impl"),
+                ("/home/user/train.py", 60, "main"),
+            ],
+            Place("forward", "/home/user/train.py", 60),
+        ),
+        (
+            [
                 (f"{_TORCH}/distributed/pipelining/schedules.py", 500, "_wait_batch_p2p"),
                 (f"{_TORCH}/distributed/pipelining/schedules.py", 700, "step"),
                 ("/home/user/train.py", 61, "main"),
@@ -147,7 +166,16 @@ _SAVE = (
             Place("all_reduce", "/home/user/train.py", 88, is_waiting=True),
         ),
     ],
-    ids=["writes a checkpoint", "waits in a checkpoint", "computes in FSDP", "waits for a stage", "joins", "pex"],
+    ids=[
+        "writes a checkpoint",
+        "waits in a checkpoint",
+        "computes in FSDP",
+        "waits in DDP",
+        "computes in DDP",
+        "waits for a stage",
+        "joins",
+        "pex",
+    ],
 )
 def test_only_a_rank_that_communicates_waits(calls: list[tuple[str, int, str]], place: Place) -> None:
     """Not one that writes a checkpoint or computes below torch.distributed; a wait has the name of the collective."""

@@ -7,7 +7,8 @@ Rules
   Where a library has called a collective, such as a trainer, the place is named after the collective.
 - Ranks that wait for others come first, then the larger group: the odd one out comes last.
 - A rank in a collective waits: NCCL spins and gloo sleeps, so processor time does not tell. So does a rank whose
-  innermost call is in `torch.distributed`, which also has what computes (a model in FSDP) or writes (a checkpoint).
+  innermost call is in `torch.distributed`, which also has what computes (a model in FSDP) or writes (a checkpoint), or
+  in DistributedDataParallel's own file, whose functions in C++ communicate.
 - A program whose main thread has ended waits in `threading._shutdown` for its other threads, which is told instead.
 """
 
@@ -32,6 +33,7 @@ _LIBRARIES = (
 #: Files whose functions only communicate; those of torch are named after the collective.
 _COLLECTIVES = tuple(f"/torch/distributed/{name}.py" for name in ("distributed_c10d", "_functional_collectives"))
 _MEETINGS = ("/torch/distributed/rendezvous.py", "/elastic_run/worker/joining.py")
+_DATA_PARALLEL = "/torch/nn/parallel/distributed.py"
 #: Functions that only pass a call on.
 _WRAPPERS = frozenset(("wrapper", "inner", "decorate_context", "_call_impl", "_wrapped_call_impl", "__call__", "_fn"))
 
@@ -162,7 +164,8 @@ def _communicates(called: Sequence[Frame]) -> bool:
     if any(each.file.endswith(_MEETINGS) for each in called):
         return True
     file = called[0].file if called else ""
-    return _DISTRIBUTED in file and not any(part in file for part in _NO_WAITS)
+    is_distributed = _DISTRIBUTED in file and not any(part in file for part in _NO_WAITS)
+    return is_distributed or file.endswith(_DATA_PARALLEL)
 
 
 def _find_own(frames: tuple[Frame, ...]) -> int:
