@@ -48,6 +48,8 @@ STACK_SIGNAL: int = _signal.SIGRTMAX - 4 if hasattr(_signal, "SIGRTMAX") else 0
 #: The same for its main thread alone, and, asked first, by a handler in Python; see `stack_signal`.
 MAIN_STACK_SIGNAL: int = STACK_SIGNAL - 1 if STACK_SIGNAL else 0
 PYTHON_STACK_SIGNAL: int = STACK_SIGNAL - 2 if STACK_SIGNAL else 0
+#: The same handler in Python, for a main thread that waits for a lock: the system call does not go on by itself.
+LOCK_STACK_SIGNAL: int = STACK_SIGNAL - 3 if STACK_SIGNAL else 0
 #: signalfd(2) with SFD_CLOEXEC and SFD_NONBLOCK, whose numbers are those of open(2).
 _SIGNALFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 #: signalfd_siginfo: so many bytes, which begin with number, errno, code, pid and uid in 32 bits each.

@@ -8,12 +8,13 @@ import time
 from elastic_run import contract
 from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
-from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
 #: The bits of the signals for stacks in the kernel's masks.
-_BITS = sum(1 << (number - 1) for number in (STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL) if number > 0)
+_NUMBERS = (STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, LOCK_STACK_SIGNAL)
+_BITS = sum(1 << (number - 1) for number in _NUMBERS if number > 0)
 #: A process whose threads hold the signal back.
 BLOCKS = f"blocks signal {STACK_SIGNAL}"
 #: Seconds in which a Python reads its .pth files, also from a slow file system.
@@ -107,8 +108,8 @@ def threads_that_block(pid: int) -> frozenset[str]:
 
 
 def takes_signal(pid: int, number: int) -> bool:
-    """Whether a thread of a process takes a signal at once; the signal for the main thread is only for that one."""
-    threads = [str(pid)] if number == MAIN_STACK_SIGNAL else _threads(pid)
+    """Whether a thread of a process takes a signal at once; some signals are for the main thread alone."""
+    threads = [str(pid)] if number in (MAIN_STACK_SIGNAL, LOCK_STACK_SIGNAL) else _threads(pid)
     masks = (read_masks(f"{pid}/task/{thread}") for thread in threads)
     return any(not mask.get("SigBlk", ~0) >> (number - 1) & 1 for mask in masks)
 
@@ -117,6 +118,11 @@ def is_calm(pid: int) -> bool:
     """Whether no thread of a process but the first has a processor, or waits for one."""
     stats = (read_stat(f"{pid}/task/{thread}") for thread in _threads(pid) if thread != str(pid))
     return not any(stat is not None and stat.state == b"R" for stat in stats)
+
+
+def waits_for_lock(pid: int) -> bool:
+    """Whether the first thread of a process waits for a lock, of Python or of C."""
+    return "futex" in wait_channel(pid)
 
 
 def is_main_running(pid: int) -> bool:

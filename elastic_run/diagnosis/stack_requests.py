@@ -20,7 +20,7 @@ import os
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.records import dataclass, field
-from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _FIRST = 0.02
 #: How often a worker is looked at until no thread but the main one runs, and the seconds in between.
 _TRIES = 4
 _PAUSE = 0.005
+#: Seconds that the handler gets where a wait for a lock was interrupted for it, while another thread has the GIL.
+_SECOND = 0.1
 #: Part of the patience after which a worker that has taken the signal must have begun to write.
 _EARLY = 1 / 3
 #: Bytes of one worker that are kept: 100 threads of 100 frames.
@@ -158,7 +160,10 @@ class StackRequests:
         return self._requests.get(rank) is request and rank in self._missing and not request.text
 
     def _send(self, rank: int, request: _Request, tries: int) -> None:
-        """Ask for all threads when none but the main one runs; if one always does, for the main thread."""
+        """Ask for all threads when none but the main one runs; if one always does, for the main thread.
+
+        Before that, a main thread that waits for a lock is sent to the handler in Python.
+        """
         if not self._is_awaited(rank, request):
             return
         problem = kernel_view.find_obstacle(request.pid, self._pipes[rank])
@@ -168,10 +173,20 @@ class StackRequests:
         if problem or not (takes_signal or tries > 1):
             self._answered(rank, problem or kernel_view.BLOCKS)
         elif not (is_calm and takes_signal) and tries > 1:
-            self._loop.call_later(_PAUSE, lambda: self._send(rank, request, tries - 1))
+            pause = _PAUSE
+            if tries == 2 and self._interrupts_lock(rank, request):  # noqa: PLR2004 - the last but one
+                pause = _SECOND
+            self._loop.call_later(pause, lambda: self._send(rank, request, tries - 1))
         else:
             request.is_sent = True
             self._kill(rank, request, number)
+
+    def _interrupts_lock(self, rank: int, request: _Request) -> bool:
+        """Send a main thread that waits for a lock to the handler in Python; return whether it waits for one."""
+        waits = kernel_view.waits_for_lock(request.pid) and kernel_view.takes_signal(request.pid, LOCK_STACK_SIGNAL)
+        if waits:
+            self._kill(rank, request, LOCK_STACK_SIGNAL)
+        return waits
 
     def _kill(self, rank: int, request: _Request, number: int) -> None:
         try:

@@ -278,3 +278,47 @@ def test_a_program_that_replaces_threads_has_stacks() -> None:
         *_, last = program.ask().text.split("Thread ")
         assert "in step\n" in last
         assert "elastic_run" not in last
+
+
+_JOINS = """
+def add(number):
+    return number + 1
+def run():
+    while True:
+        sorted(range(10), key=add)
+def join():
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    print("ready")
+    thread.join()
+join()
+"""
+
+
+@pytest.mark.parametrize("by_pth", [True, False], ids=["executed", "forked"])
+def test_a_main_thread_that_waits_for_a_running_one_shows_both(by_pth: bool) -> None:  # noqa: FBT001 - pytest's
+    """The wait for the lock goes on afterwards."""
+    with _start(_JOINS, by_pth=by_pth) as program:
+        assert program.read_line() == "ready"
+        texts = [program.ask().text for _ in range(3)]
+        assert any("in run\n" in text and "in join\n" in text for text in texts), texts
+        assert program.process.poll() is None
+
+
+_WAITS_IN_C = """
+def run():
+    while True:
+        pass
+threading.Thread(target=run, daemon=True).start()
+print("ready")
+print(libc.read(0, ctypes.create_string_buffer(1), 1))
+"""
+
+
+def test_a_system_call_of_c_goes_on() -> None:
+    """C code that expects no signal does not see one, though the handler in Python was asked for first."""
+    with _start(_WAITS_IN_C) as program:
+        assert program.read_line() == "ready"
+        assert program.ask().text.startswith("Stack (most recent call first):")
+        program.go_on()
+        assert program.read_line() == "1"

@@ -15,7 +15,7 @@ import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control.socket_directory import find_sockets
-from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
 from tests.support.wait import DeadlinePassedError, wait_until
@@ -54,7 +54,7 @@ _PAUSES_ALONE = f"import signal; say = print; {_PAUSES}".replace("('ready')", "(
 _ENDING = "the job goes on"
 
 #: All signals for stacks.
-_SIGNALS = [PYTHON_STACK_SIGNAL, MAIN_STACK_SIGNAL, STACK_SIGNAL]
+_SIGNALS = [LOCK_STACK_SIGNAL, PYTHON_STACK_SIGNAL, MAIN_STACK_SIGNAL, STACK_SIGNAL]
 
 
 def _ask(job: Launched, pattern: str, *, workers: int = 1) -> str:

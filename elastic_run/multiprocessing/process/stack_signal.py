@@ -5,10 +5,13 @@ Rules
   lock, and it changes nothing that the program can see but the system call that it interrupts, which goes on. But it
   reads frames without a lock. Those of a thread that runs Python may be gone in that moment, and the process would end
   by SIGSEGV (one dump of 20 to 1,000 with Python 3.11 to 3.13, if C code calls Python functions there).
-- So there are three signals. The first has a handler in Python, which is always safe: it runs between two instructions
+- So there are four signals. The first has a handler in Python, which is always safe: it runs between two instructions
   of the main thread, and meanwhile no other thread runs Python. Only if the main thread is in C code, and does not come
   to it, the agent sends another one: for all threads, or, if any of the others runs, for the main thread alone, which
   runs the handler.
+- A main thread that waits for a lock, such as in `Thread.join`, does not come to the handler in Python: the kernel lets
+  the system call go on. If another thread runs, it gets the handler by a fourth signal, which interrupts the call.
+  That is not the first one, for C code may not expect it: only a wait for a lock is interrupted.
 - While the handler in Python runs, the program's handlers may run as well. Their exceptions, such as a timeout by
   SIGALRM, are passed on. The handler writes only if its descriptor is still the pipe.
 - When Python ends, faulthandler restores the handlers that it has replaced, and Python sets its own handlers to the
@@ -28,7 +31,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.records import dataclass
-from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,9 +111,11 @@ def register(fd: int) -> None:
     for number in (STACK_SIGNAL, MAIN_STACK_SIGNAL):
         _signal.signal(number, _signal.SIG_IGN)
         faulthandler.register(number, fd, all_threads=number == STACK_SIGNAL)
-    _signal.signal(PYTHON_STACK_SIGNAL, _make_handler(fd))
+    handler = _make_handler(fd)
+    for number in (PYTHON_STACK_SIGNAL, LOCK_STACK_SIGNAL):
+        _signal.signal(number, handler)
+        atexit.register(_signal.signal, number, _signal.SIG_IGN)
     _signal.siginterrupt(PYTHON_STACK_SIGNAL, False)  # noqa: FBT003 - the function's own signature
-    atexit.register(_signal.signal, PYTHON_STACK_SIGNAL, _signal.SIG_IGN)
 
 
 def _make_handler(fd: int) -> Callable[[int, FrameType | None], None]:
