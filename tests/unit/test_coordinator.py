@@ -200,6 +200,30 @@ def test_slots_that_were_trimmed_are_not_deleted_again_where_the_state_is_lost(
     assert cleanup.log_start == messages.LogStart(1001 - 8 + 1, 3)
 
 
+def test_a_node_that_has_missed_its_refusal_is_refused_again() -> None:
+    """A reader that is far behind passes over slots, its own `Refuse` among them; its next `Join` tells that."""
+    clerk = Clerk("a")
+    other = replace(CONFIG, max_restarts=7)
+    join = Join("b", 1, NodeInfo("b", 1, 1), other, Offer("b", 1))
+
+    def find_refusals() -> list[int]:
+        decisions = {key: messages.read_decision(value) for key, value in clerk.values.items() if key.startswith("d/")}
+        return [int(key[2:]) for key, one in decisions.items() if isinstance(one, messages.Refuse)]
+
+    clerk.hear(join)
+    (slot,) = find_refusals()
+    clerk.hear(replace(join, sequence=2, seen=slot - 1))
+    assert find_refusals() == [slot]  # it is about to read that
+    clerk.hear(replace(join, sequence=3, seen=slot))
+    first, second = find_refusals()
+    assert first == slot < second
+    clerk.hear(replace(join, sequence=4, seen=slot))
+    assert find_refusals() == [first, second]
+    for fact in (Ready("b", 5, 1, "", "done", Offer("b", 1)), messages.Leave("b", 6, "signal")):
+        clerk.hear(fact)
+    assert find_refusals() == [first, second]
+
+
 def test_a_state_that_is_older_than_what_its_node_knows_is_not_gone_on_from() -> None:
     """The job went on in another store, and its nodes are back: the first decision asks every node where it stands."""
     (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))

@@ -103,10 +103,18 @@ def apply_facts(job: Job, events: Iterable[Event], now: float) -> Job:
 
 
 def drop_refused(job: Job, name: str, detail: str) -> Job:
-    """Return the state without a node that is refused."""
+    """Return the state without a node that is refused in this slot."""
     book = _JobUpdate(job, 0.0)
     book.drop_refused(name, detail)
-    return book.close()
+    return note_refused(book.close(), name)
+
+
+def note_refused(job: Job, name: str) -> Job:
+    """Return the state with a note that a node is refused in this slot."""
+    gone = job.gone.get(name)
+    if gone is None or gone.reason != REFUSED:
+        return job
+    return replace(job, gone=MappingProxyType({**job.gone, name: replace(gone, refused_in=job.slot)}))
 
 
 class _JobUpdate:
@@ -127,7 +135,7 @@ class _JobUpdate:
             self._enter_seat_dead(event)
             return
         known = self._nodes.get(event.node) or self._gone.get(event.node)
-        if known is not None and event.sequence <= known.sequence:
+        if known is not None and event.sequence <= known.sequence and not _has_missed_refusal(known, event):
             return
         if isinstance(event, Foreign):
             mend = "install the same release of elastic-run on all nodes"
@@ -365,6 +373,11 @@ class _JobUpdate:
             # proof with its seat's record says so: the last round that it was in may be another log's.
             is_lost = was.is_member and was.outcome != DONE
             self._set_seat(was.rank, UNKNOWN if reason in (SILENT, DIED) else gone, is_lost=is_lost)
+
+
+def _has_missed_refusal(known: Node | Gone, event: Event) -> bool:
+    """Whether a node that was refused has passed over the slot that says so: it read so slowly that it was trimmed."""
+    return isinstance(event, Join) and isinstance(known, Gone) and 0 <= known.refused_in <= event.seen
 
 
 def _is_suspecting(node: Node, fact: Ready) -> bool:

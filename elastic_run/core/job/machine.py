@@ -25,7 +25,7 @@ import math
 
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
 from elastic_run.core.job import formation, majority
-from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused
+from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused, note_refused
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.rank_claims import counts_at, describe_dispute, find_disputes
 from elastic_run.core.job.reported_failure import verdict_exit_code
@@ -197,7 +197,7 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
     if job.refusals:
         refusal = job.refusals[0]
         refuse = Refuse(job.term, refusal.node, refusal.detail, refusal.verdict)
-        return Step(replace(job, refusals=job.refusals[1:]), refuse)
+        return Step(note_refused(replace(job, refusals=job.refusals[1:]), refusal.node), refuse)
     config = job.config
     if config is None:
         return Step(job)

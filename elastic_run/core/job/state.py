@@ -102,6 +102,7 @@ class Gone:
         detail: A clause for the user.
         was: What it was, or None where it never was one of the job's.
         is_told: Whether a round was formed since then, whose nodes were told of it.
+        refused_in: The slot of its `Refuse`, -1 for none.
     """
 
     node: str
@@ -110,6 +111,7 @@ class Gone:
     detail: str
     was: Node | None = None
     is_told: bool = False
+    refused_in: int = -1
 
 
 @register
