@@ -66,7 +66,8 @@ class Log:
         is_next = slot == self.next_slot or (self.is_copy and slot > self.next_slot)
         require(is_next, ONE_DECIDER, f"slot {slot} was created when {self.next_slot} was the next")
         start = find_start(store.values.get(LOG_START))
-        if self.is_copy and start is not None and (start.slot > self.next_slot or start.term > self.term):
+        start = start if self.is_copy else None
+        if start is not None and start.is_restart and (start.slot > self.next_slot or start.term > self.term):
             # The store has lost what nodes had read: nothing of before counts for those who read on.
             self.next_slot, self.term, self.coordinator = max(self.next_slot, start.slot), start.term, ""
             self.entries = [entry for entry in self.entries if entry["kind"] != "end"]
@@ -74,10 +75,12 @@ class Log:
         self.unread[slot] = writer, value
         if self.is_copy and decision_key(self.next_slot) not in store.values:
             self._jump(store.values.get(HEAD))
-        while self.next_slot in self.unread:
+        trimmed = 0 if start is None else start.slot
+        while self.next_slot in self.unread or self.next_slot < trimmed:
             slot = self.next_slot
             self.next_slot += 1
-            self._read(world, store, slot, *self.unread.pop(slot))
+            if slot in self.unread:
+                self._read(world, store, slot, *self.unread.pop(slot))
 
     def _jump(self, raw: bytes | None) -> None:
         """Go on from the slot that `head` names, as nodes do: the store has lost the slots before that.
@@ -99,6 +102,10 @@ class Log:
         is_claim = entry["kind"] == "claim"
         is_raised = entry["kind"] == "recovered" and entry["term"] >= self.term
         counts = entry["term"] > self.term if is_claim else entry["term"] == self.term or is_raised
+        if entry["kind"] == "form" and self.is_copy and not counts:
+            # Nodes that had read on before another one let the log begin anew take part in it all the same.
+            name = entry["incarnation"], entry["round"], f"{entry['round']}/{entry['term']}/{writer}"
+            world.oracle.rounds.former_ids.setdefault(name, self.round_id)
         if not counts or self.end is not None:
             return
         if is_claim:
