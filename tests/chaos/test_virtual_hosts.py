@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import pytest
 
 from tests.support.hosts import VirtualHost, VirtualHosts, virtual_hosts
 from tests.support.processes import is_gone, wait_gone
-from tests.support.wait import wait_until
+from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -276,3 +277,21 @@ with virtual_hosts(1) as hosts:
     assert len(pids) == 3
     for pid in pids:
         wait_gone(pid, deadline=5)
+
+
+def test_a_network_may_be_slow_and_lose_packets() -> None:
+    """Each frame takes its time on a slow cable, and a switch that loses all packets lets nothing through."""
+    with virtual_hosts(2, delay=0.05) as hosts:
+        with hosts[0].on_network():
+            server = socket.create_server((hosts[0].address, 0))
+        with server, hosts[1].on_network():
+            address = server.getsockname()
+            socket.create_connection(address, DEADLINE).close()  # its hardware address is known from now on
+            begin = time.monotonic()
+            socket.create_connection(address, DEADLINE).close()
+            assert time.monotonic() - begin >= 4 * 0.05
+            hosts.switch.set_loss(100)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, 1.0)
+            hosts.switch.set_loss(0)
+            socket.create_connection(address, DEADLINE).close()

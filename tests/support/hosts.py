@@ -240,14 +240,14 @@ class VirtualHosts(list[VirtualHost]):
         switch: The network.
     """
 
-    def __init__(self, count: int, files: Path, *, prefix: str = "h") -> None:
+    def __init__(self, count: int, files: Path, *, prefix: str = "h", delay: float = 0.0) -> None:
         super().__init__()
         self._files = files
         names = {f"{prefix}{index}": _FIRST + index for index in range(count)}
         self._write_files({"hub": 1, **names})
         self.hub = VirtualHost("hub", 1, files)
         try:
-            self.switch = Switch(self.hub.first_pid)
+            self.switch = Switch(self.hub.first_pid, delay)
             for name, number in names.items():
                 host = VirtualHost(name, number, files)
                 self.append(host)
@@ -280,6 +280,8 @@ class VirtualHosts(list[VirtualHost]):
         """Remove all of it."""
         for host in [*self, self.hub]:
             host.close()
+        with contextlib.suppress(AttributeError):  # the switch was not made
+            self.switch.close()
 
     def _write_files(self, numbers: Mapping[str, int]) -> None:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
@@ -290,15 +292,16 @@ class VirtualHosts(list[VirtualHost]):
 
 
 @contextlib.contextmanager
-def virtual_hosts(count: int, *, prefix: str = "h") -> Iterator[VirtualHosts]:
+def virtual_hosts(count: int, *, prefix: str = "h", delay: float = 0.0) -> Iterator[VirtualHosts]:
     """Boot hosts, and remove them and all that runs on them at the end.
 
     Args:
         count: How many, besides the hub.
         prefix: Their names begin with it; a number from 0 follows.
+        delay: Seconds that each frame takes on the cable of a host.
     """
     with tempfile.TemporaryDirectory(prefix="hosts-") as files:
-        hosts = VirtualHosts(count, Path(files), prefix=prefix)
+        hosts = VirtualHosts(count, Path(files), prefix=prefix, delay=delay)
         try:
             yield hosts
         finally:
