@@ -6,12 +6,21 @@ Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
 from __future__ import annotations
 
 from elastic_run.cli.values import duration, nearest
-from elastic_run.core.agent.faults import ACTIONS, Fault
+from elastic_run.core.agent.faults import ACTIONS, AGENT_ACTIONS, Fault
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
 
 #: Signals by the names of faults, and 0 for those without; None where the signal is the value.
-_KINDS = {"kill": SIGKILL, "stop": SIGSTOP, "signal": None, "child": None, "agent": 0, **dict.fromkeys(ACTIONS, 0)}
-_MOST_EXIT_CODE = 255
+_KINDS = {
+    "kill": SIGKILL,
+    "stop": SIGSTOP,
+    "signal": None,
+    "child": None,
+    **dict.fromkeys(sorted(AGENT_ACTIONS), 0),
+    **dict.fromkeys(ACTIONS, 0),
+}
+#: Kinds that take a time as value, and those that take a number: its default, the least and the most.
+_PAUSING = ("stop", "freeze")
+_NUMBERS = {"exit": (1, 0, 255), "port": (None, 1, 65535), "slow": (10, 2, 100)}
 _PLACES = ("rank", "attempt", "seed")
 
 
@@ -35,7 +44,10 @@ def _read_fault(text: str) -> Fault:
         message = f"has a fault {kind!r}, which is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
         raise ValueError(message)
     signal, pause = _read_kind(kind, value)
-    action = f"exit {_read_exit_code(value)}" if kind == "exit" else kind if kind in ACTIONS else ""
+    action = _read_action(kind, value)
+    if kind == "import" and when:
+        message = f"has the time {when}, but the module of import={value} is missing from the start"
+        raise ValueError(message)
     after, before = _read_time(when)
     given = _read_places(places)
     return Fault(
@@ -59,18 +71,35 @@ def _read_kind(kind: str, value: str) -> tuple[int, float]:
         if signal is None:
             message = f"has {kind}={value}, which is not the name of a signal such as SIGSEGV"
             raise ValueError(message)
-    elif value and kind not in ("stop", "exit"):
+    elif value and kind not in (*_PAUSING, *_NUMBERS, "import"):
         message = f"has {kind}={value}, but {kind} takes no value"
         raise ValueError(message)
-    return signal, _read_seconds(value) if kind == "stop" and value else 0.0
+    return signal, _read_seconds(value) if kind in _PAUSING and value else 0.0
 
 
-def _read_exit_code(text: str) -> int:
-    code = _read_number("exit", text or "1")
-    if code > _MOST_EXIT_CODE:
-        message = f"has exit={text}, which is above {_MOST_EXIT_CODE}"
+def _read_action(kind: str, value: str) -> str:
+    if kind in _NUMBERS:
+        return f"{kind} {_read_value(kind, value)}"
+    if kind == "import":
+        if not all(part.isidentifier() for part in value.split(".")):
+            message = f"has import={value}, which is not the name of a module such as torchvision"
+            raise ValueError(message)
+        return f"{kind} {value}"
+    return kind if kind in ACTIONS or kind in AGENT_ACTIONS else ""
+
+
+def _read_value(kind: str, text: str) -> int:
+    default, least, most = _NUMBERS[kind]
+    if not text and default is not None:
+        return default
+    number = _read_number(kind, text)
+    if number > most:
+        message = f"has {kind}={text}, which is above {most}"
         raise ValueError(message)
-    return code
+    if number < least:
+        message = f"has {kind}={text}, which is below {least}"
+        raise ValueError(message)
+    return number
 
 
 def _read_time(text: str) -> tuple[float, float]:

@@ -14,6 +14,7 @@ can show it other machines.
 | `kernel_log` | the newest lines of the kernel's log |
 | `kubernetes` | the indexed Job of Kubernetes of this pod: its index, the other pods' names |
 | `machine` | the scheduler's name of this machine, and how it is taken out of use |
+| `memory_limit` | the memory limit of the control groups |
 | `numa` | which CPUs each worker is bound to, near its GPU |
 | `programs` | finds a program as the system does, and the directory that denies access to it |
 | `requeue` | asks Slurm to run a stopped job again |

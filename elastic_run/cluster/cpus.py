@@ -60,7 +60,7 @@ def cgroup_limit(*, root: str = ROOT) -> float | None:
     Returns:
         How many CPUs' time per second this process gets, or None where there is no limit.
     """
-    limits = [limit for entry in _cgroup_entries(root) if (limit := _entry_limit(root, *entry)) is not None]
+    limits = [limit for entry in cgroup_entries(root) if (limit := _entry_limit(root, *entry)) is not None]
     return min(limits, default=None)
 
 
@@ -68,7 +68,7 @@ def _round_up(number: float) -> int:
     return -int(-number // 1)
 
 
-def _cgroup_entries(root: str) -> Iterator[tuple[str, str]]:
+def cgroup_entries(root: str) -> Iterator[tuple[str, str]]:
     """Yield the controllers (none for version 2) and the path of each control group that this process is in."""
     for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
@@ -79,15 +79,15 @@ def _cgroup_entries(root: str) -> Iterator[tuple[str, str]]:
 
 def _entry_limit(root: str, controllers: str, path: str) -> float | None:
     if not controllers:
-        return _lowest(os.path.join(root, "sys/fs/cgroup"), path, _version_2_limit)
+        return lowest_limit(os.path.join(root, "sys/fs/cgroup"), path, _version_2_limit)
     if "cpu" not in controllers.split(","):
         return None
     mounts = (os.path.join(root, "sys/fs/cgroup", name) for name in ("cpu", controllers))
     mount = next((mount for mount in mounts if os.path.isdir(mount)), "")
-    return _lowest(mount, path, _version_1_limit) if mount else None
+    return lowest_limit(mount, path, _version_1_limit) if mount else None
 
 
-def _lowest(mount: str, path: str, read_limit: Callable[[str], float | None]) -> float | None:
+def lowest_limit(mount: str, path: str, read_limit: Callable[[str], float | None]) -> float | None:
     """Return the lowest limit of a group and all those above it.
 
     In a container the path may be the host's and not exist; then only the existing groups count.

@@ -4,11 +4,13 @@ Pure decisions about the workers of a running job are in `core.diagnosis`.
 
 | module | what it holds |
 |---|---|
+| `altered_collectives` | in a worker: lets a rank call another collective than its peers |
 | `collectives` | the collectives of a rank, as its flight recorder has recorded them |
 | `doctor` | the checks of `elastic-run doctor`: this machine, and the network between the nodes |
 | `dump_files` | finds the dumps of a job in files and directories, and the rank of each |
 | `dump_format` | a dump's bytes to collectives: the pickle and the JSON of torch, read without running anything |
 | `fault_thread` | in a worker: makes a fault of --inject-fault in the process itself |
+| `full_disk` | in a worker: all disks look full |
 | `kernel_view` | a process as the kernel shows it: state, signals, where its threads sleep |
 | `native_stacks` | the frames of C and C++ of workers, by py-spy |
 | `operation_match` | whether the ranks of a group call the same operation with the same sizes and types |

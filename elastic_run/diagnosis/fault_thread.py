@@ -4,6 +4,7 @@ Rules
 - A line of the .pth file calls `begin` at Python's own start, where the flag has set the variable; without the flag no
   worker has this thread.
 - The main thread raises, sleeps or holds the GIL as soon as it runs Python code: a call of C that blocks ends first.
+- A module that is to be missing is missing from the start: the variable names it.
 - Only this process does so: the variable is taken out of the environment, and a fork closes the socket.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 import threading
 import time
 
@@ -21,6 +23,9 @@ from elastic_run.diagnosis.recorder_server import is_own_user
 #: Bytes of the longest request, and seconds that a client gets to send it.
 _LONGEST = 64
 _PATIENCE = 1.0
+#: Bytes of memory that are taken at a time.
+_PIECE = 8 << 20
+_NAME = "faults"
 
 
 class InjectedFaultError(Exception):
@@ -32,12 +37,14 @@ class InjectedFaultError(Exception):
 
 def begin() -> None:
     """Wait for requests in a thread; called by the .pth file, or in the fork of a template."""
-    name = os.environ.pop(contract.ENV_FAULTS)
+    name, *missing = os.environ.pop(contract.ENV_FAULTS).split()
+    if missing:
+        sys.meta_path.insert(0, _MissingModules(missing))
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0{name}")
     listener.listen()
     os.register_at_fork(after_in_child=listener.close)
-    threading.Thread(target=_wait, args=(listener,), name="faults", daemon=True).start()
+    threading.Thread(target=_wait, args=(listener,), name=_NAME, daemon=True).start()
 
 
 def _wait(listener: socket.socket) -> None:
@@ -51,17 +58,76 @@ def _wait(listener: socket.socket) -> None:
             if listener.fileno() < 0:
                 return
         else:
-            _perform(*request.split())
+            try:
+                _perform(*request.split())
+            except (LookupError, OSError) as error:
+                os.write(2, f"elastic-run: {request} has no effect in pid {os.getpid()}: {error}\n".encode())
 
 
 def _perform(action: str = "", value: str = "") -> None:
     if action == "raise":
-        main = ctypes.c_ulong(threading.main_thread().ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(InjectedFaultError))
+        _raise_in(threading.main_thread())
+    elif action == "raise-in-thread":
+        _raise_in(_find_other_thread())
     elif action == "exit":
         os._exit(int(value))
+    elif action == "oom":
+        take_memory()
+    elif action == "disk-full":
+        from elastic_run.diagnosis.full_disk import fill_disks  # noqa: PLC0415 - only when asked for
+
+        fill_disks()
     elif action in _IN_MAIN_THREAD:
         ctypes.pythonapi.Py_AddPendingCall(_IN_MAIN_THREAD[action], None)
+    elif action:
+        from elastic_run.diagnosis.altered_collectives import alter_collectives  # noqa: PLC0415 - only when asked for
+
+        threading.Thread(target=alter_collectives, args=(action,), name=_NAME, daemon=True).start()
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    ident = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(InjectedFaultError))
+
+
+def _find_other_thread() -> threading.Thread:
+    """Return the youngest thread of the program beside the main thread."""
+    others = [each for each in threading.enumerate() if each is not threading.main_thread() and each.name != _NAME]
+    if not others:
+        message = "it has no thread beside its main thread"
+        raise LookupError(message)
+    return others[-1]
+
+
+def take_memory() -> None:
+    """Take memory until the kernel's OOM killer ends this process, and no other one of the control group."""
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    taken = []
+    while True:
+        taken.append(b"\1" * _PIECE)
+
+
+class _MissingModules:
+    """Finds none of some modules, and lets no other finder look for them.
+
+    Args:
+        names: Their names; a template may have imported them already.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        for module in [name for name in sys.modules if self._has(name)]:
+            del sys.modules[module]
+
+    def _has(self, name: str) -> bool:
+        return any(name == missing or name.startswith(f"{missing}.") for missing in self._names)
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse an import as Python does where no module is found."""
+        if self._has(name):
+            message = f"No module named {name!r}"
+            raise ModuleNotFoundError(message, name=name)
 
 
 def sleep_for_ever(_: int | None) -> int:

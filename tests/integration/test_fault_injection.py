@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from tests.support.launch import ELASTIC_RUN
+from tests.support.meeting import place, wait_coordinated
+from tests.support.memory_limit import memory_limit
+from tests.support.sessions import free_port
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
@@ -125,3 +129,195 @@ def test_a_program_that_is_no_python(launch: Launch) -> None:
     assert job.wait_exit() == 0, job.stderr
     assert "no exception in the main thread: rank 0 (pid " in job.stderr
     assert "is no Python that has elastic-run" in job.stderr
+
+
+def closing_report(errors: str) -> str:
+    """Return the closing report in one line."""
+    return " ".join(errors.partition("-- elastic-run: ")[2].split())
+
+
+@pytest.mark.parametrize("preload", [(), ("--preload=json",)], ids=["cold", "warm"])
+def test_a_missing_module(preload: tuple[str, ...], launch: Launch, worker: Worker) -> None:
+    """The import fails in the worker of the rank alone, also where a template has imported the module."""
+    path = worker("import json.decoder\nsay('has it', rank)\nsignal.pause()")
+    job = launch("--nproc-per-node=2", *preload, "--inject-fault=import=json:rank=1", path)
+    assert job.wait_exit() == 1
+    assert "missing module json: rank 1 (pid " in job.stderr
+    report = closing_report(job.stderr)
+    assert "cause rank 1 on " in report
+    assert "ModuleNotFoundError: No module named 'json'" in report
+    assert job.stderr.count("Traceback") == 1
+
+
+def test_a_missing_module_on_one_node(launch: Launch, worker: Worker) -> None:
+    """Each node of the job is told that only one node has had the error."""
+    fault = "--inject-fault=import=colorsys:rank=1"
+    path = worker("import colorsys\nsignal.pause()")
+    flags = (*place(free_port()), "--nnodes=2", fault)
+    agents = [launch(*flags, f"--node-rank={rank}", path) for rank in range(2)]
+    assert [agent.wait_exit() for agent in agents] == [1, 1]
+    for agent in agents:
+        assert "No module named 'colorsys'" in closing_report(agent.stderr), agent.stderr
+        assert "only " in closing_report(agent.stderr), agent.stderr
+
+
+def test_a_full_disk(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """The kernel answers ENOSPC to whatever makes a file or a directory, also in children; reads go on."""
+    path = worker(
+        "import subprocess, time\n"
+        "end = time.monotonic() + 60\n"
+        "while time.monotonic() < end:\n"
+        "    try:\n"
+        "        os.mkdir('d')\n"
+        "        os.rmdir('d')\n"
+        "    except OSError as error:\n"
+        "        say('mkdir', error.errno)\n"
+        "        break\n"
+        "    time.sleep(0.01)\n"
+        "touch = subprocess.run(['touch', 'x'], stderr=subprocess.DEVNULL)\n"
+        "say('touch', touch.returncode, len(open(__file__).read()) > 9)\n"
+        "open('checkpoint.pt', 'w')"
+    )
+    job = launch("--inject-fault=disk-full@0.5s", path, cwd=tmp_path)
+    assert job.wait_exit() == 1
+    assert job.stdout == "mkdir 28\ntouch 1 True\n"
+    assert "full disk: rank 0 (pid " in job.stderr
+    assert "OSError: [Errno 28] No space left on device: 'checkpoint.pt'" in closing_report(job.stderr)
+
+
+def test_a_taken_port(launch: Launch, worker: Worker) -> None:
+    """The agent has the port for one attempt: the worker can't bind it, and after the restart it can."""
+    port = free_port()
+    path = worker(
+        "import socket, time\n"
+        "if attempt == 0:\n"
+        f"    while socket.socket().connect_ex(('127.0.0.1', {port})) != 0:\n"
+        "        time.sleep(0.01)\n"
+        f"with socket.create_server(('127.0.0.1', {port})):\n"
+        "    say('bound', attempt)"
+    )
+    job = launch("--max-restarts=1", f"--inject-fault=port={port}", path)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "bound 1\n"
+    assert f"port {port} is taken on the node of rank 0 after " in job.stderr
+    assert "Address already in use" in job.stderr
+
+
+def test_an_exception_in_another_thread(launch: Launch, worker: Worker) -> None:
+    """The youngest thread of the program ends with the exception; the main thread goes on."""
+    path = worker(
+        "import threading\n"
+        "def run():\n"
+        "    while True:\n"
+        "        time.sleep(0.01)\n"
+        "import time\n"
+        "thread = threading.Thread(target=run, name='loader', daemon=True)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "say('joined')"
+    )
+    job = launch(f"--inject-fault=raise-in-thread@{stretched(0.5):.1f}s", path)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "joined\n"
+    assert "exception in another thread: rank 0 (pid " in job.stderr
+    assert "Exception in thread loader" in job.stderr
+    job = launch(
+        f"--inject-fault=raise-in-thread@{stretched(0.5):.1f}s,exit=3@{stretched(3):.1f}s", worker(_RUNS_ALONE)
+    )
+    assert job.wait_exit() == 3
+    assert "raise-in-thread has no effect in pid " in job.stderr
+
+
+_RUNS_ALONE = f"import time\n{_RUNS}"
+
+
+def test_a_slow_worker(launch: Launch, worker: Worker) -> None:
+    """It gets a part of the processor time that it would have, and is stopped at once when the job is over."""
+    path = worker(
+        "import time\n"
+        "def work():\n"
+        "    begun, number = time.process_time(), 0\n"
+        "    while time.process_time() - begun < 0.2:\n"
+        "        number += 1\n"
+        "begun = time.monotonic()\n"
+        "for _ in range(4):\n"
+        "    work()\n"
+        "say('slow', time.monotonic() - begun > 2.5)"
+    )
+    job = launch("--inject-fault=slow=10", path)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "slow True\n"
+    assert "1/10 of the time: rank 0 (pid " in job.stderr
+
+
+def test_a_frozen_node(launch: Launch, worker: Worker) -> None:
+    """Agent and workers are stopped, so that the other node loses it; after the pause they go on and join again."""
+    port = free_port()
+    conf = "keep_alive_interval=0.5,keep_alive_max_attempt=3,last_call_timeout=0"
+    flags = (*place(port, conf), "--nnodes=2", "--inject-fault=freeze=5s@1s:rank=1")
+    path = worker("say('there')\nsignal.pause()")
+    first = launch(*flags, "--node-rank=0", path)
+    wait_coordinated(port)  # the store is on the node that goes on
+    second = launch(*flags, "--node-rank=1", path)
+    second.wait_line("SIGSTOP to this agent and its workers, of rank 1, after 1.0 s")
+    first.wait_line(r"stopping the workers: nodes lost: .*silent for")
+    second.wait_line("stopping the workers: the job went on without this node|new round: 2 nodes")
+    first.wait_line("new round: 2 nodes")
+    for agent in (first, second):
+        agent.send(signal.SIGTERM)
+    assert first.wait_exit() == 128 + signal.SIGTERM
+
+
+#: A machine whose control groups have no memory limit.
+_WITHOUT_CGROUPS = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"', "sh")
+#: Ranks 0 and 1 have a group of their own; what rank 1 does there has to be seen from the dumps of both.
+_TRAINS = """
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torch.distributed import all_reduce
+dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+inner = dist.new_group([0, 1], timeout=timedelta(seconds=3), group_desc="inner")
+if rank < 2:
+    all_reduce(torch.ones(4), group=inner)
+all_reduce(torch.ones(4))
+all_reduce(torch.ones(4))
+say("end")
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("wrong-collective", "rank 1 calls broadcast as collective number 1 of group 'inner', rank 0 calls all_reduce"),
+        # Gloo ends a rank that gets more bytes than it expects, which then leaves no dump.
+        ("wrong-shape", r"rank 1 calls all_reduce of \[8\]|Received data size doesn't match|collective mismatch"),
+        ("skip-collective", "rank 0 waits in all_reduce number 1 of group 'inner', ranks 1-2 wait in all_reduce"),
+    ],
+)
+def test_a_collective_that_differs(fault: str, cause: str, launch: Launch, worker: Worker) -> None:
+    """The next collective of the rank is another one than its peers call, as the report says."""
+    path = worker(_TRAINS)
+    job = launch("--nproc-per-node=3", "--flight-recorder", f"--inject-fault={fault}:rank=1", path)
+    assert job.wait_exit(deadline=120) in (1, 128 + signal.SIGABRT), job.stderr
+    assert "rank 1 (pid " in job.stderr
+    assert re.search(cause, closing_report(job.stderr)), job.stderr
+
+
+def test_memory_without_a_limit_is_not_taken(launch: Launch, worker: Worker) -> None:
+    """The OOM killer might end anything on the machine: without a limit of the job's own nothing is started."""
+    job = launch("--inject-fault=oom", worker("say('started')"), program=(*_WITHOUT_CGROUPS, *ELASTIC_RUN))
+    assert job.wait_exit() == 2
+    assert job.stdout == ""
+    assert job.stderr.endswith("has oom, but no control group limits the memory of this job\n")
+
+
+def test_memory_within_a_limit(launch: Launch, worker: Worker) -> None:
+    """The kernel's OOM killer ends the worker of the rank, and neither the launcher nor the other worker."""
+    with memory_limit(150) as prefix:
+        job = launch(
+            "--nproc-per-node=2", "--inject-fault=oom:rank=1", worker(_RUNS_ALONE), program=(*prefix, *ELASTIC_RUN)
+        )
+        assert job.wait_exit() == 128 + signal.SIGKILL
+    report = closing_report(job.stderr)
+    assert "cause rank 1 on " in report, job.stderr
+    assert re.search("OOM killer (ended it|was at work)|out of memory: Killed process", report), report

@@ -1,4 +1,4 @@
-"""Injects the faults of --inject-fault into the workers of a round: by signals, by a request, by the agent's own end.
+"""Injects the faults of --inject-fault into a round: by signals, by a request to the worker, by what the agent does.
 
 A line of the launcher says that a fault was asked for, so that no user looks for its cause.
 """
@@ -27,18 +27,29 @@ if TYPE_CHECKING:
 #: Seconds until a worker whose Python starts must have heard a request, and between two attempts.
 _PATIENCE = 10.0
 _PAUSE = 0.05
+#: Seconds in which a slow worker runs once.
+_PERIOD = 0.5
 
 
 def inject_faults(
     faults: Sequence[Fault], started: Round, group: WorkerGroup, *, loop: Loop, say: Callable[[str], None]
-) -> None:
-    """Set the timers of a round's faults."""
+) -> Callable[[], None]:
+    """Set the timers of a round's faults; returns what ends the faults that last, when the round is over."""
     local_ranks = {worker.global_rank: worker.local_rank for worker in group.workers}
     world_size = group.workers[0].world_size
-    for planned in plan_faults(faults, attempt=started.restart_count, world_size=world_size):
-        if planned.rank in local_ranks:
-            injection = _Injection(planned, started, local_ranks[planned.rank], loop=loop, say=say)
-            loop.call_later(planned.delay, injection.begin)
+    injections = [
+        _Injection(planned, started, local_ranks[planned.rank], loop=loop, say=say)
+        for planned in plan_faults(faults, attempt=started.restart_count, world_size=world_size)
+        if planned.rank in local_ranks
+    ]
+    for injection in injections:
+        loop.call_later(injection.delay, injection.begin)
+
+    def end() -> None:
+        for injection in injections:
+            injection.end()
+
+    return end
 
 
 class _Injection:
@@ -47,6 +58,7 @@ class _Injection:
     def __init__(
         self, planned: PlannedFault, started: Round, local_rank: int, *, loop: Loop, say: Callable[[str], None]
     ) -> None:
+        self.delay = planned.delay
         self._fault = planned.fault
         self._round = started
         self._local_rank = local_rank
@@ -54,6 +66,8 @@ class _Injection:
         self._say = say
         self._rank = f"rank {planned.rank}"
         self._moment = f"after {span(planned.delay)} (--inject-fault)"
+        self._listener: socket.socket | None = None
+        self._is_over = False
 
     @property
     def _pid(self) -> int | None:
@@ -66,12 +80,21 @@ class _Injection:
         pid, fault = self._pid, self._fault
         if pid is None:
             return
-        if fault.action:
+        action, _, value = fault.action.partition(" ")
+        if action == "import":
+            self._say(f"{ACTIONS[action]} {value}: {self._rank} (pid {pid}) from its start (--inject-fault)")
+        elif fault.is_of_worker:
             self._request(until=self._loop.now() + _PATIENCE)
-        elif not fault.signal:
-            # The console writes through the loop, which ends here.
-            os.write(2, f"elastic-run: SIGKILL to this agent, of {self._rank}, {self._moment}\n".encode())
+        elif action == "agent":
+            self._write(f"SIGKILL to this agent, of {self._rank}, {self._moment}")
             os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "freeze":
+            self._freeze()
+        elif action == "port":
+            self._take_port(int(value))
+        elif action == "slow":
+            self._say(f"1/{value} of the time: {self._rank} (pid {pid}) {self._moment}")
+            self._slow_down(_PERIOD / int(value))
         elif fault.is_for_child:
             self._send_to_child(pid, signal_name(fault.signal))
         else:
@@ -79,6 +102,52 @@ class _Injection:
             os.killpg(pid, fault.signal)
             if fault.pause:
                 self._loop.call_later(fault.pause, self._go_on)
+
+    def end(self) -> None:
+        """End what lasts: the round is over."""
+        self._is_over = True
+        if self._fault.action.startswith("slow"):
+            self._go_on()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _write(self, text: str) -> None:
+        """Tell the user at once: the console writes through the loop, which stops here."""
+        os.write(2, f"elastic-run: {text}\n".encode())
+
+    def _freeze(self) -> None:
+        """Stop the workers of this node and this agent: for the other nodes the machine is silent."""
+        workers = self._round.workers
+        groups = [-workers.pids[local_rank] for local_rank in workers.alive]
+        pause = self._fault.pause
+        self._write(f"SIGSTOP to this agent and its workers, of {self._rank}, {self._moment}")
+        if pause:
+            pids = " ".join(map(str, (os.getpid(), *groups)))
+            os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep {pause}; kill -s CONT -- {pids}"], os.environ)
+        for pid in (*groups, os.getpid()):
+            os.kill(pid, signal.SIGSTOP)
+
+    def _take_port(self, port: int) -> None:
+        has_both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if has_both else socket.AF_INET
+        try:
+            self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=has_both)
+        except OSError as error:
+            self._say(f"port {port} is not taken on the node of {self._rank}: {error.strerror} {self._moment}")
+        else:
+            self._say(f"port {port} is taken on the node of {self._rank} {self._moment}")
+
+    def _slow_down(self, seconds: float) -> None:
+        """Let the worker run for so many seconds of each period."""
+        if self._pid is None or self._is_over:
+            return
+        self._go_on()
+        self._loop.call_later(seconds, self._hold)
+        self._loop.call_later(_PERIOD, lambda: self._slow_down(seconds))
+
+    def _hold(self) -> None:
+        if (pid := self._pid) is not None and not self._is_over:
+            os.killpg(pid, signal.SIGSTOP)
 
     def _go_on(self) -> None:
         if (pid := self._pid) is not None:

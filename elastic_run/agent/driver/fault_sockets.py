@@ -5,21 +5,35 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
+from elastic_run.core.agent.faults import plan_faults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from elastic_run.agent.api import Worker
+    from elastic_run.core.agent.faults import Fault
 
 
-def open_to_faults(envs: Mapping[int, dict[str, str]], restart_count: int) -> None:
-    """Let Python workers take requests for faults.
+def open_to_faults(
+    envs: Mapping[int, dict[str, str]], workers: Sequence[Worker], faults: Sequence[Fault], restart_count: int
+) -> None:
+    """Let Python workers take requests for faults, and tell them which modules are missing from their start.
 
     Args:
         envs: The workers' environments by local rank.
+        workers: The workers of this node.
+        faults: All faults of the job.
         restart_count: Restarts so far.
     """
-    for local_rank, env in envs.items():
-        env[contract.ENV_FAULTS] = name_socket(restart_count, local_rank)
+    missing: dict[int, list[str]] = {}
+    for planned in plan_faults(faults, attempt=restart_count, world_size=workers[0].world_size):
+        action, _, module = planned.fault.action.partition(" ")
+        if action == "import":
+            missing.setdefault(planned.rank, []).append(module)
+    for worker in workers:
+        name = name_socket(restart_count, worker.local_rank)
+        envs[worker.local_rank][contract.ENV_FAULTS] = " ".join((name, *missing.get(worker.global_rank, ())))
 
 
 def name_socket(restart_count: int, local_rank: int) -> str:

@@ -104,6 +104,7 @@ class RoundDriver:
         self._collection: RecorderQuestion | None = None
         self._is_observing = False
         self._is_reaping = False
+        self._end_faults: Callable[[], None] = lambda: None
 
     @property
     def has_launched(self) -> bool:
@@ -169,7 +170,7 @@ class RoundDriver:
         if faults := self._options.faults:
             from elastic_run.agent.driver.fault_injection import inject_faults  # noqa: PLC0415 - only when asked for
 
-            inject_faults(faults, current, self._context.group, loop=self._loop, say=self._say)
+            self._end_faults = inject_faults(faults, current, self._context.group, loop=self._loop, say=self._say)
 
     def _take_launched(self) -> LaunchedWorkers | None:
         launched, self._launched = self._launched, None
@@ -283,6 +284,7 @@ class RoundDriver:
         """Stop the workers, or leave their background processes alone after a success."""
         agent = self._find_agent()
         self.watches.end_round()
+        self._end_faults()
         self._stopped_at = self._loop.now()
         if self.current is not None:
             is_success = agent.stop_reason == machine.AFTER_SUCCESS

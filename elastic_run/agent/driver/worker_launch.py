@@ -112,10 +112,10 @@ def _launch(
     launched.wiring.is_stdout_passed = is_shared or _is_any_stdout_passed(launched.logs)
     context.serve_timers(envs)
     context.switch_on_recorders(envs, launched.logs)
-    if any(fault.action for fault in context.options.faults):
+    if any(fault.is_of_worker for fault in context.options.faults):
         from elastic_run.agent.driver.fault_sockets import open_to_faults  # noqa: PLC0415 - only when asked for
 
-        open_to_faults(envs, restart_count)
+        open_to_faults(envs, group.workers, context.options.faults, restart_count)
     if not context.guardian.pid:
         # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
         context.guardian.start()

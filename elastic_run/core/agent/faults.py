@@ -17,10 +17,19 @@ if TYPE_CHECKING:
 #: The faults that a worker makes in its own process, each with its description for the user.
 ACTIONS = {
     "raise": "exception in the main thread",
+    "raise-in-thread": "exception in another thread",
     "exit": "exit",
     "sleep": "endless sleep of the main thread",
     "hold-gil": "GIL held for ever by the main thread",
+    "import": "missing module",
+    "disk-full": "full disk",
+    "oom": "memory taken until the OOM killer acts",
+    "wrong-collective": "another operation in place of the next collective",
+    "wrong-shape": "another size in the next all_reduce or broadcast",
+    "skip-collective": "collectives of the next one's process group left out",
 }
+#: The faults that the agent makes, beside its signals.
+AGENT_ACTIONS = frozenset(("agent", "freeze", "port", "slow"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +37,15 @@ class Fault:
     """One fault.
 
     Args:
-        signal: What the worker gets; 0 kills its agent, unless there is an `action`.
+        signal: What the worker gets; 0 if there is an `action`.
         after: Seconds from the start of the workers to the fault, at least.
         before: The same, at most: the seed chooses a moment between both.
         rank: Global rank of the worker; None for one that the seed chooses.
         attempt: Number of restarts before it; None for every attempt.
-        pause: Seconds after which a stopped worker goes on; 0 for never.
+        pause: Seconds after which a stopped worker, or a frozen node, goes on; 0 for never.
         seed: For what is chosen.
-        action: The fault that the worker makes in its own process: one of `ACTIONS`, with the exit code behind
-            `exit`; or "".
+        action: The fault that the worker makes in its own process, one of `ACTIONS`, or the agent, one of
+            `AGENT_ACTIONS`; with a value behind `exit`, `import`, `port` and `slow`; or "".
         is_for_child: Whether a child process of the worker gets the signal.
     """
 
@@ -49,6 +58,11 @@ class Fault:
     seed: int = 0
     action: str = ""
     is_for_child: bool = False
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether the worker makes it in its own process."""
+        return self.action.partition(" ")[0] in ACTIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.diagnosis.faults import TORCH
 from tests.benchmarks.diagnosis.verdict import Verdict, judge
 from tests.benchmarks.job import BenchmarkError, Job
+from tests.support.memory_limit import memory_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.benchmarks.diagnosis.cases import Case
     from tests.benchmarks.installation import Installation
 
@@ -25,8 +22,6 @@ _UNTIL_FAULT = 60.0
 _UNTIL_REPORT = 45.0
 #: Seconds until a collective times out; of a job that has to be found hanging, longer than it is watched.
 _COLLECTIVE, _NEVER = 3.0, 600.0
-_MEMORY = Path("/sys/fs/cgroup/memory")
-_MEGABYTE = 1 << 20
 
 
 def plant(installation: Installation, case: Case, *, launcher: str = "elastic-run") -> Verdict:
@@ -37,7 +32,7 @@ def plant(installation: Installation, case: Case, *, launcher: str = "elastic-ru
         case: The fault.
         launcher: Which launcher.
     """
-    with _memory_limit(case.fault.memory) as prefix:
+    with memory_limit(case.fault.memory) as prefix:
         command = [*prefix, *_command(installation, case, launcher)]
         with Job(command, directory=installation.directory) as job:
             return _watch(case, job)
@@ -64,25 +59,3 @@ def _watch(case: Case, job: Job) -> Verdict:
         ended = time.time()
     seconds = None if planted is None or ended is None else max(0.0, ended - planted)
     return judge(case, [job.errors], seconds)
-
-
-@contextlib.contextmanager
-def _memory_limit(megabytes: int) -> Iterator[list[str]]:
-    """Give the command that puts another one into a memory cgroup of its own; nothing to put before it where 0."""
-    if not megabytes:
-        yield []
-        return
-    group = _MEMORY / f"elastic-run-{uuid.uuid4().hex[:8]}"
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(megabytes * _MEGABYTE), encoding="ascii")
-        yield ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
-    finally:
-        for pid in (group / "cgroup.procs").read_text(encoding="ascii").split():
-            with contextlib.suppress(OSError):
-                os.kill(int(pid), 9)
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                group.rmdir()
-                break
-            time.sleep(0.02)
