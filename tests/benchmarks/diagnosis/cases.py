@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Hosts of a job of several, and ranks on each.
 HOSTS = 3
 PER_HOST = 2
+#: Below the ports that the kernel chooses.
+_FIRST_PORT = 21100
 #: Faults that torchrun gets as well, in rank 1 of four.
 _FOR_TORCHRUN = frozenset(
     (
@@ -51,6 +53,19 @@ class Case:
         """What the tables and the list of misses call it."""
         groups = f", {self.groups} x {self.size // self.groups}" if self.groups > 1 else ""
         return f"{self.fault.name} ({self.fault.place}, rank {self.rank} of {self.size}{groups})"
+
+    @property
+    def injected(self) -> str:
+        """The flag of elastic-run that injects the fault, or ""."""
+        if not self.fault.injected:
+            return ""
+        injected = f"port={self.port}" if self.fault.injected == "port" else self.fault.injected
+        return f"--inject-fault={injected}:rank={self.rank}"
+
+    @property
+    def port(self) -> int:
+        """A port for the program; another one for each case of a kind, as two of them run at a time."""
+        return _FIRST_PORT + self.size + self.rank
 
     @property
     def is_for_torchrun(self) -> bool:

@@ -21,6 +21,8 @@ class Fault:
         flags: What the launcher is given beside the script.
         is_hang: Whether the job goes on for ever, so that only a hang verdict or a user ends it.
         memory: Megabytes of the job's memory limit, or 0.
+        injected: The fault as `--inject-fault` takes it, without the rank; "" where the worker's script has it itself:
+            the script under torchrun, and what is no fault of the flag or needs a place in the program.
     """
 
     name: str
@@ -29,20 +31,27 @@ class Fault:
     flags: tuple[str, ...] = ()
     is_hang: bool = False
     memory: int = 0
+    injected: str = ""
 
 
 LIGHT_FAULTS = (
     Fault("exception", r"ValueError: bad batch", LIGHT),
-    Fault("async exception", r"StepTookTooLong", LIGHT),
-    Fault("segfault", r"SIGSEGV", LIGHT),
-    Fault("abort", r"SIGABRT", LIGHT),
-    Fault("SIGKILL", r"killed by SIGKILL|Signal 9 \(SIGKILL\)", LIGHT),
-    Fault("SIGTERM", r"killed by SIGTERM|Signal 15 \(SIGTERM\)", LIGHT),
-    Fault("exit code", r"exit ?code\s*:?\s*7\b", LIGHT),
-    Fault("OOM kill", r"OOM killer (ended it|was at work)|out of memory: Killed process", LIGHT, memory=150),
-    Fault("disk full", r"No space left on device", LIGHT),
-    Fault("import error", r"No module named 'tokenizer_of_ours'", LIGHT),
-    Fault("port taken", r"Address already in use", LIGHT),
+    Fault("async exception", r"InjectedFaultError", LIGHT, injected="raise@3s"),
+    Fault("segfault", r"SIGSEGV", LIGHT, injected="signal=SIGSEGV"),
+    Fault("abort", r"SIGABRT", LIGHT, injected="signal=SIGABRT"),
+    Fault("SIGKILL", r"killed by SIGKILL|Signal 9 \(SIGKILL\)", LIGHT, injected="kill"),
+    Fault("SIGTERM", r"killed by SIGTERM|Signal 15 \(SIGTERM\)", LIGHT, injected="signal=SIGTERM"),
+    Fault("exit code", r"exit ?code\s*:?\s*7\b", LIGHT, injected="exit=7"),
+    Fault(
+        "OOM kill",
+        r"OOM killer (ended it|was at work)|out of memory: Killed process",
+        LIGHT,
+        memory=150,
+        injected="oom",
+    ),
+    Fault("disk full", r"No space left on device", LIGHT, injected="disk-full"),
+    Fault("import error", r"No module named 'colorsys'", LIGHT, injected="import=colorsys"),
+    Fault("port taken", r"Address already in use", LIGHT, injected="port"),
     Fault("wrong version", r"cannot import name 'scaled_mm'", LIGHT),
 )
 #: The others of these notice at once that a rank has gone.
@@ -57,8 +66,8 @@ PEER_FAULTS = (
     Fault("data loader child killed", r"DataLoader worker .{,200}killed by", TORCH),
 )
 COLLECTIVE_FAULTS = (
-    Fault("mismatched collective", r"calls broadcast", TORCH, _RECORDER),
-    Fault("mismatched shape", r"calls all_reduce of \[8\]", TORCH, _RECORDER),
+    Fault("mismatched collective", r"calls broadcast", TORCH, _RECORDER, injected="wrong-collective"),
+    Fault("mismatched shape", r"calls all_reduce of \[8\]", TORCH, _RECORDER, injected="wrong-shape"),
     Fault("missing rank in a group", r"did not join all_reduce", TORCH, _RECORDER),
 )
 HANG_FAULTS = (
@@ -70,11 +79,11 @@ HANG_FAULTS = (
 )
 #: Of several hosts; the rank counts the hosts.
 HOST_FAULTS = (
-    Fault("import error on one node", r"No module named 'tokenizer_of_ours'", HOSTS),
-    Fault("port taken on one node", r"Address already in use", HOSTS),
+    Fault("import error on one node", r"No module named 'colorsys'", HOSTS, injected="import=colorsys"),
+    Fault("port taken on one node", r"Address already in use", HOSTS, injected="port"),
     Fault("wrong version on one node", r"torch 2\.4\.0", HOSTS),
-    Fault("disk full on one node", r"No space left on device", HOSTS),
+    Fault("disk full on one node", r"No space left on device", HOSTS, injected="disk-full"),
     Fault("host dark", r"silent for|lost|no answer|can't be reached", HOSTS),
-    Fault("agent killed", r"died|SIGKILL|launcher", HOSTS),
+    Fault("agent killed", r"died|SIGKILL|launcher", HOSTS, injected="agent@2s"),
     Fault("host slow", r"slow", HOSTS, is_hang=True),
 )

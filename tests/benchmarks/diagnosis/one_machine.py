@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from tests.benchmarks.diagnosis.cases import Case
     from tests.benchmarks.installation import Installation
 
+#: What the worker's script is told where the launcher injects the fault.
+TRAINING = "training"
+#: The end of the launcher's line about a fault that it injects.
+INJECTED = "(--inject-fault)"
 WORKERS = Path(__file__).parent / "workers"
 #: Seconds until the fault, and from there to the report.
 _UNTIL_FAULT = 60.0
 _UNTIL_REPORT = 45.0
+_PAUSE = 0.01
 #: Seconds until a collective times out; of a job that has to be found hanging, longer than it is watched.
 _COLLECTIVE, _NEVER = 3.0, 600.0
 
@@ -35,27 +40,40 @@ def plant(installation: Installation, case: Case, *, launcher: str = "elastic-ru
     with memory_limit(case.fault.memory) as prefix:
         command = [*prefix, *_command(installation, case, launcher)]
         with Job(command, directory=installation.directory) as job:
-            return _watch(case, job)
+            return _watch(case, job, is_injected=bool(case.injected) and launcher == "elastic-run")
 
 
 def _command(installation: Installation, case: Case, launcher: str) -> list[str]:
     is_torch = case.fault.place == TORCH
     script = WORKERS / ("gloo.py" if is_torch else "light.py")
-    words = [str(script), case.fault.name, str(case.rank)]
+    injected = case.injected if launcher == "elastic-run" else ""
+    words = [str(script), TRAINING if injected else case.fault.name, str(case.rank)]
     flags: tuple[str, ...] = ()
-    if is_torch:
-        words += [str(case.groups), str(_NEVER if case.fault.is_hang else _COLLECTIVE)]
+    words += [str(case.groups), str(_NEVER if case.fault.is_hang else _COLLECTIVE)] if is_torch else [str(case.port)]
     if launcher == "elastic-run":
-        flags = (*(("--preload=torch",) if is_torch else ()), *case.fault.flags)
+        preload = ("--preload=torch",) if is_torch else ()
+        flags = (*preload, *case.fault.flags, *((injected,) if injected else ()))
     return installation.launcher(launcher, case.size, *flags, *words)
 
 
-def _watch(case: Case, job: Job) -> Verdict:
+def _watch(case: Case, job: Job, *, is_injected: bool) -> Verdict:
     planted = ended = None
     with contextlib.suppress(BenchmarkError):
-        ((_, moment),) = job.wait_lines(1, starting="planted ", deadline=_UNTIL_FAULT)
-        planted = float(moment)
+        planted = _wait_injected(job) if is_injected else _wait_planted(job)
         job.wait_end(deadline=_UNTIL_REPORT, code=None)
         ended = time.time()
     seconds = None if planted is None or ended is None else max(0.0, ended - planted)
     return judge(case, [job.errors], seconds)
+
+
+def _wait_planted(job: Job) -> float:
+    ((_, moment),) = job.wait_lines(1, starting="planted ", deadline=_UNTIL_FAULT)
+    return float(moment)
+
+
+def _wait_injected(job: Job) -> float:
+    """Wait until the launcher says that it has injected the fault; lines of stderr go into a file."""
+    end = time.monotonic() + _UNTIL_FAULT
+    while INJECTED not in job.errors and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    return time.time()

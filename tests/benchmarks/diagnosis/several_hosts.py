@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.diagnosis.cases import HOSTS, PER_HOST
-from tests.benchmarks.diagnosis.one_machine import WORKERS
+from tests.benchmarks.diagnosis.one_machine import INJECTED, TRAINING, WORKERS
 from tests.benchmarks.diagnosis.verdict import Verdict, judge
 from tests.support.hosts import virtual_hosts
 
@@ -66,7 +66,9 @@ def _start(installation: Installation, case: Case, host: VirtualHost, number: in
         "--rdzv-id=planted",
         f"--rdzv-endpoint={store}:{_PORT}",
         _CONF,
-        *(str(word) for word in (WORKERS / "light.py", case.fault.name, case.rank)),
+        *((case.injected,) if case.injected else ()),
+        *(str(word) for word in (WORKERS / "light.py", TRAINING if case.injected else case.fault.name, case.rank)),
+        str(case.port),
     ]
     is_other = case.fault.name == "wrong version on one node" and number == case.rank // PER_HOST
     path = str(_write_other_torch(installation.directory)) if is_other else None
@@ -86,13 +88,11 @@ def _wait_fault(case: Case, host: VirtualHost, agents: Sequence[HostProcess]) ->
     """Wait until the fault has happened, or let it happen; return when, or 0."""
     number = case.rank // PER_HOST
     try:
-        agents[number].wait_line("planted", deadline=_UNTIL_FAULT)
+        agents[number].wait_line(INJECTED if case.injected else "planted", deadline=_UNTIL_FAULT)
     except (AssertionError, TimeoutError):
         return 0.0
     if case.fault.name == "host dark":
         host.go_dark()
-    elif case.fault.name == "agent killed":
-        agents[number].kill()
     elif case.fault.is_hang:
         with contextlib.suppress(AssertionError, TimeoutError):
             agents[number].wait_exit(deadline=_WATCHED)
