@@ -313,10 +313,10 @@ def test_memory_without_a_limit_is_not_taken(launch: Launch, worker: Worker) -> 
 
 def test_memory_within_a_limit(launch: Launch, worker: Worker) -> None:
     """The kernel's OOM killer ends the worker of the rank, and neither the launcher nor the other worker."""
+    # A worker that starts while the victim is being ended asks for memory, and the kernel ends one process more.
+    flags = ("--nproc-per-node=2", f"--inject-fault=oom@{stretched(1):.1f}s:rank=1")
     with memory_limit(150) as prefix:
-        job = launch(
-            "--nproc-per-node=2", "--inject-fault=oom:rank=1", worker(_RUNS_ALONE), program=(*prefix, *ELASTIC_RUN)
-        )
+        job = launch(*flags, worker("signal.pause()"), program=(*prefix, *ELASTIC_RUN))
         assert job.wait_exit() == 128 + signal.SIGKILL
     report = closing_report(job.stderr)
     assert "cause rank 1 on " in report, job.stderr

@@ -47,7 +47,7 @@ LIGHT_FAULTS = (
         r"OOM killer (ended it|was at work)|out of memory: Killed process",
         LIGHT,
         memory=150,
-        injected="oom",
+        injected="oom@2s",
     ),
     Fault("disk full", r"No space left on device", LIGHT, injected="disk-full"),
     Fault("import error", r"No module named 'colorsys'", LIGHT, injected="import=colorsys"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.installation import Installation
 
 #: What the worker's script is told where the launcher injects the fault.
-TRAINING = "training"
+TRAINING, _WAITING = "training", "waiting"
 #: The end of the launcher's line about a fault that it injects.
 INJECTED = "(--inject-fault)"
 WORKERS = Path(__file__).parent / "workers"
@@ -47,7 +47,8 @@ def _command(installation: Installation, case: Case, launcher: str) -> list[str]
     is_torch = case.fault.place == TORCH
     script = WORKERS / ("gloo.py" if is_torch else "light.py")
     injected = case.injected if launcher == "elastic-run" else ""
-    words = [str(script), TRAINING if injected else case.fault.name, str(case.rank)]
+    training = _WAITING if case.fault.memory else TRAINING
+    words = [str(script), training if injected else case.fault.name, str(case.rank)]
     flags: tuple[str, ...] = ()
     words += [str(case.groups), str(_NEVER if case.fault.is_hang else _COLLECTIVE)] if is_torch else [str(case.port)]
     if launcher == "elastic-run":

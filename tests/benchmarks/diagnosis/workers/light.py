@@ -1,6 +1,7 @@
 """A worker without torch: after a moment the rank that is told to has its fault, the others wait.
 
-Where the launcher injects the fault, all of them train: they import a module, bind a port, write files.
+Where the launcher injects the fault, all of them train: they import a module, bind a port, write files. Where it takes
+the memory, they wait: a rank that asks for memory while the victim is being ended makes the kernel end another process.
 """
 
 import importlib
@@ -57,6 +58,8 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 if FAULT == "training":
     train()
+if FAULT == "waiting":
+    signal.pause()
 IS_PLANTED = int(os.environ["GROUP_RANK"]) == RANK // 2 if FAULT == "host slow" else int(os.environ["RANK"]) == RANK
 if IS_PLANTED:
     time.sleep(0.1)
