@@ -96,6 +96,12 @@ def test_faults_of_an_attempt() -> None:
     assert [plan.rank for plan in plan_faults(faults, attempt=1, world_size=4)] == [0, 2]
 
 
+def test_who_makes_a_fault() -> None:
+    """A worker makes the faults that need its own process; the agent sends signals, and makes those of its node."""
+    faults = read_faults("exit=7,import=a.b,oom,kill,agent,freeze,port=80,slow")
+    assert [fault.is_of_worker for fault in faults] == [True] * 3 + [False] * 5
+
+
 def test_a_seed_chooses_the_same_each_time() -> None:
     """What a seed chooses is the same at each call, within its bounds, and different for other seeds."""
     faults = [Fault(9, after=10.0, before=20.0, rank=None, attempt=None, seed=seed) for seed in range(200)]
