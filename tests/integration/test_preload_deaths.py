@@ -199,7 +199,7 @@ def test_a_system_that_refuses_a_fork(launch: Launch, worker: Worker, module: Mo
     job = launch("--nproc-per-node=2", "--preload=heavy", worker(SAYS_HOW), env=module(code))
     assert job.wait_exit() == 0
     assert sorted(job.stdout.splitlines()) == ["cold 0 0", "cold 1 0"]
-    assert "--preload: the template can't fork (Cannot allocate memory): workers that are missing" in job.stderr
+    assert "--preload: the template can't fork (Cannot allocate memory): the missing workers start cold" in job.stderr
 
 
 def test_a_stop_signal_while_the_template_imports(launch: Launch, worker: Worker, module: Module) -> None:

@@ -200,7 +200,7 @@ def test_a_template_that_dies_four_times_is_given_up(
     each = engage("deadly")
     assert each.loop.run_until(lambda: "from now on" in "".join(each.said), each.loop.now() + DEADLINE)
     each.loop.run_until(lambda: False, each.loop.now() + 0.2)
-    assert [line.count("before there is another") for line in each.said] == [1, 1, 1, 0]
+    assert [line.count("until there is another template") for line in each.said] == [1, 1, 1, 0]
     assert all("(it was importing deadly)" in line for line in each.said)
     assert begun.read_text(encoding="utf-8") == "...."
 

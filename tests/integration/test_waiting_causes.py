@@ -145,7 +145,9 @@ def test_a_name_server_that_says_nothing(hosts: VirtualHosts, worker: Worker) ->
     path = worker("pass")
     for agent in [start(hosts[0], *words, path) for words in flags]:
         cause = wait_first_line(agent, "nosuch.example:29400")
-        assert cause.startswith("no name server answers for the name 'nosuch.example'; if it gets none, give all nodes")
+        assert cause.startswith(
+            "no name server answers for the name 'nosuch.example'; if the name stays unknown, give all nodes"
+        )
 
 
 def test_an_unknown_name(hosts: VirtualHosts, worker: Worker) -> None:

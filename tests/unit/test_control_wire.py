@@ -59,5 +59,5 @@ def test_an_answer_above_the_limit_becomes_an_error(monkeypatch: pytest.MonkeyPa
 
 def test_an_answer_that_is_no_object_is_refused() -> None:
     """A command never works with a number where it expects fields."""
-    with pytest.raises(ControlError, match="no object"):
+    with pytest.raises(ControlError, match="not a JSON object"):
         wire.decode_answer(b'{"version": 1, "answer": 7}')
