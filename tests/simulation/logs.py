@@ -137,7 +137,7 @@ class Log:
         Two coordinators may have one term, of which one was claimed before: who finds its slot taken ends its term.
         """
         former = self.writers.get((writer, term), self)
-        if former is not self and former.term >= self.term:
+        if former is not self and former.coordinator == writer and former.term >= self.term:
             self.term, self.coordinator, self.incarnation = former.term, former.coordinator, former.incarnation
             self.round, self.round_id, self.restarts = former.round, former.round_id, former.restarts
             self.entries = [*former.entries]
