@@ -299,13 +299,6 @@ def test_children_of_multiprocessing_follow(tmp_path: Path) -> None:
     assert (without, module) == ("without", "multiprocessing.spawn")
 
 
-def test_a_program_that_does_not_ask_imports_no_multiprocessing(environment: Path) -> None:
-    """With the variable, which children have as well, the start of Python pays for no hook."""
-    code = "import sys; print('multiprocessing' in sys.modules, 'elastic_run.compat.replacing' in sys.modules)"
-    assert run(environment, "-c", code, env={VARIABLE: "1"}).stdout == "False True\n"
-    assert run(environment, "-c", code).stdout == "False False\n"
-
-
 def test_uninstalled_torchs_own_are_imported_anew() -> None:
     """After `uninstall` a module that was first imported as ours is torch's, with its children."""
     check(

@@ -43,7 +43,7 @@ _HAZARDS = {
     "import os\nends = os.pipe()": "heavy can't be preloaded: it leaves a pipe open (pipe:",
     "import os\nfile = os.open(__file__, os.O_RDONLY)": "heavy can't be preloaded: it leaves /",
     "import multiprocessing\nlock = multiprocessing.Lock()": "heavy can't be preloaded: it has shared memory or a lock",
-    "import os\nrank = os.environ.get('RANK', '0')": "heavy can't be preloaded: it reads RANK, which each worker has",
+    "import os\nrank = os.environ.get('RANK', '0')": "heavy can't be preloaded: it reads RANK, whose value",
     "import tempfile\nfile = tempfile.NamedTemporaryFile()": "heavy can't be preloaded: it leaves /",
     "import sqlite3\nbase = sqlite3.connect(__file__ + '.db')\nbase.execute('create table t (x)')": (
         "heavy can't be preloaded: it leaves /"
