@@ -128,7 +128,7 @@ def test_a_program_that_is_no_python(launch: Launch) -> None:
     job = launch("--no-python", "--inject-fault=raise", "sleep", "11")
     assert job.wait_exit() == 0, job.stderr
     assert "no exception in the main thread: rank 0 (pid " in job.stderr
-    assert "is no Python that has elastic-run" in job.stderr
+    assert "is not a Python program that has elastic-run" in job.stderr
 
 
 def closing_report(errors: str) -> str:
