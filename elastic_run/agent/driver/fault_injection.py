@@ -172,7 +172,9 @@ class _Injection:
         elif self._loop.now() < until:
             self._loop.call_later(_PAUSE, lambda: self._request(until=until))
         else:
-            self._say(f"no {what}: {self._rank} (pid {pid}) is not a Python program that has elastic-run {self._moment}")
+            self._say(
+                f"no {what}: {self._rank} (pid {pid}) is not a Python program that has elastic-run {self._moment}"
+            )
 
 
 def _send(name: str, text: str) -> bool:
