@@ -127,7 +127,6 @@ class MemberUpdate(StoreUpdate):
             self._learn_prepare(head.prepared, head.known)
         if is_first:
             self._set_job(known_round=head.round)
-            self._set_round(missed_slot=head.form_slot)
         elif head.round > self.member.job.known_round:
             if not head.is_running:
                 self._set_round(halt=Halt(head.term, head.round, LOSS))
@@ -227,19 +226,7 @@ class MemberUpdate(StoreUpdate):
             self._forget_prepared(decision.round, decision.term)
             if decision.round > self.member.job.known_round:
                 self._learn_round(decision.round, slot, decision.term)
-            elif self.member.round.fetching is None and slot > self.member.round.missed_slot:
-                self._pass_over(decision, slot)
         self._set_job(has_view=not self.member.job.has_confirmed_elsewhere, copy=None)
-
-    def _pass_over(self, form: Form, slot: int) -> None:
-        """Say that this node does not run a round, since it has heard of a newer one, which the store has lost.
-
-        The coordinator waits for it: as far as its last `Join` says, it was still to read this slot.
-        """
-        place = self.member.round.place
-        if place is None or (place.round, read_term(place.round_id)) != (form.round, form.term):
-            self._set_round(missed_slot=slot)
-            self._rejoin()
 
     def _learn_refusal(self, decision: Refuse) -> None:
         """Go. A node that is excluded was a member, and says so: until then it may be counted in another store."""

@@ -13,8 +13,8 @@ Rules
   coordinator ignores a number that is not above the node's last. What was not confirmed is `member.facts.outstanding`.
 - Whoever sees no coordinator claims: none has claimed yet, it resigned, or its beats have stopped for a lease.
 - A node that may have been dropped says `Join` again: where its last beat was removed, after a gap in its own beats, a
-  jump over trimmed slots, and each round that was formed without it, or that it does not run since it has heard of a
-  newer one. That is harmless where the coordinator counts it in.
+  jump over trimmed slots, and each round that was formed without it. That is harmless where the coordinator counts it
+  in.
 - A round that was formed without a node that still runs one ends that one: its agent is told to halt.
 - `TRANSITIONS` is the machine: for each state and event the function that answers, and the states that may follow. An
   event that isn't in it for a state comes too late to matter; a step to a state that isn't in it raises.

@@ -112,7 +112,7 @@ class OwnRound:
         place: Its assignment in the round that it runs or has just run, or None.
         told_round_id: The unique id of the last round that it was told, "" for none: it never runs one a second time.
         fetching: Slot and term of the round whose assignment it waits for, or None.
-        missed_slot: Slot of the newest round that it has read of and does not run, -1 for none.
+        missed_slot: Slot of the newest round whose assignment it has read and does not run, -1 for none.
         warned: The newest round that was warned.
         halt: The newest halt, or None.
         is_replaced: Whether the log goes on without the round that it runs or has just run.
