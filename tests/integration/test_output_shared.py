@@ -35,7 +35,7 @@ with open(os.path.join(sys.argv[1], str(rank)), "w") as file:
     file.write(str(longest))
 """
 #: Seconds for which a worker may pause within a line: on a very busy machine it may get no processor for longer.
-_PAUSE = 1.0
+_PAUSE = 0.2
 _WHOLE = re.compile(r"out \d \d+ x{80}")
 
 
@@ -62,6 +62,19 @@ def test_lines_of_workers_that_share_stdout_are_whole(kind: str, worker: Worker,
     lines = text.splitlines()
     assert [line for line in lines if not _WHOLE.fullmatch(line)] == []
     assert sorted(lines) == sorted(f"out {rank} {number} {'x' * 80}" for rank in range(4) for number in range(300))
+
+
+def test_a_line_whose_worker_pauses_stays_whole(worker: Worker, tmp_path: Path) -> None:
+    """A worker that gets no processor for 50 ms between text and newline still has its line for itself."""
+    body = """
+import time
+for number in range(10):
+    os.write(1, f"rank {rank}".encode())
+    time.sleep(0.05)
+    os.write(1, bytes([10]))
+"""
+    text = run_into("pipe", [*ELASTIC_RUN, "--nproc-per-node=2", str(worker(body))], tmp_path / "out")
+    assert sorted(text.splitlines()) == ["rank 0"] * 10 + ["rank 1"] * 10
 
 
 def test_a_line_without_end_does_not_hold_the_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from elastic_run.multiprocessing.output.backlog import Backlog
 from elastic_run.multiprocessing.output.logfile import LogFile
+from elastic_run.multiprocessing.output.outlet import PassThrough
 from elastic_run.multiprocessing.output.stream import QUEUE_LIMIT, Source
 from tests.support.stream_bench import Bench
 
@@ -56,6 +57,25 @@ def test_patience_ends(bench: Bench) -> None:
     bench.loop.advance(1.0)
     give(other, b"at once\n")
     assert bench.got.endswith(b"at once\n")
+
+
+def test_lines_stay_whole_where_nobody_watches(bench: Bench) -> None:
+    """In a file or a pipe the others wait for a quarter of a second, also where the line grows all the time."""
+    slow, other = PassThrough(bench.stream, is_watched=False), bench.pass_through()
+    give(slow, b"text")
+    give(other, b"other\n")
+    bench.loop.advance(0.2)
+    assert bench.got == b"text"
+    give(slow, b"\n")
+    bench.loop.turn()
+    assert bench.got == b"text\nother\n"
+    give(slow, b".")
+    give(other, b"next\n")
+    bench.loop.advance(0.2)
+    give(slow, b".")
+    assert bench.got == b"text\nother\n.."
+    bench.loop.advance(0.06)
+    assert bench.got == b"text\nother\n..next\n"
 
 
 def test_patience_begins_when_the_console_has_taken_all(bench: Bench) -> None:

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.filters import FilteredCopy
     from elastic_run.multiprocessing.output.stream import Stream
 
-#: Seconds that a worker has to finish a line that it writes in several pieces, while others wait.
+#: Seconds that a worker has to go on with a line that it writes in several pieces, while others wait.
 _PATIENCE = 0.005
+#: The same, and for the whole line, where no person watches: on a busy machine a worker may get no processor for a
+#: while between text and newline.
+_WHOLE_LINE_PATIENCE = 0.25
 _PASS_THROUGH_HOLD = 1 << 20
 #: The same for a line that is longer than the limit.
 _LONG_LINE_PATIENCE = 1.0
@@ -117,10 +120,21 @@ class Outlet(Source):
 
 
 class PassThrough(Outlet):
-    """Gives bytes on unchanged and unbuffered."""
+    """Gives bytes on unchanged and unbuffered.
+
+    Args:
+        stream: The console's stream.
+        is_watched: Whether it is a terminal, where a prompt or a progress bar must not hold the others up. Otherwise
+            lines stay whole if they take no longer than `_WHOLE_LINE_PATIENCE`.
+    """
 
     patience = _PATIENCE
     hold_limit = _PASS_THROUGH_HOLD
+
+    def __init__(self, stream: Stream, *, is_watched: bool = True) -> None:
+        super().__init__(stream)
+        if not is_watched:
+            self.patience = self.hold_time = _WHOLE_LINE_PATIENCE
 
     def take(self, data: bytes) -> None:
         """Accept the next bytes."""

@@ -5,8 +5,8 @@ Rules
   to wait. Then they stop reading, and their workers block, as they would on a terminal: so memory is bounded.
 - A source that has written a part of a line *holds* the stream until the line's end, and other sources wait. Otherwise
   two workers whose `print` makes two writes, text and newline, would mix. The hold ends early if the source has written
-  nothing for its `patience` although the descriptor took everything, or if its line is longer than its `hold_limit`: a
-  progress bar, a prompt, or an endless line must not silence the other sources.
+  nothing for its `patience` although the descriptor took everything, or if its line takes longer than its `hold_time`
+  or is longer than its `hold_limit`: a progress bar, a prompt, or an endless line must not silence the other sources.
 - Sources wait in a queue. A source whose worker has ended goes to the front, so that its last lines come before the
   launcher's line about its death.
 - On a terminal there may be a live line below all other lines. It is removed before anything else is written. The
@@ -42,6 +42,8 @@ class Source:
 
     #: Seconds of silence within a line after which others may write.
     patience = 0.0
+    #: Seconds that a single line may take before others may write.
+    hold_time = float("inf")
     #: Bytes of a single line after which others may write.
     hold_limit = 0
 
@@ -57,6 +59,7 @@ class Stream:
         self._queued = 0
         self._waiting: list[tuple[Source, Callable[[], None]]] = []
         self._holder: Source | None = None
+        self._held_since = 0.0
         self._held_at = 0.0
         self._held_bytes = 0
         self._served: Source | None = None
@@ -100,7 +103,10 @@ class Stream:
     def _is_overdue(self, holder: Source) -> bool:
         if self._held_bytes > holder.hold_limit:
             return True
-        return not self._queued and self._loop.now() - self._held_at >= holder.patience
+        return not self._queued and self._loop.now() >= self._hold_ends(holder)
+
+    def _hold_ends(self, holder: Source) -> float:
+        return min(self._held_at + holder.patience, self._held_since + holder.hold_time)
 
     # --- writing ---------------------------------------------------------------------------------------------------
     def write(self, source: Source, data: bytes | memoryview, *, starts_line: bool) -> None:
@@ -129,6 +135,8 @@ class Stream:
             self._is_mid_line = True
             self._held_at = self._loop.now()
             self._held_bytes = self._held_bytes + len(data) if is_holder else len(data)
+            if not is_holder or (isinstance(data, bytes) and b"\n" in data):  # another line has begun
+                self._held_since = self._held_at
             self._holder = source
             if self._waiting and self._held_bytes > source.hold_limit:
                 self._serve_soon()
@@ -194,7 +202,7 @@ class Stream:
                 break
             del self._queue[0]
         if not self._queue:
-            self._held_at = self._loop.now()  # it is silent only from now on
+            self._held_at = self._held_since = self._loop.now()  # it is silent only from now on
             self._loop.remove_writer(self._sink.fd)
         if self._waiting and self._queued <= _QUEUE_LOW:
             self._serve()
@@ -280,7 +288,7 @@ class Stream:
         if holder is None or self._is_overdue(holder) or any(source is holder for source, _ in self._waiting):
             self._serve_soon()
         elif not self._queued and self._timer is None:
-            self._timer = self._loop.call_at(self._held_at + holder.patience, self._look_at_holder)
+            self._timer = self._loop.call_at(self._hold_ends(holder), self._look_at_holder)
 
     def _look_at_holder(self) -> None:
         self._timer = None

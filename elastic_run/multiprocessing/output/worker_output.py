@@ -124,7 +124,7 @@ class WorkerOutput:
         outlet: Outlet | None = None
         file = self._log_file(line.file, line.path) if line.file >= 0 else None
         if line.purpose == CAPTURED:
-            outlet = PassThrough(self._console.stream(line.fd))
+            outlet = PassThrough(self._console.stream(line.fd), is_watched=line.is_terminal)
         elif line.purpose == TEED:
             outlet = self._lines(line, prefixes.get(local_rank, b""), file)
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
