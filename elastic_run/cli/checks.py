@@ -242,20 +242,10 @@ def _check_plugin_backend(name: str) -> None:
 
 
 def _check_faults(args: Namespace, worker_count: int) -> None:
-    if not args.inject_fault:
-        return
-    from elastic_run.cli.faults import read_faults  # noqa: PLC0415 - only when asked for
-    from elastic_run.cluster.memory_limit import memory_limit  # noqa: PLC0415 - ditto
+    if args.inject_fault:
+        from elastic_run.cli.faults import check_faults  # noqa: PLC0415 - only when asked for
 
-    faults = read_faults(args.inject_fault)
-    if any(fault.action == "oom" for fault in faults) and memory_limit() is None:
-        message = f"--inject-fault: {args.inject_fault!r} has oom, but no control group limits the memory of this job"
-        raise UsageError(message)
-    most = worker_count * node_range(args.nnodes)[1]
-    highest = max(fault.rank or 0 for fault in faults)
-    if highest >= most:
-        message = f"--inject-fault: {args.inject_fault!r} names rank {highest}, but the job has ranks 0 to {most - 1}"
-        raise UsageError(message)
+        check_faults(args.inject_fault, worker_count * node_range(args.nnodes)[1])
 
 
 def _check_ranks(args: Namespace, worker_count: int) -> None:

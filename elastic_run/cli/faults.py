@@ -6,7 +6,9 @@ Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
 from __future__ import annotations
 
 from elastic_run.cli.values import duration, nearest
+from elastic_run.cluster.memory_limit import memory_limit
 from elastic_run.core.agent.faults import ACTIONS, AGENT_ACTIONS, Fault
+from elastic_run.errors import UsageError
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
 
 #: Signals by the names of faults, and 0 for those without; None where the signal is the value.
@@ -22,6 +24,26 @@ _KINDS = {
 _PAUSING = ("stop", "freeze")
 _NUMBERS = {"exit": (1, 0, 255), "port": (None, 1, 65535), "slow": (10, 2, 100)}
 _PLACES = ("rank", "attempt", "seed")
+
+
+def check_faults(text: str, world_size: int) -> None:
+    """Check faults against the job and this machine.
+
+    Args:
+        text: The flag's value.
+        world_size: The most workers that the job can have.
+
+    Raises:
+        UsageError: A fault is for a rank that the job can't have, or needs a memory limit and there is none.
+    """
+    faults = read_faults(text)
+    if any(fault.action == "oom" for fault in faults) and memory_limit() is None:
+        message = f"--inject-fault: {text!r} has oom, but no control group limits the memory of this job"
+        raise UsageError(message)
+    highest = max(fault.rank or 0 for fault in faults)
+    if highest >= world_size:
+        message = f"--inject-fault: {text!r} names rank {highest}, but the job has ranks 0 to {world_size - 1}"
+        raise UsageError(message)
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:

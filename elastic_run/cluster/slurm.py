@@ -1,12 +1,13 @@
 """The step of Slurm that this launcher is a task of: its nodes and tasks, and where its launchers meet.
 
 Slurm's variables leak: into a batch script that was submitted from a step, into a tmux server that outlives its job,
-through ssh. So they count as this process's step only if the task's own variables are there, this host is one of the
-step's nodes, and neither Slurm's daemon above this process nor the variables without STEP, which sbatch and salloc set
-anew, tell of a batch script or a shell. In doubt nothing is derived, since a job that would have run must not be
-refused. But one of several tasks whose step can't be used raises `StepError`, since each of the tasks would train
-alone. So does a task of a heterogeneous job (SLURM_HET_SIZE), unless its step has the nodes of all components: its
-variables may describe a part of the step. Numbers that Slurm never sets together raise `StepVariablesError`.
+through ssh. So they count as this process's step only under three conditions. The task's own variables are there. This
+host is one of the step's nodes. Nothing shows a batch script or a shell: neither Slurm's daemon above this process nor
+the variables without STEP, which sbatch and salloc set anew. In doubt nothing is derived, since a job that would have
+run must not be refused. But one of several tasks whose step can't be used raises `StepError`, since each of the tasks
+would train alone. So does a task of a heterogeneous job (SLURM_HET_SIZE), unless its step has the nodes of all
+components: its variables may describe a part of the step. Numbers that Slurm never sets together raise
+`StepVariablesError`.
 
 SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in the shell of salloc, and in a step of
 `srun --preserve-env`. SLURM_NODEID is the node's place in SLURM_STEP_NODELIST, which Slurm sorts: also with
@@ -65,7 +66,7 @@ class Step:
         location: The switches above this node and its place in the step, as a text that sorts near nodes side by side;
             "" if Slurm knows no switches.
         addresses: Addresses by name, of nodes that name servers may not know.
-        note: What should be said of its variables, a sentence; "" for nothing.
+        note: A sentence for the user about its variables; "" for none.
     """
 
     nodes: tuple[str, ...]

@@ -5,8 +5,9 @@ Rules
   end a program without the handler, and the text would go into another file. Nor does it get one that all of its
   threads block: the program may be another one, or have other files, when it takes the signal.
 - The pipes are always read, and unexpected text is dropped: a full pipe would block a worker.
-- Marks enclose the text of Python's handler; nothing marks the end of faulthandler's. That is whole when the worker has
-  written something and none of its threads runs the handler. The kernel shows such a thread: it blocks the signal.
+- Marks enclose the text of Python's handler; nothing marks the end of faulthandler's. The text of
+  faulthandler is complete when the worker has written something and no thread of it runs the handler. The kernel
+  shows a thread in the handler: it blocks the signal.
   Python writes a few characters at a time, so after the first of them the pipe is not read for `_GATHERING` seconds:
   otherwise each write would wake this process.
 - After `patience` seconds, missing stacks are explained. A worker that has taken the signal and does not run our

@@ -32,7 +32,7 @@ OUTSIDE = (
 def run(
     python: Path, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run an interpreter with words to its end."""
+    """Run an interpreter with these arguments, and wait for its end."""
     return subprocess.run(
         [str(python), *words],
         check=False,

@@ -139,7 +139,7 @@ class NotingBackend(Backend):
     Attributes:
         opened: All connections.
         on_use: Called before each use of a connection.
-        failure: What attempts to open another connection meet.
+        failure: The error that the next attempts to open a connection raise.
         failures: How many attempts have failed so.
     """
 

@@ -83,7 +83,7 @@ class Coordinator:
         began: Monotonic seconds of the beginning.
         patience: Leases for which nodes that know of a round may come before a job is founded.
         first: Position in the stream of facts from which a successor reads as long as the log has no round.
-        events: What was heard since then, as long as the log tells of no round.
+        events: The events since that position, as long as the log has no round.
         copies: The copies of the state that were read, None for garbage.
         wants: The copy to read, or None.
         view: The state that it would go on from, while the majority is missing, or None.
@@ -93,13 +93,13 @@ class Coordinator:
         oldest: The oldest slot that may still be there.
         raised: The start of the log, as far as this term has raised it.
         formations: Rounds whose assignments are kept, the latest last.
-        state_slot: Whose state document is the newest, -1 for none.
+        state_slot: The slot of the newest state document, -1 for none.
         state_term: Its term.
         garbage_keys: Keys to delete, as far as it knows: nobody needs them any more.
         known_restarts: The restarts that its node had heard of when its term began.
         pending: The decision that is being written, or None.
         last: The last decision, to be written after the pending one, or None.
-        complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
+        complaint: The reason why the last unreadable fact was refused, for one line of the log; "" for none.
         is_over: Whether its term is over.
         is_superseded: Whether it is over because another term decides, which this node's member may not know yet.
     """

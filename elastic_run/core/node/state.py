@@ -43,7 +43,7 @@ class LogPosition:
         trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
         term: The present term, 0 for none.
         min_term: The highest term of a store that was left; the next claim is above it.
-        state_slot: Whose state document is the newest, -1 for none.
+        state_slot: The slot of the newest state document, -1 for none.
         state_term: Its term; 0 where it is lost: the next coordinator asks all nodes where they stand.
     """
 

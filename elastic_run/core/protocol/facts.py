@@ -227,7 +227,7 @@ class StuckRank:
         function: What it ran; see `stack_groups.Place`.
         file: Path of the user's file, or "".
         line: The line in there.
-        problem: What it was or did instead, where its stacks are not known, or "".
+        problem: The reason why the rank's stacks are not known, such as `has ended`; or "".
     """
 
     rank: int

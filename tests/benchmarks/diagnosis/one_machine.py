@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.diagnosis.cases import Case
     from tests.benchmarks.installation import Installation
 
-#: What the worker's script is told where the launcher injects the fault.
+#: The worker's script gets one of these words in place of the fault's name if the launcher injects the fault.
 TRAINING, _WAITING = "training", "waiting"
 #: The end of the launcher's line about a fault that it injects.
 INJECTED = "(--inject-fault)"

@@ -39,7 +39,7 @@ def walk() -> None:
 
 
 def train() -> None:
-    """Make steps for ever, each with a checkpoint; the rank that is told to has a port of its own."""
+    """Make steps for ever, each with a checkpoint; the rank `RANK` also opens a port in each step, and closes it."""
     importlib.import_module("colorsys")
     while True:
         if int(os.environ["RANK"]) == RANK:
