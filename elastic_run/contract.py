@@ -91,6 +91,9 @@ ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"
 #: For a Python worker until its start is over: descriptor, inode and signal with which the agent gets its stacks. Only
 #: our .pth file reads it, and removes it: no program sees it.
 ENV_STACK_PIPE = "ELASTIC_RUN_STACK_PIPE"
+#: The file that the code of a worker's handler for stacks names. torch.compile passes over all files whose names begin
+#: so, and would compile it otherwise.
+STACK_HANDLER_FILE = "<frozen importlib elastic_run>"
 #: Name of the socket on which a worker is asked for the dump of its flight recorder. No child of the worker has it.
 ENV_FLIGHT_RECORDER = "ELASTIC_RUN_FLIGHT_RECORDER"
 #: What it is asked for there by one byte: to write its dump, or for the number of its collectives.

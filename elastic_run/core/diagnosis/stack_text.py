@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from elastic_run import contract
 from elastic_run.records import dataclass
 
 #: Python 3.14 adds the thread's name in brackets.
@@ -75,7 +76,7 @@ def parse_stacks(text: str) -> Stacks:
     for line in text.splitlines():
         if thread := _THREAD.match(line):
             threads.append((thread[1] or "", []))
-        elif (frame := _FRAME.match(line)) and threads:
+        elif (frame := _FRAME.match(line)) and threads and frame[1] != contract.STACK_HANDLER_FILE:
             threads[-1][1].append(Frame(frame[1], int(frame[2]) if frame[2] != "???" else 0, frame[3]))
         elif line == "...":
             is_cut = True

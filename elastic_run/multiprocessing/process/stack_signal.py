@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 LOWEST_DESCRIPTOR = 900
 #: Threads, and frames of each, that a worker writes; as faulthandler.
 _MOST = 100
-#: Of the handler's code: torch.compile passes over all files whose names begin so, and would compile it otherwise.
-_FILE_NAME = "<frozen importlib elastic_run>"
 #: What the handler's own calls raise.
 _OWN_ERRORS = (OSError, MemoryError, RecursionError)
 
@@ -149,5 +147,5 @@ def _make_handler(fd: int) -> Callable[[int, FrameType | None], None]:
             if frames and is_foreign:
                 raise
 
-    write_stacks.__code__ = write_stacks.__code__.replace(co_filename=_FILE_NAME)
+    write_stacks.__code__ = write_stacks.__code__.replace(co_filename=contract.STACK_HANDLER_FILE)
     return write_stacks
