@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a round may take at each number of nodes; the others are for information.
-_BARS = {1000: 0.4, 4000: 4.0}
-_SIZES = (256, 1000, 4000)
+_BARS = {1000: 0.4, 4000: 4.0, 10_000: 6.0}
+_SIZES = (256, 1000, 4000, 10_000)
 #: Where torch's turn comes as often as ours, and where it is tried once.
 _BESIDE_TORCH, _BEYOND_TORCH = 64, 256
 #: What is measured on etcd: light nodes in two processes, and real sessions.

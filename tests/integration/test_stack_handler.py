@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _NUMBER = 900
 _SIGNALS = [PYTHON_STACK_SIGNAL, MAIN_STACK_SIGNAL, STACK_SIGNAL]
 #: The .pth file has registered the handlers by now; or `register` does, as in a fork.
-_REGISTERS = f"from elastic_run.multiprocessing.process.stack_signal import register; register({_NUMBER})\n"
+_REGISTERS = (
+    f"from elastic_run.multiprocessing.process.stack_handler import register; register({_NUMBER}, {STACK_SIGNAL})\n"
+)
 _HEAD = f"""
 import ctypes, gc, os, signal, sys, threading, time, weakref
 PYTHON, MAIN, ALL = {_SIGNALS}

@@ -23,7 +23,9 @@ from multiprocessing.context import Process
 from elastic_run import contract
 from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send_result
 from elastic_run.multiprocessing.process import stack_signal
+from elastic_run.multiprocessing.process.stack_handler import register
 from elastic_run.records import dataclass
+from elastic_run.signals import STACK_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class ForkSetup:
         if self.stacks is not None:
             source, number = self.stacks
             if isinstance(source, int) or stack_signal.move(source.detach(), number):
-                stack_signal.register(number)
+                register(number, STACK_SIGNAL)
 
 
 def _redirect_stream(fd: int) -> None:

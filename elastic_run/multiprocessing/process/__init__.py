@@ -14,6 +14,7 @@
 | `process_title` | the name and the command line that `ps` shows |
 | `process_table` | reads /proc: finds and signals the processes that are left of a worker |
 | `spawn_options` | the options with which one process is started |
-| `stack_signal` | the signal on which a worker writes its stacks, and the pipe for them |
+| `stack_handler` | the handlers in a worker that write its stacks |
+| `stack_signal` | how the agent gets them: the signals, and the pipe |
 | `workers` | the worker processes of one round: exits, signals, stopping |
 """

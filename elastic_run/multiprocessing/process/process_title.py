@@ -6,7 +6,7 @@ harmless: `ps` shows the old words.
 
 A worker's rank takes the place of the beginning of its interpreter's path. All else stays where it is: the words behind
 it, which programs read, and the interpreter's name, to which the C library points. In the process's name the rank takes
-the end. A worker that is executed does so in the line of our .pth file, which repeats `show_rank` without an import.
+the end. Each worker imports this module at its start: it imports nothing but `os`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import stack_signal
+from elastic_run.multiprocessing.process.stack_handler import register_for_pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
     Raises:
         Exception: A module has replaced a part of Python that this function needs.
     """
-    has_stacks = stack_signal.register_by_environment(document["env"])
+    pipe = document["env"].pop(contract.ENV_STACK_PIPE.encode(), b"")
+    has_stacks = bool(pipe) and register_for_pipe(pipe.decode())
     _change_environment(
         template_start.env, {os.fsdecode(name): os.fsdecode(value) for name, value in document["env"].items()}
     )
