@@ -191,13 +191,13 @@ def test_a_launcher_killed_while_it_replaces_its_guardian(launch: Launch, worker
 
 _FULL_PIPE = """
 import os, signal, subprocess, time
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process import descendants, process_table
 from elastic_run.multiprocessing.process.guardian import Guardian
 guardian = Guardian(is_exec=True)
 first = guardian.start()
 worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
 guardian.watch(worker.pid, process_table.start_time(worker.pid))
-def members(): return process_table.find_survivors({first}, "", since=0)
+def members(): return descendants.find_survivors({first}, "", since=0)
 while len(members()) < 2: time.sleep(0.005)
 for pid in members(): os.kill(pid, signal.SIGSTOP)
 while not guardian._waiting: guardian.watch(worker.pid, process_table.start_time(worker.pid))

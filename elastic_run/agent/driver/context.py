@@ -156,7 +156,7 @@ class AgentContext:
     def adopt_orphans(self) -> bool:
         """Let orphans of the workers' descendants come to this process, the launcher's own; return whether they do."""
         if not self.adopts_orphans and self.options.is_whole_process:
-            from elastic_run.multiprocessing.process.orphans import become_subreaper  # noqa: PLC0415 - the workers come first
+            from elastic_run.multiprocessing.process.subreaper import become_subreaper  # noqa: PLC0415 - the workers come first
 
             self.adopts_orphans = become_subreaper()
         return self.adopts_orphans

@@ -11,7 +11,7 @@ import socket
 
 from elastic_run.agent.driver.fault_sockets import name_socket
 from elastic_run.core.agent.faults import ACTIONS, plan_faults
-from elastic_run.multiprocessing.process.process_table import find_descendants
+from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.report.wording import signal_name, span
 
 TYPE_CHECKING = False

@@ -12,7 +12,8 @@ from elastic_run import contract
 from elastic_run.core.diagnosis.hang import Look, Signs
 from elastic_run.core.diagnosis.stack_groups import find_place
 from elastic_run.core.diagnosis.stack_text import parse_stacks
-from elastic_run.multiprocessing.process.process_table import find_descendants, is_running, read_stat
+from elastic_run.multiprocessing.process.descendants import find_descendants
+from elastic_run.multiprocessing.process.process_table import is_running, read_stat
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False

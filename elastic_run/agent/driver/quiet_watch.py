@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from elastic_run.core.diagnosis.quiet import Activity, is_quiet
-from elastic_run.multiprocessing.process.process_table import find_descendants, read_stat
+from elastic_run.multiprocessing.process.descendants import find_descendants
+from elastic_run.multiprocessing.process.process_table import read_stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 | module | what it holds |
 |---|---|
 | `daemon` | makes a process that leaves the launcher behind |
+| `descendants` | finds the processes that are left of a worker |
 | `descriptors` | inherited descriptors, and descriptors that a child would inherit |
 | `fork_exec` | starts one process: session, descriptors, affinity, exec |
 | `guardian` | the launcher's side of the guardian process |
@@ -10,11 +11,11 @@
 | `guardian_process` | the guardian's own process: waits for the launcher's end, then cleans up |
 | `held_signals` | holds signals back while processes are started |
 | `interpreter` | which program runs Python code in a process of its own |
-| `orphans` | makes this process a subreaper |
 | `process_title` | the name and the command line that `ps` shows |
-| `process_table` | reads /proc: finds and signals the processes that are left of a worker |
+| `process_table` | what /proc tells of one process; signals to processes |
 | `spawn_options` | the options with which one process is started |
 | `stack_handler` | the handlers in a worker that write its stacks |
 | `stack_signal` | how the agent gets them: the signals, and the pipe |
+| `subreaper` | makes this process the parent of orphaned descendants |
 | `workers` | the worker processes of one round: exits, signals, stopping |
 """

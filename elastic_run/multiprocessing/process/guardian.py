@@ -35,7 +35,7 @@ import stat
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process import descendants, process_table
 from elastic_run.multiprocessing.process.daemon import become_daemon
 from elastic_run.multiprocessing.process.guardian_process import stand_guard
 from elastic_run.multiprocessing.process.interpreter import find_interpreter
@@ -272,7 +272,7 @@ def _say_bye(pipe: int, waiting: bytearray) -> bool:
 
 def _kill_guardians(session: int) -> None:
     """Kill the guardians of a session: at the end of a pipe without `bye` they would kill the workers."""
-    process_table.kill_all((), process_table.find_survivors({session}, "", since=process_table.start_time("self")))
+    process_table.kill_all((), descendants.find_survivors({session}, "", since=process_table.start_time("self")))
 
 
 def _close(pipe: int) -> None:

@@ -23,7 +23,7 @@ import select
 import time
 
 from elastic_run import signals
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process import descendants, process_table
 from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 TYPE_CHECKING = False
@@ -191,7 +191,7 @@ class _Launcher:
         orders = self.orders
         if not orders.is_over:
             if orders.expected_stderr is not None:
-                found = process_table.find_sessions_by_stderr(*orders.expected_stderr, since=self.since)
+                found = descendants.find_sessions_by_stderr(*orders.expected_stderr, since=self.since)
                 orders.sessions.update(found)
             outputs = frozenset(orders.outputs.values())
             sweep(orders.sessions, self.token, self.since, time.monotonic, outputs=outputs)
@@ -378,13 +378,13 @@ def sweep(
     # killed, so that their children are still theirs for the look at who descends from whom.
     ours = {session for session, born in sessions.items() if not process_table.is_recycled(session, born)}
     process_table.signal_groups(ours, signals.SIGSTOP)
-    below = process_table.find_descendants(ours, since=since)
+    below = descendants.find_descendants(ours, since=since)
     process_table.kill_all(ours, {*ours, *below})  # the leaders by themselves too: one may not lead its session yet
     give_up_at = clock() + PATIENCE
     me = (os.getpid(),)
     empty_looks = 0
     while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
-        left = process_table.find_survivors(ours, token, since=since, ignored=me, outputs=outputs)
+        left = descendants.find_survivors(ours, token, since=since, ignored=me, outputs=outputs)
         process_table.kill_all((), left)
         empty_looks = 0 if left else empty_looks + 1
         select.select((), (), (), _LOOK)

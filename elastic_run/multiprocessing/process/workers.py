@@ -16,7 +16,7 @@ import os
 
 from elastic_run.core.agent import shutdown
 from elastic_run.loop import open_pidfd
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process import descendants, process_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Workers:
         ignored = (self._guardian.pid, os.getpid())
         sessions = frozenset(self._ours(self.pids.values()))
         spared = self._guardian.spared | self._guardian.own_sessions
-        return process_table.find_survivors(
+        return descendants.find_survivors(
             sessions,
             self._guardian.token,
             since=self._since,
@@ -190,7 +190,7 @@ class Workers:
         """Find orphans of the workers: children that this process does not watch, younger than the first worker."""
         if self._adopts is None or not self._adopts() or not self._born:
             return []
-        found = process_table.find_orphans(os.getsid(0), since=min(self._born.values()))
+        found = descendants.find_orphans(os.getsid(0), since=min(self._born.values()))
         return [pid for pid in found if not self._loop.is_watching(pid)]
 
     def _advance(self) -> None:
