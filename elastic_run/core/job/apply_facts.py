@@ -4,8 +4,8 @@
 - A node that went silent keeps its place in `gone`: when it is heard again it comes back, with its rank if no round was
   formed meanwhile. A node that said `Leave` never comes back.
 - A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
-  followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
-  busy until its workers are gone.
+  followed the log beyond that round's slot, or has heard of that round or a newer one, and doesn't run it, the round
+  has lost it; if it runs an older one, it is busy until its workers are gone.
 - A proof of death (`SeatDead`) makes the seat void, unless the log of another store may have counted it for a newer
   round; then the seat is dead elsewhere (see `majority.has_majority`). The dead don't come back.
 - A node that runs any other round (of another job, or of a log that lost the majority) comes as a newcomer, busy until
@@ -252,16 +252,16 @@ class _JobUpdate:
             node = self._take_seat(node, fact.last.rank)
             if self._job.phase in _ACTIVE and node.rank is not None:
                 return replace(node, is_member=True, is_busy=False)
+        # A restored store may have lost a round of which the node has heard: it passes over the `Form` of an older one.
+        is_to_read = fact.seen < self._job.formed_slot and fact.highest_round < self._job.round
         if node.is_member:
             # Where it has read that the round was formed and doesn't run it, the round can't work.
-            is_stopped = fact.seen >= self._job.formed_slot
-            return replace(node, outcome=node.outcome or STOPPED) if is_stopped else node
+            return node if is_to_read else replace(node, outcome=node.outcome or STOPPED)
         if self._job.phase in _ACTIVE:
             self._set_seat(node.rank, LIVE, is_lost=True)  # it has a seat in the round that runs, and doesn't run it
         # It is about to read that the last round was formed with it. Until it has left that round, others may still use
         # the workers' store that it offered for it.
-        is_to_read = node.rank is not None and fact.seen < self._job.formed_slot
-        return replace(node, is_busy=fact.last is not None or is_to_read)
+        return replace(node, is_busy=fact.last is not None or (node.rank is not None and is_to_read))
 
     def _note_rank(self, node: Node) -> None:
         """Note that a node came with a fixed rank which another node has."""

@@ -130,7 +130,7 @@ class FactWriter:
                 node_info=member.node_info,
                 config=member.config,
                 offer=member.offer,
-                seen=max(-1 if member.log.next_slot is None else member.log.next_slot - 1, member.round.missed_slot),
+                seen=-1 if member.log.next_slot is None else member.log.next_slot - 1,
                 last=last,
                 highest_round=max(member.job.highest_round, member.job.known_round),
                 copy=member.job.copy,

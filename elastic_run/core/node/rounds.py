@@ -26,7 +26,7 @@ class RoundUpdate(CoordinationUpdate):
         is_told = place is not None and place.round_id == self.member.round.told_round_id
         if place is None or is_told or place.round != self.member.job.known_round or self._has_other_store(place):
             self._set(state=WAITING)
-            self._set_round(place=None, gone=None, is_failing=False, missed_slot=event.slot)
+            self._set_round(place=None, gone=None, is_failing=False)
             self._set_facts(is_due=False)
             self._rejoin()
             return

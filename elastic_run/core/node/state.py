@@ -112,7 +112,6 @@ class OwnRound:
         place: Its assignment in the round that it runs or has just run, or None.
         told_round_id: The unique id of the last round that it was told, "" for none: it never runs one a second time.
         fetching: Slot and term of the round whose assignment it waits for, or None.
-        missed_slot: Slot of the newest round whose assignment it has read and does not run, -1 for none.
         warned: The newest round that was warned.
         halt: The newest halt, or None.
         is_replaced: Whether the log goes on without the round that it runs or has just run.
@@ -124,7 +123,6 @@ class OwnRound:
     place: Assignment | None = None
     told_round_id: str = ""
     fetching: tuple[int, int] | None = None
-    missed_slot: int = -1
     warned: int = 0
     halt: Halt | None = None
     is_replaced: bool = False

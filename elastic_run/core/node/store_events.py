@@ -93,7 +93,7 @@ class StoreUpdate(RoundUpdate):
         """Begin with the log as a node does that starts, but claim no term a second time."""
         log = self.member.log
         self._set(log=LogPosition(min_term=max(log.min_term, log.term)))
-        self._set_round(fetching=None, missed_slot=-1)
+        self._set_round(fetching=None)
 
     def enter_rejoin_prepared(self, event: RejoinPrepared) -> None:
         """The node can say where it stands."""
