@@ -8,10 +8,10 @@
     [rdzv-conf]
     join_timeout = 600
 
-A value has the type that TOML has for it: true and false for a switch, a number, a text, a list where the flag takes
-several values, a table for settings. Each value is converted to the text of the flag and
-read like it, so a file can express no more than the command line. The script and its arguments are not in the file: in
-`elastic-run --config job.toml --lr=1` it would be unclear whether --lr belongs to the script.
+A value has the type that TOML has for it: true and false for a switch and for a flag that needs no value, a number, a
+text, a list where the flag takes several values, a table for settings. Each value is converted to the text of the flag
+and read like it, so a file can express no more than the command line. The script and its arguments are not in the file:
+in `elastic-run --config job.toml --lr=1` it would be unclear whether --lr belongs to the script.
 
 The whole file is checked, also values that a flag overrides, so that a typing error shows at once.
 """
@@ -123,6 +123,8 @@ def _write(flag: Flag, value: object) -> str:
             message = f"{_show(value)} is not true or false"
             raise ValueError(message)
         return str(int(value))
+    if isinstance(value, bool) and flag.implied:
+        return flag.implied if value else "false"
     if isinstance(value, list) and ",..." in flag.values:
         return ",".join(_write_item(flag, item) for item in value)
     if isinstance(value, dict) and flag.values.startswith("KEY="):

@@ -60,6 +60,7 @@ class Flag:
         has_variable: Whether the variable PET_<NAME> sets it too.
         is_ours: Whether torchrun does not have it.
         other_variable: A variable without that prefix whose value is taken if neither flag nor PET_ variable is given.
+        implied: Text of its value if none is given. The next word is its value only if it has digits alone.
     """
 
     def __init__(  # noqa: PLR0913 - the columns of a table
@@ -74,6 +75,7 @@ class Flag:
         has_variable: bool = True,
         is_ours: bool = False,
         other_variable: str = "",
+        implied: str = "",
     ) -> None:
         self.name = name = names[-1]
         self.dest = name[2:].replace("-", "_")
@@ -91,6 +93,7 @@ class Flag:
         self.variable = contract.ENV_FLAG_PREFIX + self.dest.upper() if has_variable else ""
         self.is_ours = is_ours
         self.other_variable = other_variable
+        self.implied = implied
         #: Whether it prints a text and starts no job.
         self.prints_text = group == ABOUT
 
@@ -500,11 +503,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--requeue",
         group=STOPPING,
-        values="N",
-        parse=_values.count,
+        values="[N]",
+        parse=_values.requeues,
+        implied=str(_values.REQUEUES),
         is_ours=True,
         text="On Slurm: ask for another run of the job after SIGTERM has stopped it (#SBATCH --signal=TERM@120), at "
-        f"most N times. The exit code is then {contract.EXIT_REQUEUED}. A cancelled job is not run again.",
+        f"most N times, or {_values.REQUEUES} times without a number; all requeues of the job count. The exit code is "
+        f"then {contract.EXIT_REQUEUED}. A cancelled job is not run again.",
     ),
     Flag(
         "--health-port",

@@ -1,11 +1,12 @@
 """From the words of a command line to a namespace: argparse, filled from the table of flags.
 
-The command, `main`, `parse_args` and `get_args_parser` all use this parser. Five things differ from plain argparse:
+The command, `main`, `parse_args` and `get_args_parser` all use this parser. Six things differ from plain argparse:
 
 - Two spellings of one flag (``--max-restarts``, ``--max_restarts``) do not make an abbreviation ambiguous. Nor do flags
   that torchrun does not have, where one of torchrun's flags matches.
 - The words behind the script are never read as flags. Python before 3.12.8 ends with an error where one of them looks
   like an ambiguous abbreviation; here the ambiguity is an action, and argparse runs no action behind the script.
+- A flag that needs no value (``--requeue``) takes the next word only if it is a number; argparse would take the script.
 - ``PET_<FLAG>`` is the default of a flag. argparse converts it only if the flag is not given.
 - The file of ``--config`` is read after that, for the values that neither a flag nor a variable gives.
 - An error is one line that names the flag or the variable, the value and what is allowed.
@@ -98,7 +99,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             if flag.variable in os.environ
         }
         try:
-            namespace, unknown = super().parse_known_args(self._words, namespace)
+            namespace, unknown = super().parse_known_args(_mark_lone_flags(self._words, self.flags), namespace)
         except argparse.ArgumentError as error:
             if isinstance(error.__context__, _RefusedTextError):
                 self._refuse(error.__context__.line)
@@ -152,6 +153,11 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         if flag.is_switch:
             return f"{flag.name}: takes no value, but got {error.message.removeprefix(_VALUE_IS_TOO_MUCH)}"
         return f"{flag.name}: needs a value ({flag.values})"
+
+    def _parse_optional(self, arg_string: str) -> Any:  # noqa: ANN401 - it differs between releases of Python
+        """Give a flag that stands alone the value that it implies."""
+        word = f"{arg_string}={arg_string.implied}" if isinstance(arg_string, _LoneFlag) else arg_string
+        return super()._parse_optional(word)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Find the flags that a word may abbreviate; for an ambiguous word, find an action that refuses it."""
@@ -242,6 +248,25 @@ class _Ambiguous(argparse.Action):
         raise argparse.ArgumentError(
             None, f"{self.option_strings[0]} is ambiguous: it could be {', '.join(self._names)}"
         )
+
+
+class _LoneFlag(str):
+    """A word of the command line that is a flag without its value; behind the script the word is any word."""
+
+    __slots__ = ("implied",)
+    implied: str
+
+
+def _mark_lone_flags(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
+    """Return the words; each flag that may stand alone, and has no number behind it, as a `_LoneFlag`."""
+    marked = list(words)
+    for place, word in enumerate(words):
+        found = match_abbreviation(word, flags) if word.startswith("--") and word != "--" else []
+        follower = "".join(words[place + 1 : place + 2])
+        if len(found) == 1 and found[0].implied and not (follower.isascii() and follower.isdecimal()):
+            marked[place] = lone = _LoneFlag(word)
+            lone.implied = found[0].implied
+    return marked
 
 
 class _FromVariable(str):

@@ -95,6 +95,18 @@ def count(text: str) -> int:
     return whole_number(text, least=0, allowed="a whole number from 0 up")
 
 
+#: Requeues of a job whose user gives no number: as many as Slurm makes by itself (max_batch_requeue of slurm.conf).
+REQUEUES = 5
+
+
+def requeues(text: str) -> int | None:
+    """Read a number of requeues, or `true` for `REQUEUES`, or `false` for no requeues at all, which is None."""
+    words = {"true": REQUEUES, "false": None}
+    if text in words:
+        return words[text]
+    return whole_number(text, least=0, allowed="a whole number from 0 up, nor true or false")
+
+
 def threads(text: str) -> int | str:
     """Read a number of threads, or the word auto."""
     return text if text == "auto" else whole_number(text, least=1, allowed="a whole number from 1 up, nor auto")

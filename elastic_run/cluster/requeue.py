@@ -50,7 +50,8 @@ def requeue_job(environ: Mapping[str, str], limit: int) -> Requeue:
         return Requeue(is_wanted=False)
     count = environ.get("SLURM_RESTART_COUNT") or "0"
     if not count.isdecimal() or int(count) >= limit:
-        return Requeue(is_wanted=False, text=f"the Slurm job {job} is not requeued: it was requeued {count} times")
+        times = f"it was requeued {count} times, and --requeue={limit} allows no more"
+        return Requeue(is_wanted=False, text=f"the Slurm job {job} is not requeued: {times}")
     is_wanted, text = _ask_slurm(job, environ)
     if not text:
         return Requeue(is_wanted=True, text=f"the Slurm job {job} is requeued ({int(count) + 1} of {limit})")

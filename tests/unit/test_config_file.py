@@ -60,6 +60,9 @@ def by_words(*words: str) -> Namespace:
         ("rdzv-conf = {timeout = 5, is_host = true}", ["--rdzv-conf=timeout=5,is_host=true"]),
         ("[rdzv-conf]\njoin_timeout = 1.5\nstore_type = 'tcp'", ["--rdzv-conf=join_timeout=1.5,store_type=tcp"]),
         ("rdzv-endpoint = ['a:1', 'b:2']\nrdzv-id = '42'", ["--rdzv-endpoint=a:1,b:2", "--rdzv-id=42"]),
+        ("requeue = true", ["--requeue"]),
+        ("requeue = 3", ["--requeue=3"]),
+        ("requeue = false", []),
         ('restart-window = "5/1h"\nrole = "träger"', ["--restart-window=5/1h", "--role=träger"]),
     ],
 )

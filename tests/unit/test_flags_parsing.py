@@ -74,6 +74,21 @@ def given(arguments: Namespace) -> dict[str, Any]:
         ("--max 3 s", {"max_restarts": 3, "training_script": "s"}),
         ("--no-p s", {"no_python": True, "training_script": "s"}),
         ("--restart-w 5/h s", {"restart_window": Window(5, 3600.0), "training_script": "s"}),
+        ("--requeue s", {"requeue": 5, "training_script": "s"}),
+        ("--requeue=3 s", {"requeue": 3, "training_script": "s"}),
+        ("--requeue 3 s", {"requeue": 3, "training_script": "s"}),
+        ("--requeue 0 s", {"requeue": 0, "training_script": "s"}),
+        ("--requeue 3x 4", {"requeue": 5, "training_script": "3x", "training_script_args": ["4"]}),
+        ("--requeue -1 s", {"requeue": 5, "training_script": "-1", "training_script_args": ["s"]}),
+        ("--requeue --nnodes=2 s", {"requeue": 5, "nnodes": "2", "training_script": "s"}),
+        ("--requeue -m s", {"requeue": 5, "module": True, "training_script": "s"}),
+        ("--requeue -- s", {"requeue": 5, "training_script": "s"}),
+        ("--requ s", {"requeue": 5, "training_script": "s"}),
+        ("--requ 4 s --requeue", {"requeue": 4, "training_script": "s", "training_script_args": ["--requeue"]}),
+        ("--requeue=2 --requeue s", {"requeue": 5, "training_script": "s"}),
+        ("s --requeue a", {"training_script": "s", "training_script_args": ["--requeue", "a"]}),
+        ("-- --requeue a", {"training_script": "--requeue", "training_script_args": ["a"]}),
+        ("--requeue=false s", {"training_script": "s"}),
     ],
 )
 def test_words_become_values(words: str, expected: dict[str, Any]) -> None:
@@ -102,6 +117,9 @@ def test_words_become_values(words: str, expected: dict[str, Any]) -> None:
         (["--zzz", "s"], "unknown flag --zzz (see --help)"),
         (["--zzz"], "unknown flag --zzz (see --help)"),
         (["--use-env", "s"], "unknown flag --use-env"),
+        (["--requeue"], "no script given"),
+        (["--requeue", "3"], "no script given"),
+        (["--role", "--requeue", "s"], "--role: needs a value (NAME)"),
     ],
 )
 def test_a_wrong_line_is_answered_in_one_line(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,9 @@ GOOD: list[tuple[str, str, Any]] = [
     ("--max-backoff", "1d", 86400.0),
     ("--no-restart-exit-codes", "3", (3,)),
     ("--no-restart-exit-codes", "3, 64-66", (3, 64, 65, 66)),
+    ("--requeue", "2", 2),
+    ("--requeue", "true", 5),
+    ("--requeue", "false", None),
     ("--standalone", "1", True),
     ("--standalone", "0", False),
 ]
@@ -156,6 +159,9 @@ BAD = [
     ("--no-restart-exit-codes", "256", "exit codes from 1 to 255"),
     ("--no-restart-exit-codes", "9-3", "exit codes"),
     ("--no-restart-exit-codes", "a", "exit codes"),
+    ("--requeue", "", "is not a whole number from 0 up, nor true or false"),
+    ("--requeue", "-1", "a whole number from 0 up"),
+    ("--requeue", "True", "nor true or false"),
     ("--standalone", "yes", "1 or 0"),
     ("--standalone", "", "1 or 0"),
 ]
