@@ -25,6 +25,7 @@ from elastic_run.cli.config import (
     keep_static_place,
     make_config,
 )
+from elastic_run.cli.derivation import has_left_slurm
 from elastic_run.cli.flags import CONFIGURATION, FLAGS
 from elastic_run.cli.origins import name_source, write_given
 from elastic_run.cli.parser import LauncherArgumentParser, print_text
@@ -132,7 +133,7 @@ def run_command(
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args)
-        if args.requeue and code == contract.EXIT_SIGNAL_BASE + 15:  # SIGTERM
+        if args.requeue and not has_left_slurm(args) and code == contract.EXIT_SIGNAL_BASE + 15:  # SIGTERM
             code = _requeue(args.requeue, code)
     except KeyboardInterrupt:
         # Before the loop has the signals: nothing was started yet.

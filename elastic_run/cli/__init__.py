@@ -12,7 +12,7 @@
 | `slurm_step` | values that follow from the Slurm step of this launcher |
 | `indexed_job` | values that follow from the indexed Job of Kubernetes of this pod |
 | `meeting_place` | refuses a place where the launchers of a scheduler's job can't meet |
-| `derivation` | the record of such values |
+| `derivation` | the record of such values, and whether they are left over |
 | `node_gpus` | one worker for each GPU of this node; more workers than GPUs |
 | `threads` | OpenMP threads of each worker |
 | `faults` | the value of ``--inject-fault`` |

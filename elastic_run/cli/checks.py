@@ -12,6 +12,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.config import hosts_rendezvous, names_rendezvous, read_token
+from elastic_run.cli.derivation import has_left_slurm
 from elastic_run.cli.node_gpus import describe_shortage
 from elastic_run.cli.program_checks import check_health_check, check_program, describe_shell_words, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
@@ -62,7 +63,7 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
         notices.append("--exclude-after: has no effect on a job of one node")
     if args.hang_action != "report" and args.hang_timeout is None:
         notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
-    if args.requeue is not None and "SLURM_JOB_ID" not in environ:
+    if args.requeue is not None and ("SLURM_JOB_ID" not in environ or has_left_slurm(args)):
         notices.append("--requeue: has no effect outside of a Slurm job")
     notices += describe_shell_words(args.health_check)
     notices += describe_shortage(str(args.nproc_per_node), environ)

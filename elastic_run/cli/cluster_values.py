@@ -53,6 +53,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     Raises:
         UsageError: The launchers would not become one job.
     """
+    _look_for_step(args, environ)
     # The scheduler's variables do not describe a launcher inside a worker. A plug-in may count nodes in its own way.
     if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BACKENDS:
         return []
@@ -82,6 +83,15 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
         return found.notices
     told = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
     return [f"from {found.source}: {told}", *found.notices]
+
+
+def _look_for_step(args: Namespace, environ: Mapping[str, str]) -> None:
+    """Note that variables of a Slurm step are left over; see `has_left_slurm`."""
+    if "SLURM_STEP_ID" in environ:
+        from elastic_run.cluster.slurm import is_left_over  # noqa: PLC0415 - most launchers run outside of Slurm
+
+        if is_left_over(environ):
+            args.has_left_slurm = True
 
 
 def _find_changed(args: Namespace) -> set[str]:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.cli.derivation import has_left_slurm
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import DERIVED, VARIABLE, Origin, derive
 from elastic_run.cli.threads import choose_threads
@@ -269,7 +270,7 @@ def _make_node_config(args: Namespace, environ: Mapping[str, str], notice: str) 
         location=getattr(args, "location", ""),
         launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "") if "SLURM_STEP_ID" in environ else "",
         launch_step=getattr(args, "launch_step", None),
-        end_time=_find_end_time(environ),
+        end_time=0.0 if has_left_slurm(args) else _find_end_time(environ),
         stops_in_time=args.requeue is not None,
         **{flag.dest: getattr(args, flag.dest) for flag in _NODE_FLAGS},
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cli.derivation import Derivation
+from elastic_run.cli.derivation import Derivation, has_left_slurm
 from elastic_run.cli.node_gpus import count_node_gpus
 from elastic_run.cli.origins import SLURM
 from elastic_run.cli.values import node_range
@@ -58,6 +58,8 @@ def derive_from_step(
         UsageError: The launchers of the step would not become one job.
     """
     is_alone = node_range(args.nnodes)[1] == 1
+    if has_left_slurm(args):
+        return Derivation(notices=[] if names_place else [_describe_left_over(environ, is_alone=is_alone)])
     if _is_typed(environ):
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
         idle = int(nodes) - 1 if is_alone and nodes.isdecimal() else 0
@@ -182,6 +184,20 @@ def _check_place(step: Step, args: Namespace, given_flags: Container[str]) -> No
     check_meeting_place(args, "node of the Slurm step", step.nodes[0])
     if "node_rank" not in given_flags and step.task_count == len(step.nodes):
         check_first_master(args, step.nodes)
+
+
+def _describe_left_over(environ: Mapping[str, str], *, is_alone: bool) -> str:
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST")
+    told = (
+        f"{', '.join(f'{name}={environ[name]}' for name in names)} and others are left over from a Slurm step in which "
+        "this process does not run, so they are not used"
+    )
+    if not is_alone:
+        return told
+    return (
+        f"{told}, and this host trains alone; for one job of several nodes, use srun, or give each of them --nnodes, "
+        "--rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and --rdzv-id"
+    )
 
 
 def _describe_lone_task(error: Exception, environ: Mapping[str, str]) -> str:

@@ -2,12 +2,12 @@
 
 Slurm's variables leak: into a batch script that was submitted from a step, into a tmux server that outlives its job,
 through ssh. So they count as this process's step only under three conditions. The task's own variables are there. This
-host is one of the step's nodes. Nothing shows a batch script or a shell: neither Slurm's daemon above this process nor
-the variables without STEP, which sbatch and salloc set anew. In doubt nothing is derived, since a job that would have
-run must not be refused. But one of several tasks whose step can't be used raises `StepError`, since each of the tasks
-would train alone. So does a task of a heterogeneous job (SLURM_HET_SIZE), unless its step has the nodes of all
-components: its variables may describe a part of the step. Numbers that Slurm never sets together raise
-`StepVariablesError`.
+host is one of the step's nodes. This process runs in the step by Slurm's daemon above it or by its control group; where
+neither can be seen, as in a container, the variables without STEP, which sbatch and salloc set anew, must not show a
+batch script or a shell. In doubt nothing is derived, since a job that would have run must not be refused. But one of
+several tasks whose step can't be used raises `StepError`, since each of the tasks would train alone. So does a task of
+a heterogeneous job (SLURM_HET_SIZE), unless its step has the nodes of all components: its variables may describe a part
+of the step. Numbers that Slurm never sets together raise `StepVariablesError`.
 
 SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in the shell of salloc, and in a step of
 `srun --preserve-env`. SLURM_NODEID is the node's place in SLURM_STEP_NODELIST, which Slurm sorts: also with
@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from itertools import takewhile
 
+from elastic_run.cluster.running_step import read_running_step
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -32,6 +33,7 @@ __all__ = [
     "count_idle_nodes",
     "find_nodes_elsewhere",
     "find_step",
+    "is_left_over",
     "is_started_by_slurm",
 ]
 
@@ -41,8 +43,8 @@ _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
 #: Nodes that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
-#: Title of the daemon that starts the tasks of a step, or a batch script: ``slurmstepd: [41.0]``, ``[41.batch]``.
-_DAEMON_TITLE = "slurmstepd: ["
+#: The name of a step that has one, by its number (SLURM_INTERACTIVE_STEP of slurm.h).
+_NAMED_STEPS = {"4294967290": "interactive"}
 
 
 class StepError(ValueError):
@@ -296,38 +298,33 @@ def _count_idle_of_components(environ: Mapping[str, str]) -> int:
         return 0
 
 
+def is_left_over(environ: Mapping[str, str]) -> bool:
+    """Whether the variables are of a step in which this process is seen not to run, as in a shell that outlived it."""
+    running = read_running_step()
+    if running is None or not all(environ.get(name) for name in _NEEDED) or _is_of_new_job(environ):
+        return False
+    return not _is_running(environ) and running != f"{environ['SLURM_JOB_ID']}.batch"
+
+
 def _is_in_step(environ: Mapping[str, str]) -> bool:
-    """Whether the variables of a step are this process's, and not left over in a batch script or a shell of salloc."""
-    if _is_running(environ):
-        return True
+    """Whether the variables of a step are this process's, and not left over in a batch script or a shell."""
+    return _is_running(environ) or (read_running_step() is None and not _is_of_new_job(environ))
+
+
+def _is_of_new_job(environ: Mapping[str, str]) -> bool:
+    """Whether sbatch or salloc has set the variables without STEP anew: of a job that a task has asked for."""
     differ = any(environ.get(of_task) not in {None, environ.get(of_step)} for of_step, of_task in _TWINS)
-    is_of_job = environ.get("SLURM_NNODES") == environ.get("SLURM_JOB_NUM_NODES")
-    return not read_running_step().endswith(".batch") and not (differ and is_of_job)
+    return differ and environ.get("SLURM_NNODES") == environ.get("SLURM_JOB_NUM_NODES")
 
 
 def _is_running(environ: Mapping[str, str]) -> bool:
     """Whether Slurm's daemon says that this process runs in the step of these variables."""
-    return read_running_step() == f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
-
-
-def read_running_step() -> str:
-    """Return the step in which this process runs by the title of Slurm's daemon above it: ``41.0`` or ``41.batch``.
-
-    Unlike variables, the title can't be another step's. It is "" outside of Slurm, and in a container that shows only
-    its own processes.
-    """
-    pid = os.getppid()
-    try:
-        while pid > 1:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                title = file.read(100).decode(errors="replace")
-            if title.startswith(_DAEMON_TITLE):
-                return title.removeprefix(_DAEMON_TITLE).partition("]")[0]
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        pass  # a process has ended, or /proc hides those of others
-    return ""
+    job, _, step = (read_running_step() or "").partition(".")
+    number = environ.get("SLURM_STEP_ID", "")
+    if step.partition("+")[0] not in {number, _NAMED_STEPS.get(number)}:
+        return False
+    # SLURM_JOB_ID is that of a heterogeneous job's first component, while each component has a job of its own.
+    return bool(environ.get("SLURM_HET_SIZE")) or job in {environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_SLUID")}
 
 
 def _short(name: str) -> str:

@@ -11,7 +11,9 @@ import pytest
 
 from elastic_run.rendezvous.elastic.other_jobs import describe_place, exchange_ids
 from elastic_run.store.jobstore.memory import MemoryJobStore
+from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port
+from tests.support.slurm_task import task_of
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
@@ -192,6 +194,9 @@ def test_a_launcher_with_other_settings_is_refused_at_once(launch: Launch, worke
     assert "in the job" in " ".join(second.stderr.split())
 
 
+_TASK = (*task_of("4.0"), *ELASTIC_RUN)
+
+
 def step_of(tasks: int) -> dict[str, str]:
     """Return the variables of a step whose first node is this machine."""
     nodes = ",".join((os.uname().nodename, *"bcd"[: tasks - 1]))
@@ -206,7 +211,9 @@ def _in_step() -> str:
 def test_launchers_of_one_step_with_other_ids_are_refused(launch: Launch, worker: Worker) -> None:
     """A job that needs all launchers of its step has one id: both say which the other one has, and end."""
     path, flags = worker("say('started')"), _in_step()
-    agents = [launch(*flags.replace("id=a", f"id={name}").split(), path, env=step_of(2)) for name in "ab"]
+    agents = [
+        launch(*flags.replace("id=a", f"id={name}").split(), path, program=_TASK, env=step_of(2)) for name in "ab"
+    ]
     assert [agent.wait_exit(deadline=_SOON) for agent in agents] == [REFUSED] * 2
     for agent, own, other in zip(agents, "ab", "ba", strict=True):
         assert f"--rdzv-id: is {own} here and {other} on " in " ".join(agent.stderr.split())
@@ -216,10 +223,14 @@ def test_launchers_of_one_step_with_other_ids_are_refused(launch: Launch, worker
 def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
     """Jobs that need only some launchers of their step are no contradiction, also at one place."""
     path, flags = worker("say('size', os.environ['WORLD_SIZE'])\ntime.sleep(1000)"), _in_step()
-    agents = [launch(*flags.replace("id=a", f"id={name}").split(), path, env=step_of(4)) for name in "ab"]
+    agents = [
+        launch(*flags.replace("id=a", f"id={name}").split(), path, program=_TASK, env=step_of(4)) for name in "ab"
+    ]
     for agent in agents:
         agent.wait_line("waiting: 1/2 nodes")
-    agents += [launch(*flags.replace("id=a", f"id={name}").split(), path, env=step_of(4)) for name in "ba"]
+    agents += [
+        launch(*flags.replace("id=a", f"id={name}").split(), path, program=_TASK, env=step_of(4)) for name in "ba"
+    ]
     for agent in agents:
         agent.wait_line("^size 2$")
 
@@ -227,11 +238,11 @@ def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
 def test_a_later_job_of_a_step_is_no_contradiction(launch: Launch, worker: Worker) -> None:
     """Once the nodes have met, their launchers say nothing more of the step: another job may come to the same store."""
     path, flags = worker("say('runs')\ntime.sleep(1000)"), _in_step()
-    first = launch(*flags.split(), path, env=step_of(2))
+    first = launch(*flags.split(), path, program=_TASK, env=step_of(2))
     first.wait_line("waiting: 1/2 nodes")
-    second = launch(*flags.split(), path, env=step_of(2))
+    second = launch(*flags.split(), path, program=_TASK, env=step_of(2))
     second.wait_line("runs")
     other = worker("say('later')")
-    later = [launch(*flags.replace("id=a", "id=b").split(), other, env=step_of(2)) for _ in range(2)]
+    later = [launch(*flags.replace("id=a", "id=b").split(), other, program=_TASK, env=step_of(2)) for _ in range(2)]
     assert [agent.wait_exit() for agent in later] == [0, 0]
     assert first.process.poll() is second.process.poll() is None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.launch import clean_environment
+from tests.support.slurm_task import task_of
 from tests.support.wait import stretched
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +172,9 @@ SETUPS = [
 def test_a_wrong_setup_is_refused_at_once_with_its_mend(tmp_path: Path, setup: Setup) -> None:
     """Exit code 2 and one line, within a second: nothing was started, nobody was waited for."""
     (tmp_path / "train.py").write_text("raise SystemExit('started')", encoding="utf-8")
-    command = [sys.executable, "-m", "elastic_run", *setup.flags.split(), "train.py"]
+    # Variables of a step are believed in a task of it.
+    task = task_of("4.0") if "SLURM_STEP_ID" in setup.environ else ()
+    command = [*task, sys.executable, "-m", "elastic_run", *setup.flags.split(), "train.py"]
     env = clean_environment({**setup.environ, "PYTHONPATH": str(ROOT)})
     start = time.monotonic()
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60)

@@ -1,9 +1,10 @@
 """What `--explain` says in the environments that schedulers, operators and wrappers make.
 
 A file in `environments/` begins with where its variables come from. `@host NAME` is the machine's name, `@gpus N` the
-number of its GPUs, `@terminal` a terminal at stdin; then come the variables. The file `hosts` names
-node0 and node1. Each `$` line is a command, and the lines below it are all that it prints and its exit code if that is
-not 0. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
+number of its GPUs, `@terminal` a terminal at stdin. `@step 41.0` is the step of Slurm in which the process is seen to
+run, `@step none` means no step; without that line nothing shows a step, as in a container. Then come the variables. The
+file `hosts` names node0 and node1. Each `$` line is a command, and the lines below it are all that it prints and its
+exit code if that is not 0. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     monkeypatch.setattr("elastic_run.cli.config.own_interpreter", lambda: _PYTHON)
     monkeypatch.setattr("elastic_run.rendezvous.elastic.addresses.find_outward_address", lambda: "10.0.0.7")
     monkeypatch.setattr("os.isatty", lambda _: False)
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
     return monkeypatch
 
 
@@ -51,6 +53,8 @@ def prepare(machine: pytest.MonkeyPatch, line: str) -> None:
     elif word == "@gpus":
         machine.setattr(node_gpus, "_DRIVERS", ("/",))
         machine.setattr("elastic_run.cluster.devices.device_count", lambda *_, **__: int(value))
+    elif word == "@step":
+        machine.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "" if value == "none" else value)
     elif word == "@terminal":
         machine.setattr("os.isatty", lambda _: True)
     else:

@@ -181,8 +181,9 @@ def test_what_a_failed_write_means() -> None:
     ]
 
 
-def test_many_launchers_of_a_step_and_idle_nodes_are_told() -> None:
-    """Variables of Slurm that agree may still describe another job than is meant."""
+def test_many_launchers_of_a_step_and_idle_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of Slurm that agree may still describe another job than is meant, or be left over from an ended one."""
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
     step = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a[1-2]"}
     (found,) = scheduler.judge_slurm({**step, "SLURM_STEP_NUM_TASKS": "8"}, "a1")
     assert "srun --ntasks=2 --ntasks-per-node=1" in found.remedy
@@ -191,6 +192,10 @@ def test_many_launchers_of_a_step_and_idle_nodes_are_told() -> None:
         "warning: the Slurm job has 1 more nodes, which a launcher without srun does not use"
     ]
     assert scheduler.judge_slurm({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1") == []
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "")
+    assert texts(scheduler.judge_slurm({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1")) == [
+        "warning: the variables of a Slurm step are left over: this process does not run in it, and they are not used"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.cluster.slurm import StepError, count_idle_nodes, find_step
+from elastic_run.cluster.slurm import StepError, count_idle_nodes, find_step, is_left_over
 from elastic_run.diagnosis.doctor.finding import problem, warning
 
 TYPE_CHECKING = False
@@ -23,6 +23,9 @@ def check(subject: Subject) -> list[Finding]:
 def judge_slurm(environ: Mapping[str, str], hostname: str) -> list[Finding]:
     """Return the findings about Slurm's variables on a host of this name."""
     evidence = f"Slurm job {environ['SLURM_JOB_ID']}"
+    if is_left_over(environ):
+        what = "the variables of a Slurm step are left over: this process does not run in it, and they are not used"
+        return [warning(what, evidence, "srun --ntasks-per-node=1 elastic-run ...; elsewhere unset them")]
     try:
         step = find_step(environ, hostname)
     except StepError as error:
