@@ -102,8 +102,8 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             namespace, unknown = super().parse_known_args(_mark_lone_flags(self._words, self.flags), namespace)
         except argparse.ArgumentError as error:
             if isinstance(error.__context__, _RefusedTextError):
-                self._refuse(error.__context__.line)
-            self.error(self._describe(error))
+                self._refuse(_suggest_long(error.__context__.line, self._words, self.flags))
+            self.error(_suggest_long(self._describe(error), self._words, self.flags))
         # Not the namespace's value: a program that builds on this parser may have a --config of its own.
         named = self.origins.get("config")
         if named is not None and named.text:
@@ -262,11 +262,15 @@ def _mark_lone_flags(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
     marked = list(words)
     for place, word in enumerate(words):
         found = match_abbreviation(word, flags) if word.startswith("--") and word != "--" else []
-        follower = "".join(words[place + 1 : place + 2])
-        if len(found) == 1 and found[0].implied and not (follower.isascii() and follower.isdecimal()):
+        if len(found) == 1 and found[0].implied and not any(map(_is_number, words[place + 1 : place + 2])):
             marked[place] = lone = _LoneFlag(word)
             lone.implied = found[0].implied
     return marked
+
+
+def _is_number(word: str) -> bool:
+    """Whether a word is meant as a number; an empty one is, of a variable that is not set, and is no script."""
+    return not word or (word.isascii() and word.isdecimal())
 
 
 class _FromVariable(str):
@@ -328,6 +332,15 @@ def _describe_unknown(word: str, flags: Sequence[Flag]) -> str:
     known = starts | names
     hint = nearest(wanted, known, translate=known)
     return f"unknown flag {name}{hint} (see --help)"
+
+
+def _suggest_long(line: str, words: Sequence[str], flags: Sequence[Flag]) -> str:
+    """Return a line about a letter's value, with the long flag that the user has written with one hyphen (-tee=3)."""
+    for word in words:
+        name = word.partition("=")[0]
+        if len(name) > len("-r") and repr(word[2:]) in line and len(match_abbreviation(f"-{name}", flags)) == 1:
+            return f"{line}, did you mean '-{name}'?"
+    return line
 
 
 def _make_text(flag: Flag, parser: argparse.ArgumentParser) -> str:

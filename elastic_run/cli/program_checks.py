@@ -24,6 +24,10 @@ _MACROS = ("${local_rank}", "$local_rank")
 _SHELL_WORDS = (";", "&&", "||", "|", "&", ">", ">>", "<", "2>&1")
 
 
+#: En dash, em dash and minus sign, which text from a page or a chat has in place of hyphens.
+_DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"
+
+
 def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
     """Refuse a program that can't be run, or flags about it that contradict each other."""
     name = args.training_script
@@ -147,6 +151,10 @@ def _has_macro(name: str) -> bool:
 
 
 def _script_hint(name: str) -> str:
+    bare = name.lstrip(f"{_DASHES}-").partition("=")[0]
+    if bare and name[0] in _DASHES:
+        flag = f"-{bare}" if len(bare) == 1 else f"--{bare}"
+        return f", did you mean {flag!r}? Its dashes are not hyphens, as a word processor writes them"
     if os.path.isfile(name + ".py"):
         return f", did you mean {name + '.py'!r}?"
     if not name.endswith(".py") and _is_module(name):

@@ -108,6 +108,7 @@ def test_words_become_values(words: str, expected: dict[str, Any]) -> None:
         (["--role", "-x", "s"], "--role: needs a value (NAME)"),
         (["--standalone=1", "s"], "--standalone: takes no value, but got '1'"),
         (["-mx", "s"], "--module: takes no value, but got 'x'"),
+        (["-max-restarts=3", "s"], "--module: takes no value, but got 'ax-restarts=3', did you mean '--max-restarts'?"),
         (["-m=", "s"], "--module: takes no value, but got ''"),
         (["--r", "3", "s"], "--r is ambiguous: it could be --"),
         (["--nprocs", "2", "s"], "unknown flag --nprocs, did you mean '--nproc-per-node'?"),
@@ -262,6 +263,8 @@ def test_a_program_may_have_flags_that_many_programs_have() -> None:
 
 def test_a_wrong_value_is_raised_only_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     """`main` raises it, as torch's does; a parser that a program has made itself ends with a line."""
+    with pytest.raises(UsageError, match=r"^--requeue: '' is not a whole number"):
+        LauncherArgumentParser(FLAGS, raises_values=True).parse_args(["--requeue", "", "s"])  # "$N" without N
     with pytest.raises(UsageError, match=r"^--nnodes: '0' is not MIN"):
         LauncherArgumentParser(FLAGS, raises_values=True).parse_args(["--nnodes=0", "s"])
     with pytest.raises(SystemExit):
