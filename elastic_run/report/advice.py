@@ -33,6 +33,8 @@ _VERDICTS: dict[str, str] = {
     "internal_error": "Please report this, with the lines above and the command line.",
 }
 
+#: Advice on "--node-rank=1 was given to two nodes", where the advice on other refusals would be wrong.
+_RANK_TWICE = "Give each node a --node-rank of its own, from 0 on."
 _LOG_DISK_FULL = (
     "The disk of the log directory is full, and a worker whose output is redirected there fails when it prints: "
     "`df -h` shows the disk, --log-dir chooses another."
@@ -45,6 +47,8 @@ def advice(result: JobResult) -> str | None:
     Args:
         result: The end of the job.
     """
+    if result.verdict == "refused" and result.detail.startswith("--node-rank="):
+        return _RANK_TWICE
     if result.root is None:
         return None if result.signal is not None else _VERDICTS.get(result.verdict)
     if result.verdict == "unkillable_worker":

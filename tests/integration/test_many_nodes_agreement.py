@@ -244,3 +244,4 @@ def test_one_rank_for_two_nodes_ends_the_job_on_both(launch: Launch, worker: Wor
         assert "--node-rank=1 was given to two nodes: " in said
         assert node.stdout == ""
         assert all(pid in said for pid in pids)
+        assert "hint Give each node a --node-rank of its own" in said

@@ -68,6 +68,10 @@ def raised(name: str, message: str = "") -> JobResult:
         (result(verdict="rendezvous", exit_code=201), "elastic-run doctor"),
         (result(verdict="nodes_lost", exit_code=206), "lost nodes"),
         (result(verdict="refused", exit_code=208), "same flags, script, token"),
+        (
+            result(verdict="refused", exit_code=208, detail="--node-rank=1 was given to two nodes: a and b"),
+            "of its own",
+        ),
     ],
 )
 def test_a_well_known_cause_has_its_remedy(job: JobResult, words: str) -> None:
