@@ -260,8 +260,10 @@ class _LoneFlag(str):
 def _mark_lone_flags(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
     """Return the words; each flag that may stand alone, and has no number behind it, as a `_LoneFlag`."""
     marked = list(words)
+    spellings = [spelling for flag in flags if flag.implied for spelling in flag.spellings]
     for place, word in enumerate(words):
-        found = match_abbreviation(word, flags) if word.startswith("--") and word != "--" else []
+        may_be = len(word) > len("--") and any(spelling.startswith(word) for spelling in spellings)
+        found = match_abbreviation(word, flags) if may_be else []
         if len(found) == 1 and found[0].implied and not any(map(_is_number, words[place + 1 : place + 2])):
             marked[place] = lone = _LoneFlag(word)
             lone.implied = found[0].implied
