@@ -20,6 +20,7 @@ def notices(
 ) -> tuple[dict[str, object], list[str]]:
     """Return the values that follow from an environment, and what is told."""
     monkeypatch.setattr(node_gpus, "_DRIVERS", ())
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
     parser = LauncherArgumentParser(FLAGS)
     args = parser.parse_args(words.split())
     before = dict(vars(args))
