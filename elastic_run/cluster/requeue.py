@@ -50,8 +50,10 @@ def requeue_job(environ: Mapping[str, str], limit: int) -> Requeue:
         return Requeue(is_wanted=False)
     count = environ.get("SLURM_RESTART_COUNT") or "0"
     if not count.isdecimal() or int(count) >= limit:
-        times = f"it was requeued {count} times, and --requeue={limit} allows no more"
-        return Requeue(is_wanted=False, text=f"the Slurm job {job} is not requeued: {times}")
+        text = (
+            f"the Slurm job {job} is not requeued: SLURM_RESTART_COUNT is {count}, and --requeue={limit} allows no more"
+        )
+        return Requeue(is_wanted=False, text=text)
     is_wanted, text = _ask_slurm(job, environ)
     if not text:
         return Requeue(is_wanted=True, text=f"the Slurm job {job} is requeued ({int(count) + 1} of {limit})")

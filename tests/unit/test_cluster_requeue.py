@@ -66,7 +66,7 @@ def test_only_the_first_task_of_a_slurm_job_asks(scontrol: Scontrol, more: dict[
 
 def test_the_number_of_requeues_has_a_limit(scontrol: Scontrol) -> None:
     """Slurm counts: an administrator's requeue counts too. A user who gave no number learns it here."""
-    text = "the Slurm job 42 is not requeued: it was requeued 3 times, and --requeue=3 allows no more"
+    text = "the Slurm job 42 is not requeued: SLURM_RESTART_COUNT is 3, and --requeue=3 allows no more"
     assert requeue_job({**scontrol.environ, "SLURM_RESTART_COUNT": "3"}, 3) == Requeue(is_wanted=False, text=text)
     assert scontrol.calls == []
 
