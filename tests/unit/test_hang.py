@@ -54,7 +54,7 @@ def find_verdict(
             watch = hang.look(watch, now, {rank: show(now)[1] for rank, show in enumerate(ranks)})
             if hang.count_seconds(hang.measure(watch, now)) >= watch.timeout:
                 return now, looks
-        now += watch.period
+        now += watch.period + 1e-6  # a timer is never early
     return None
 
 
@@ -71,6 +71,14 @@ def test_the_verdict_counts_from_the_last_sign() -> None:
     found = find_verdict(still(WAITS), lambda now: (Signs((min(int(now), 100),), 0.0), LOADS))
     assert found is not None
     assert 160 <= found[0] <= 162.5
+
+
+@pytest.mark.parametrize("last", [100.0, 100.15, 100.3, 100.45, 100.59])
+def test_the_verdict_comes_soon_after_the_timeout(last: float) -> None:
+    """The other nodes' answers and the looks themselves have to fit into the rest of the 2 s."""
+    found = find_verdict(still(WAITS), lambda now: (Signs((int(min(now, last) * 100),), 0.0), LOADS))
+    assert found is not None
+    assert 60 <= found[0] - last <= 61.25
 
 
 @pytest.mark.parametrize(
@@ -225,11 +233,11 @@ def test_auto_learns_the_longest_stillness() -> None:
 
 
 def _document(
-    host: str, rank: int, look: Look, *, same: float, round_number: int = 3, timeout: float = 60.0
+    host: str, rank: int, look: Look, *, same: float, round_number: int = 3, timeout: float = 60.0, age: float = 0.0
 ) -> Document:
     still = Stillness(look.place, waits=look.waits, same=same, idle=same)
     worker = describe_rank(rank, still, pid=100 + rank, local_rank=0)
-    return {"host": host, "pid": 1, "round": round_number, "timeout": timeout, "workers": [worker]}
+    return {"host": host, "pid": 1, "round": round_number, "timeout": timeout, "age": age, "workers": [worker]}
 
 
 def test_the_ranks_of_all_nodes_are_one_job() -> None:
@@ -244,6 +252,24 @@ def test_the_ranks_of_all_nodes_are_one_job() -> None:
     assert found.owners[1] == Owner("b", 101, 0)
     assert is_sound(_document("a", 0, WAITS, same=1.0), NODE_STATUS_HANG)
     assert not is_sound({**_document("a", 0, WAITS, same=1.0), "timeout": "soon"}, NODE_STATUS_HANG)
+
+
+@pytest.mark.parametrize(
+    ("other", "left"),
+    [
+        (_document("b", 1, LOADS, same=45.0, age=12.0), 3.0),
+        (_document("b", 1, LOADS, same=45.0, age=16.0), -1.0),
+        (_document("b", 1, LOADS, same=90.0, round_number=2), 60.0),
+        (_document("b", 1, LOADS, same=90.0, timeout=NOT_YET), 60.0),
+    ],
+    ids=["later", "look is due", "other round", "not yet"],
+)
+def test_a_node_tells_how_soon_its_ranks_may_be_still_for_the_timeout(other: Document, left: float) -> None:
+    """Its last look is older than its answer; the job is judged by the look, and again when that may change."""
+    found = join_nodes([_document("a", 0, WAITS, same=90.0), other], expected=2, round_number=3)
+    assert found.seconds < 60.0
+    assert found.left == left
+    assert join_nodes([other], expected=2, round_number=3).left == 0
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_question_may_be_about_a_node() -> None:
 
 
 def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> None:
-    """After half of the time; who has answered already counts."""
+    """After a part of the time; who has answered already counts."""
     store = MemoryJobStore(space)
 
     def run() -> None:
@@ -151,6 +151,32 @@ def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> N
     thread = threading.Thread(target=run)
     thread.start()
     found = gather(store, expected=1, patience=4.0, question=STACKS)
+    thread.join()
+    assert [node["host"] for node in found] == ["a"]
+
+
+def test_an_answer_that_another_asker_has_trimmed_comes_again(space: JobSpace) -> None:
+    """A node does not answer the same line twice, so the question is asked anew."""
+    store = MemoryJobStore(space)
+
+    def run() -> None:
+        other = MemoryJobStore(space)
+        other.wait(STATUS_REQUEST, 20.0)
+        asked: list[str] = []
+        answers = StatusAnswers(asked.append, lambda: None)
+
+        def has_asked(times: int) -> bool:
+            answers.note_request(other.get([STATUS_REQUEST])[0])
+            return len(asked) == times
+
+        wait_until(partial(has_asked, 1))  # the answer to this one is lost
+        wait_until(partial(has_asked, 2))
+        answers.add(document("a"))
+        answers.send(other)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    found = gather(store, expected=1, patience=8.0)
     thread.join()
     assert [node["host"] for node in found] == ["a"]
 

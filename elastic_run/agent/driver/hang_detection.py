@@ -5,7 +5,8 @@ of collectives, and the GPUs' driver for the processes whose GPUs compute. The a
 since the answers take processor time themselves; a look is dated by the questions.
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
-together. In a large job only the node with rank 0 asks.
+together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it would
+be late. In a large job only the node with rank 0 asks.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ _PATIENCE = 1.5
 _NODE_PATIENCE = 2.0
 _LONGEST_QUESTION = 10.0
 #: Seconds between two questions to the other nodes, at least and at most.
-_PAUSE = 1.0
+_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
+#: Seconds that another node gets for its last look before it is asked.
+_LOOK_TIME = 0.2
 #: Nodes that one line names.
 _MOST_NAMES = 4
 
@@ -104,6 +107,7 @@ class HangDetection:
         self._dumps: Mapping[int, Dump] = {}
         self._gpu_memory: dict[str, Any] = {}
         self._ask_at = 0.0
+        self._asking: Timer | None = None
         self._has_said_without = False
         self._watch = hang.HangWatch(timeout)
         self._is_looking = False
@@ -116,10 +120,13 @@ class HangDetection:
         """Watch no more."""
         self._is_closed = True
         self._timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
 
     def describe(self) -> dict[str, Any]:
         """Return the stillness of this node's ranks at the last look, for the other nodes."""
         timeout = self._watch.timeout if self._watch.signs or self._is_closed else NOT_YET
+        age = 0.0 if self._watch.looked_at is None else self._loop.now() - self._watch.looked_at
         workers = []
         if not self._is_closed:
             names, pids = self._round.global_ranks, self._round.workers.pids
@@ -127,7 +134,7 @@ class HangDetection:
                 describe_rank(names[rank], still, pid=pids[rank], local_rank=rank)
                 for rank, still in self._measure().items()
             ]
-        return {"round": self._round.number, "timeout": timeout, "workers": workers}
+        return {"round": self._round.number, "timeout": timeout, "age": age, "workers": workers}
 
     def _measure(self) -> dict[int, Stillness]:
         """Return for how long each rank had been still at the last look; its place since then is unknown."""
@@ -187,7 +194,10 @@ class HangDetection:
         if found.seconds >= found.timeout > 0:
             self._tell(found)
         else:
-            self._ask_at = now + min(max(found.timeout - found.seconds, _PAUSE), _LONGEST_PAUSE)
+            # A node whose last look is overdue is asked more and more rarely.
+            pause = max(found.left + _LOOK_TIME, -found.left, _PAUSE)
+            self._ask_at = now + min(pause, _LONGEST_PAUSE)
+            self._asking = self._loop.call_at(self._ask_at, self._judge)
 
     def _tell(self, found: JobStillness) -> None:
         self._watch = hang.tell(self._watch)

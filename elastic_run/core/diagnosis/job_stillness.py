@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic_run.core.diagnosis.hang import Stillness, count_seconds
 from elastic_run.core.diagnosis.stack_groups import Place
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class JobStillness:
         timeout: The longest timeout of all nodes, in seconds.
         ranks: How long each rank has been still, by global rank.
         owners: The worker of each rank.
+        left: Seconds until `seconds` may reach the timeout, at the earliest; below 0 where a node's next look is due.
         without: Names of nodes that detect no hangs.
     """
 
@@ -47,6 +48,7 @@ class JobStillness:
     timeout: float
     ranks: Mapping[int, Stillness]
     owners: Mapping[int, Owner]
+    left: float = 0.0
     without: tuple[str, ...] = ()
 
 
@@ -76,19 +78,21 @@ def join_nodes(documents: Sequence[Document], *, expected: int, round_number: in
         expected: Nodes in the round.
         round_number: The round; a node that is in another one makes progress.
     """
-    ranks, owners = {}, {}
+    ranks, owners, now = {}, {}, {}
     for document in documents:
         for worker in document["workers"]:
-            ranks[worker["rank"]] = _read_rank(worker)
+            ranks[worker["rank"]] = still = _read_rank(worker)
+            now[worker["rank"]] = replace(still, same=still.same + document["age"], idle=still.idle + document["age"])
             owners[worker["rank"]] = Owner(document["host"], worker["pid"], worker["local_rank"])
     timeouts = [document["timeout"] for document in documents]
-    is_known = len(documents) == expected and min(timeouts, default=NOT_YET) >= 0
-    is_one_round = all(document["round"] == round_number for document in documents)
+    timeout, is_complete = max(timeouts, default=0.0), len(documents) == expected
+    is_judged = min(timeouts, default=NOT_YET) >= 0 and all(one["round"] == round_number for one in documents)
     return JobStillness(
-        seconds=count_seconds(ranks) if is_known and is_one_round else 0.0,
-        timeout=max(timeouts, default=0.0),
+        seconds=count_seconds(ranks) if is_complete and is_judged else 0.0,
+        timeout=timeout,
         ranks=ranks,
         owners=owners,
+        left=(timeout - count_seconds(now) if is_judged else timeout) if is_complete else 0.0,
         without=tuple(document["host"] for document in documents if document["timeout"] == NO_DETECTION),
     )
 

@@ -65,7 +65,7 @@ _FIELDS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[t
         {},
     ),
     HANG: (
-        {"host": _TEXT, "pid": _COUNT, "round": _COUNT, "timeout": _NUMBER, "workers": (list,)},
+        {"host": _TEXT, "pid": _COUNT, "round": _COUNT, "timeout": _NUMBER, "age": _NUMBER, "workers": (list,)},
         {
             "rank": _COUNT,
             "pid": _COUNT,

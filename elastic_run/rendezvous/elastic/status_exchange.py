@@ -5,9 +5,10 @@ the newest line of each question, and a few of them. The other nodes read it tog
 at anyway, so a question costs them no exchange and no wake-up of its own. Each then appends one document to the stream
 of that kind of question (`find_stream`); the asker reads there until all have come, or until it has waited long enough,
 trims the stream, and removes its line, except that of a drain: nodes that come later would answer, and nobody would
-trim that. Where two nodes ask the same at the same time, the answers to either are as good for both. The key
-is written without a lock: where two nodes ask within milliseconds, a question may be lost, and its asker asks again
-after half of its time.
+trim that. Where two nodes ask the same at the same time, the answers to either are as good for both. But a question may
+be lost then, since the key is written without a lock, and an answer may be trimmed by one asker before the other has
+read it. So an asker without all answers asks anew after a part of its time, under another id: nodes do not answer a
+line twice.
 
 A node that has just come takes no part in a drain that was asked for before: it may have the name, or the rank, of the
 node that had to leave.
@@ -44,6 +45,8 @@ _KEYS = {STATUS: "node", STACKS: "stacks", DRAIN: "drain", HANG: "hang"}
 #: Questions that the key keeps, and bytes of each.
 _MOST_QUESTIONS = 8
 _QUESTION_LIMIT = 256
+#: Part of an asker's time after which it asks anew.
+_FIRST_PART = 1 / 4
 
 
 class StatusAnswers:
@@ -115,21 +118,24 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
     stream, position = find_stream(question), 0
     while (found := store.read(stream, position, 0.0))[1] != position:
         position = found[1]  # what others have asked for, and have not trimmed
-    request = f"{os.urandom(8).hex()} {question}".encode()
     # Elsewhere nodes look for requests at their heartbeats only.
     patience = patience if store.reads_beside else 2 * patience
-    begin = time.monotonic()
-    _add_request(store, request)
+    begin, is_drain = time.monotonic(), kind_of(question) == DRAIN
+    request = _ask(store, question)
     documents: dict[tuple[str, int], Document] = {}
-    for end in (begin + patience / 2, begin + patience):
+    for part in (_FIRST_PART, 1):
+        end = begin + part * patience
         while len(documents) < expected and (left := end - time.monotonic()) > 0:
             entries, position = store.read(stream, position, left)
             for document in filter(None, (_decode(entry, question) for entry in entries)):
                 documents[document["host"], document["pid"]] = document
-        if len(documents) < expected and request not in _split(store.get([job_keys.STATUS_REQUEST])[0]):
-            _add_request(store, request)  # another asker has written at the same time
+        if len(documents) < expected and is_drain:
+            if request not in _split(store.get([job_keys.STATUS_REQUEST])[0]):
+                _add_request(store, request)
+        elif len(documents) < expected and part < 1:
+            request = _ask(store, question)
     store.trim(stream, position)
-    if kind_of(question) != DRAIN:  # a node that looks late leaves all the same
+    if not is_drain:  # a node that looks late leaves all the same
         _remove_request(store, request)
     return [*documents.values()]
 
@@ -137,6 +143,13 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
 def find_stream(question: str) -> str:
     """Return the stream of the answers to a kind of question: no asker trims answers that another needs."""
     return f"{job_keys.STATUS_ANSWERS}_{kind_of(question)}"
+
+
+def _ask(store: JobStore, question: str) -> bytes:
+    """Ask a question under a new id; return its line."""
+    request = f"{os.urandom(8).hex()} {question}".encode()
+    _add_request(store, request)
+    return request
 
 
 def _add_request(store: JobStore, request: bytes) -> None:

@@ -23,7 +23,8 @@ def main(words: list[str]) -> None:
         for verdict in plant_all(install(Path(directory)), cases):
             seconds = "-" if verdict.seconds is None else f"{verdict.seconds:.1f} s"
             marks = f"rank {verdict.has_rank:d} cause {verdict.has_cause:d} line {verdict.line}"
-            print(f"{marks}  {seconds:>7}  {verdict.case.name}", flush=True)
+            late = "" if verdict.late is None else f"  verdict {verdict.late:.2f} s after the timeout"
+            print(f"{marks}  {seconds:>7}  {verdict.case.name}{late}", flush=True)
             if is_verbose or not (verdict.has_rank and verdict.is_early):
                 print(verdict.text, flush=True)
 

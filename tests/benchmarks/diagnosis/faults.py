@@ -7,7 +7,9 @@ from dataclasses import dataclass
 #: Workers that import nothing, workers of gloo, and workers on several virtual hosts.
 LIGHT, TORCH, HOSTS = "light", "torch", "hosts"
 _RECORDER = ("--flight-recorder",)
-_HANG = ("--hang-timeout=3", "--hang-action=fail")
+#: Seconds without progress that are a hang.
+HANG_TIMEOUT = 3
+_HANG = (f"--hang-timeout={HANG_TIMEOUT}", "--hang-action=fail")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ HANG_FAULTS = (
     Fault("sleep", r"in sleep_long", TORCH, _HANG, is_hang=True),
     Fault("data loader stuck", r"in __next__ \(gloo\.py", TORCH, _HANG, is_hang=True),
     Fault("thread died", r"in get \(gloo\.py", TORCH, _HANG, is_hang=True),
+    Fault("missing rank in a collective", r"did not join all_reduce", TORCH, _HANG, is_hang=True),
 )
 #: Of several hosts; the rank counts the hosts.
 HOST_FAULTS = (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.diagnosis.faults import TORCH
+from tests.benchmarks.diagnosis.faults import HANG_TIMEOUT, TORCH
 from tests.benchmarks.diagnosis.verdict import Verdict, judge
 from tests.benchmarks.job import BenchmarkError, Job
 from tests.support.memory_limit import memory_limit
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 TRAINING, _WAITING = "training", "waiting"
 #: The end of the launcher's line about a fault that it injects.
 INJECTED = "(--inject-fault)"
+#: Its line about a job that hangs.
+_HANGS = "the job hangs: "
 WORKERS = Path(__file__).parent / "workers"
 #: Seconds until the fault, and from there to the report.
 _UNTIL_FAULT = 60.0
@@ -58,13 +61,16 @@ def _command(installation: Installation, case: Case, launcher: str) -> list[str]
 
 
 def _watch(case: Case, job: Job, *, is_injected: bool) -> Verdict:
-    planted = ended = None
+    planted = ended = found = None
     with contextlib.suppress(BenchmarkError):
         planted = _wait_injected(job) if is_injected else _wait_planted(job)
+        if case.fault.is_hang:
+            found = _wait_said(job, _HANGS, _UNTIL_REPORT)
         job.wait_end(deadline=_UNTIL_REPORT, code=None)
         ended = time.time()
     seconds = None if planted is None or ended is None else max(0.0, ended - planted)
-    return judge(case, [job.errors], seconds)
+    late = None if planted is None or found is None else found - planted - HANG_TIMEOUT
+    return replace(judge(case, [job.errors], seconds), late=late)
 
 
 def _wait_planted(job: Job) -> float:
@@ -73,8 +79,14 @@ def _wait_planted(job: Job) -> float:
 
 
 def _wait_injected(job: Job) -> float:
-    """Wait until the launcher says that it has injected the fault; lines of stderr go into a file."""
-    end = time.monotonic() + _UNTIL_FAULT
-    while INJECTED not in job.errors and time.monotonic() < end:
+    return _wait_said(job, INJECTED, _UNTIL_FAULT) or time.time()
+
+
+def _wait_said(job: Job, text: str, deadline: float) -> float | None:
+    """Return when the launcher has said something, or None; lines of stderr go into a file."""
+    end = time.monotonic() + deadline
+    while text not in job.errors:
+        if time.monotonic() > end:
+            return None
         time.sleep(_PAUSE)
     return time.time()

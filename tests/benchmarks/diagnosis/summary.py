@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _BENCHMARK = "diagnosis"
 #: Percent that the faults given to both launchers have to reach.
 _LEAST = 97.0
+#: Seconds by which a hang's verdict may be later than its timeout.
+_LATEST = 2.0
 _US, _THEM = "elastic-run", "torchrun"
 
 
@@ -38,9 +40,11 @@ def make_figures(ours: Sequence[Verdict], theirs: Sequence[Verdict]) -> list[Fig
     ]
     lines = [float(verdict.line) for verdict in ours if verdict.line]
     seconds = [verdict.seconds for verdict in ours if verdict.seconds is not None]
+    late = [verdict.late for verdict in ours if verdict.late is not None]
     values = [
         _value(lines, "lines of the report until the cause", "lines"),
         _value(seconds, "fault to the launcher's end", "s"),
+        _value(late, f"{len(late)} hangs: --hang-timeout to the verdict, the latest", "s", most=_LATEST),
     ]
     return [*shares, *[figure for figure in values if figure], *_beside(ours, theirs)]
 
@@ -67,9 +71,13 @@ def _share(verdicts: Sequence[Verdict], holds: Callable[[Verdict], bool], name: 
     )
 
 
-def _value(values: list[float], name: str, unit: str) -> Figure | None:
+def _value(values: list[float], name: str, unit: str, *, most: float | None = None) -> Figure | None:
+    """Return a figure of the median, or of the largest value, which has to hold a bar."""
     if not values:
         return None
+    if most is not None:
+        note = f"median {median(values):.3g} {unit}"
+        return Figure(_BENCHMARK, name, unit, Bar(most), max(values), {_US: [values]}, note=note)
     note = f"largest {max(values):.3g} {unit}"
     return Figure(_BENCHMARK, name, unit, None, median(values), {_US: [values]}, note=note)
 

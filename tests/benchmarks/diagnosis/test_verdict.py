@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.benchmarks.diagnosis.cases import Case, all_cases, choose
 from tests.benchmarks.diagnosis.faults import HOSTS, LIGHT, Fault
 from tests.benchmarks.diagnosis.summary import make_figures, name_misses
@@ -78,6 +80,14 @@ def test_all_cases_differ_and_are_enough() -> None:
     some = choose(20)
     assert len(some) <= 20
     assert len({case.fault.place for case in some}) == 3
+
+
+def test_the_latest_verdict_on_a_hang_has_a_bar() -> None:
+    """One that comes 2.1 s after the timeout misses it; faults that are no hangs do not count."""
+    verdict = judge(_CASE, [_REPORT], 1.0)
+    verdicts = [verdict, replace(verdict, late=0.4), replace(verdict, late=2.1), replace(verdict, late=0.6)]
+    (row,) = [figure for figure in make_figures(verdicts, []) if "--hang-timeout to the verdict" in figure.name]
+    assert (row.name[:8], row.elastic_run, row.is_met, row.note) == ("3 hangs:", 2.1, False, "median 0.6 s")
 
 
 def test_misses_are_named() -> None:

@@ -33,6 +33,7 @@ class Verdict:
             last one's; 0 where a report does not name it.
         seconds: From the fault to the launcher's end, or None where the job had to be ended.
         text: All reports.
+        late: Seconds from the fault to the line that the job hangs, without --hang-timeout; None where there is none.
     """
 
     case: Case
@@ -41,6 +42,7 @@ class Verdict:
     line: int
     seconds: float | None
     text: str
+    late: float | None = None
 
     @property
     def is_early(self) -> bool:
