@@ -3,6 +3,9 @@
 Each agent appends its name to a stream when it knows the verdict. The agent that serves the store, or that has to
 remove the job from another program's store, waits until all nodes that lived at the end of the job are in that stream.
 It does not wait for a node whose heartbeats stop meanwhile. After a moment a line tells the user about the wait.
+
+torch's exit barrier begins earlier: a node whose workers have succeeded waits for the workers of other nodes. Here the
+agent reports its success (`ReportReady` of `core.agent`) and waits for the verdict, which comes before this wait.
 """
 
 from __future__ import annotations
