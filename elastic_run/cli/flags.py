@@ -421,7 +421,8 @@ FLAGS: tuple[Flag, ...] = (
         default=contract.DEFAULT_SIGNALS_TO_HANDLE,
         parse=_values.signal_names,
         text="Signals that stop the job. They are passed on to the workers, which get the time of --shutdown-timeout "
-        "to end. A signal that was ignored when elastic-run started (nohup) stays ignored.",
+        "to end. While workers run, SIGQUIT stops the job only if it comes twice within 2 s; the first one shows where "
+        "each rank is. A signal that was ignored when elastic-run started (nohup) stays ignored.",
     ),
     Flag(
         "--forward-signals",
@@ -563,8 +564,8 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="DIR",
         default_text="a temporary directory",
-        text="Directory for log files. Each launcher makes a new directory in it, so that the nodes of a job may share "
-        "it.",
+        text="Directory for log files, without --tee and --redirects for a copy of all output. Each launcher makes a "
+        "new directory in it, so that the nodes of a job may share it.",
     ),
     Flag(
         "--local-ranks-filter",
@@ -591,8 +592,8 @@ FLAGS: tuple[Flag, ...] = (
         values="TEXT,...",
         default=[],
         parse=_values.text_list,
-        text="Copy lines of stdout that contain one of these texts to one file for all ranks. Two commas stand for a "
-        "comma in a text.",
+        text="Copy lines of stdout that contain one of these texts to one file for all ranks; only for ranks whose "
+        "stdout has --tee. Two commas stand for a comma in a text.",
     ),
     Flag(
         "--duplicate-stderr-filters",
@@ -600,8 +601,8 @@ FLAGS: tuple[Flag, ...] = (
         values="TEXT,...",
         default=[],
         parse=_values.text_list,
-        text="Copy lines of stderr that contain one of these texts to one file for all ranks. Two commas stand for a "
-        "comma in a text.",
+        text="Copy lines of stderr that contain one of these texts to one file for all ranks; only for ranks whose "
+        "stderr has --tee. Two commas stand for a comma in a text.",
     ),
     Flag(
         "--no-capture",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["RUN_HELP", "RunningAgent", "RunningJob", "choose_job", "find_job", "find_jobs"]
 
 #: The help text of RUN, for all commands.
-RUN_HELP = "run id or its beginning, or the launcher's pid; may be left out if one job runs on this machine"
+RUN_HELP = "run id (--rdzv-id) or its beginning, or the launcher's pid; may be left out if one job runs on this machine"
 #: Seconds in which all agents of this machine have to tell which job they run.
 _PATIENCE = 2.0
 #: Run ids that tell nothing: torchrun's default, and numbers that were made up.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from elastic_run.cluster.slurm import Step
     from elastic_run.diagnosis.doctor.finding import Finding
 
-_ENDPOINT = "HOST:PORT where the nodes are to meet: its name and port are checked"
-_NODES = "run this command on N nodes: they meet at the endpoint, and check the network between them"
+_ENDPOINT = "address at which the nodes of the job will meet: its name and port are checked"
+_NODES = "number of nodes on which you run this command: they meet at the endpoint, and check the network between them"
 _TO_LOOK_UP = 3.0
 _PROBE = "elastic_run.diagnosis.doctor.probe_worker"
 _TIMEOUT = "seconds in which the nodes have to meet (default: 60)"

@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="give up, with exit code 1, if the job still runs after this time",
+        help="give up, with exit code 1, if the job still runs after this time (default: no limit)",
     )
     args = parser.parse_args(words)
     if args.timeout is not None and not args.timeout >= 0:

@@ -40,7 +40,11 @@ def main(words: Sequence[str]) -> int:
     parser = CommandParser("top")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument(
-        "--interval", type=float, default=_INTERVAL, metavar="SECONDS", help="seconds between two tables"
+        "--interval",
+        type=float,
+        default=_INTERVAL,
+        metavar="SECONDS",
+        help=f"seconds between two updates (default: {_INTERVAL:g})",
     )
     args = parser.parse_args(words)
     if not _SHORTEST <= args.interval <= contract.LONGEST_WAIT:
