@@ -63,7 +63,9 @@ def main(words: Sequence[str]) -> int:
 
 def _read_arguments(words: Sequence[str]) -> Namespace:
     parser = CommandParser("logs")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=f"a log directory, also of an ended job; or the {RUN_HELP}")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help=f"a log directory, also of an ended job; or the {RUN_HELP}"
+    )
     parser.add_argument(
         "-f", "--follow", action="store_true", help="show new lines as they are written, until the job ends"
     )
