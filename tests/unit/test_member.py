@@ -191,6 +191,16 @@ def test_an_excluded_node_says_that_it_goes_and_tells_its_agent() -> None:
     assert membership.decide(left, _entry(Refuse(1, "a", "why", "excluded")), 1.0)[1] == ()
 
 
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_a_refused_coordinator_ends_its_term(*, coordinates: bool) -> None:
+    """Another node coordinates at once, without waiting for a lease: the refused one may serve the store."""
+    member = _member(WAITING)
+    member = replace(member, coordination=replace(member.coordination, coordinator="a", is_coordinator=coordinates))
+    after, commands = membership.decide(member, _entry(Refuse(1, "a", "why")), 1.0)
+    expected = [node_messages.EndTerm()] * coordinates + [node_messages.Refused("why")]
+    assert ([*commands], after.state, after.coordination.is_coordinator) == (expected, OVER, False)
+
+
 @pytest.mark.parametrize(("slot", "term"), [(4, 1), (5, 3), (6, 3)])
 def test_a_node_without_a_head_takes_the_first_one_at_its_own_slot(slot: int, term: int) -> None:
     """A head of the very slot that the node waits for tells the term as well as a later one; an older head does not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic_run.core.node.messages import (
     Ended,
+    EndTerm,
     EntryRead,
     EntryTrimmed,
     Halted,
@@ -231,6 +232,11 @@ class MemberUpdate(StoreUpdate):
     def _learn_refusal(self, decision: Refuse) -> None:
         """Go. A node that is excluded was a member, and says so: until then it may be counted in another store."""
         if decision.verdict != EXCLUDED:
+            if self.member.coordination.is_coordinator:
+                # With a Resign in the log another node coordinates at once: this one may serve the store, and then it
+                # asks the next coordinator for a failover.
+                self._set_coordination(is_coordinator=False)
+                self.commands.append(EndTerm())
             self._finish(Refused(decision.detail))
         elif self.member.state != LEAVING:
             self.enter_leaving(Leaving(EXCLUDED))

@@ -162,9 +162,7 @@ class TcpBackend(Backend):
         host = self.endpoint[0]
         if names_loopback(host) or find_whether_own_host(host, LOOK_UP) is not False:
             return
-        self.doubt = (
-            f"this node has rank 0, but {host} is no address of this machine: is --node-rank missing or wrong?"
-        )
+        self.doubt = f"this node has rank 0, but {host} is no address of this machine: is --node-rank missing or wrong?"
         try:
             with self.look_at(self.endpoint, _LIVING) as store:
                 is_served = store.get([job_keys.HEAD])[0] is not None
