@@ -309,7 +309,10 @@ class History:
         recorder, group = self._context.flight_recorder, self._context.group
         if recorder is None:
             return None
-        return recorder.explain(is_whole_job=group.workers[0].world_size == len(group.workers))
+        from elastic_run.core.failure.root_cause import got_other_size  # noqa: PLC0415 - only after a failure
+
+        aborted = [end.rank for end in self._ends if got_other_size(end)]
+        return recorder.explain(is_whole_job=group.workers[0].world_size == len(group.workers), aborted=aborted)
 
     def _stop_detail(self, number: int | None) -> str:
         from elastic_run.report import lines  # noqa: PLC0415 - imported by now

@@ -11,9 +11,11 @@ Pure decisions about the workers of a running job are in `core.diagnosis`.
 | `dump_format` | a dump's bytes to collectives: the pickle and the JSON of torch, read without running anything |
 | `fault_thread` | in a worker: makes a fault of --inject-fault in the process itself |
 | `full_disk` | in a worker: all disks look full |
+| `group_order` | ranks that wait for each other in different groups: which of them has left the order |
 | `kernel_view` | a process as the kernel shows it: state, signals, where its threads sleep |
 | `native_stacks` | the frames of C and C++ of workers, by py-spy |
 | `operation_match` | whether the ranks of a group call the same operation with the same sizes and types |
+| `other_sizes` | ranks that gloo has ended because a peer sent more bytes than their collective takes |
 | `recorder_hook` | in a worker: waits for the import of torch.distributed |
 | `recorder_server` | in a worker: writes the dump of its flight recorder, on request and at its end |
 | `stack_files` | the file with all stacks of one moment |

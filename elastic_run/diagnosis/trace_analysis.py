@@ -11,17 +11,19 @@ dump is named only if every known rank has joined.
 
 from __future__ import annotations
 
-from elastic_run.diagnosis.collectives import COMPLETED, OPEN, STARTED, Collective
+from elastic_run.diagnosis.collectives import COMPLETED, STARTED
+from elastic_run.diagnosis.group_order import find_different_order
 from elastic_run.diagnosis.operation_match import difference, group_equal
+from elastic_run.diagnosis.other_sizes import find_other_sizes
 from elastic_run.diagnosis.trace_findings import (
     ALONE,
     BEHIND,
     DIFFERENT_CALLS,
-    DIFFERENT_ORDER,
     KINDS,
     NO_DUMP,
     NOT_JOINED,
     NOT_STARTED,
+    OTHER_SIZE,
     UNFINISHED,
     WITHOUT_RANKS,
     Analysis,
@@ -33,17 +35,18 @@ from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from elastic_run.diagnosis.collectives import Dump
+    from elastic_run.diagnosis.collectives import Collective, Dump
     from elastic_run.diagnosis.operation_match import Calls
 
 
-def analyse(dumps: Sequence[Dump]) -> Analysis:
+def analyse(dumps: Sequence[Dump], aborted: Collection[int] = ()) -> Analysis:
     """Find the reasons why a job does not go on.
 
     Args:
         dumps: At most one of each rank, of any of the job's ranks.
+        aborted: Ranks that gloo ended because they got more bytes than their collective takes; they leave no dump.
 
     Returns:
         The findings.
@@ -52,7 +55,11 @@ def analyse(dumps: Sequence[Dump]) -> Analysis:
     groups = _find_groups(by_rank)
     found = [finding for group in groups for finding in _judge(group, by_rank)]
     found += [finding for group in groups for finding in unmatched_p2p(group, by_rank)]
+    found += find_other_sizes(groups, by_rank, aborted, found)
     causes, consequences = _separate(found)
+    if consequences and not any(KINDS.index(cause.kind) <= KINDS.index(NO_DUMP) for cause in causes):
+        causes = [find_different_order(sorted(consequences, key=_order), groups, by_rank), *causes]
+        consequences = []
     members = {rank for group in groups for rank in group.members}
     return Analysis(
         findings=tuple(sorted(causes, key=_order)),
@@ -254,12 +261,10 @@ def _separate(found: list[Finding]) -> tuple[list[Finding], list[Finding]]:
     for finding in found:
         waiting = {rank for other in found if other is not finding for rank in other.waiting}
         own = tuple(rank for rank in finding.ranks if rank not in waiting)
-        if finding.kind in (DIFFERENT_CALLS, *WITHOUT_RANKS) or own:
-            causes.append(finding if finding.kind == DIFFERENT_CALLS else _keep_ranks(finding, own))
+        if finding.kind in (DIFFERENT_CALLS, OTHER_SIZE, *WITHOUT_RANKS) or own:
+            causes.append(finding if finding.kind in (DIFFERENT_CALLS, OTHER_SIZE) else _keep_ranks(finding, own))
         else:
             consequences.append(finding)
-    if consequences and not any(KINDS.index(cause.kind) <= KINDS.index(NO_DUMP) for cause in causes):
-        return [_different_order(consequences), *causes], []
     return causes, consequences
 
 
@@ -269,31 +274,4 @@ def _keep_ranks(finding: Finding, ranks: tuple[int, ...]) -> Finding:
         ranks=ranks,
         last=tuple(each for each in finding.last if each[0] in ranks),
         behind=tuple(each for each in finding.behind if each[0] in ranks),
-    )
-
-
-def _different_order(findings: list[Finding]) -> Finding:
-    """Return that ranks wait for each other in different groups.
-
-    Where most of an innermost group wait in it, the others are named: they have left the common order.
-    """
-    first = min(findings, key=_order)
-    ranks = tuple(sorted({rank for finding in findings for rank in (*finding.ranks, *finding.waiting)}))
-    waits = tuple((finding.waiting, _call_of(finding)) for finding in sorted(findings, key=_order))
-    smallest = min(len(finding.members) for finding in findings)
-    for finding in sorted(findings, key=_order):
-        if len(finding.members) == smallest and len(finding.ranks) < len(finding.waiting):
-            return replace(finding, kind=DIFFERENT_ORDER, calls=waits)
-    return replace(first, kind=DIFFERENT_ORDER, ranks=ranks, waiting=(), calls=waits, last=(), behind=())
-
-
-def _call_of(finding: Finding) -> Collective:
-    return Collective(
-        record=0,
-        group=finding.group,
-        description=finding.description,
-        sequence=finding.sequence,
-        operation=finding.operation,
-        state=OPEN,
-        where=finding.where,
     )

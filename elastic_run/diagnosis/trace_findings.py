@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 #: Kinds of findings, the likelier cause first.
 DIFFERENT_CALLS = "different_calls"
+OTHER_SIZE = "other_size"
 NOT_JOINED = "not_joined"
 NO_PARTNER = "no_partner"
 DIFFERENT_ORDER = "different_order"
@@ -19,7 +20,10 @@ NO_DUMP = "no_dump"
 ALONE = "alone"
 UNFINISHED = "unfinished"
 BEHIND = "behind"
-KINDS = (DIFFERENT_CALLS, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_DUMP, ALONE, BEHIND, UNFINISHED)
+KINDS = (
+    *(DIFFERENT_CALLS, OTHER_SIZE, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_DUMP),
+    *(ALONE, BEHIND, UNFINISHED),
+)
 #: Kinds without ranks at which the cause lies.
 WITHOUT_RANKS = (ALONE, UNFINISHED)
 

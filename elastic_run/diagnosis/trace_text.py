@@ -15,6 +15,7 @@ _MOST_LAST = 3
 _MOST_SHAPES = 2
 _RULES = {
     trace_findings.DIFFERENT_CALLS: "all ranks of a group have to call the same operations in the same order",
+    trace_findings.OTHER_SIZE: "all ranks of a group have to call the same operations with the same sizes",
     trace_findings.DIFFERENT_ORDER: "call the collectives of different groups in the same order on all ranks",
 }
 
@@ -55,7 +56,7 @@ def detail_lines(finding: Finding) -> list[str]:
         lines.append(f"{_ranks(without)} called no collective at all")
     if len(finding.last) > _MOST_LAST:
         lines.append(f"... ({len(finding.last)} ranks in all)")
-    if finding.kind in (trace_findings.DIFFERENT_CALLS, trace_findings.DIFFERENT_ORDER):
+    if finding.kind in (trace_findings.DIFFERENT_CALLS, trace_findings.OTHER_SIZE, trace_findings.DIFFERENT_ORDER):
         lines += [f"{_ranks(who)}: {_difference(finding, call)}{_place(call.where)}" for who, call in finding.calls]
     if finding.kind in _RULES:
         lines.append(_RULES[finding.kind])
@@ -88,6 +89,15 @@ def _different_calls(finding: Finding) -> str:
     return (
         f"{_ranks(who)} {_verb(who, 'call')} {called[0]} as collective number {finding.sequence} of {_group(finding)}, "
         f"{_ranks(most)} {_verb(most, 'call')} {called[1]}"
+    )
+
+
+def _other_size(finding: Finding) -> str:
+    ((peers, call),) = finding.calls
+    others = tuple(rank for rank in finding.ranks if rank not in peers)
+    called = f"{_ranks(peers)} {_verb(peers, 'call')} {_difference(finding, call)}"
+    return (
+        f"{called} as collective number {finding.sequence} of {_group(finding)}, {_ranks(others)} expects another size"
     )
 
 
@@ -133,6 +143,7 @@ _SENTENCES = {
     trace_findings.NOT_STARTED: _not_started,
     trace_findings.NO_DUMP: _no_dump,
     trace_findings.NO_PARTNER: _no_partner,
+    trace_findings.OTHER_SIZE: _other_size,
     trace_findings.UNFINISHED: _unfinished,
 }
 

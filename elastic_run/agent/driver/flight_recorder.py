@@ -14,7 +14,7 @@ from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from elastic_run.core.failure.evidence import RecorderFinding
     from elastic_run.loop import Loop
@@ -185,10 +185,11 @@ class FlightRecorder:
     def _sockets(self) -> dict[int, str]:
         return {local_rank: self._socket_name(local_rank) for local_rank in self._paths}
 
-    def explain(self, *, is_whole_job: bool) -> RecorderFinding | None:
+    def explain(self, *, is_whole_job: bool, aborted: Collection[int] = ()) -> RecorderFinding | None:
         """Return the cause that the dumps of the last round show, or None.
 
         Args:
+            aborted: Ranks that got data of another size than their collective takes.
             is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.
         """
         from elastic_run.core.failure.evidence import RecorderFinding  # noqa: PLC0415 - only after a failure
@@ -202,7 +203,7 @@ class FlightRecorder:
             found = find_dumps(list(self._fresh()))
         except DumpError:  # it was removed just now
             return None
-        analysis = analyse(found.dumps)
+        analysis = analyse(found.dumps, aborted)
         text = first_line(analysis)
         if not text or (not is_whole_job and analysis.findings[0].kind in (ALONE, NO_DUMP)):
             return None

@@ -181,6 +181,20 @@ def has_lost_rank(end: WorkerEnd) -> bool:
     return end.exception is None or secondary_failures.is_of_torch(end.exception.name)
 
 
+def got_other_size(end: WorkerEnd) -> bool:
+    """Whether gloo has ended a worker because a peer sent more bytes than its collective takes.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        Whether the cause is a call of this rank, or of its peer.
+    """
+    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - as above
+
+    return end.signal == SIGABRT and secondary_failures.is_of_other_size(end.stderr_tail)
+
+
 def severity(end: WorkerEnd) -> int:
     """Rank a failure: `OWN_EXCEPTION`, `BARE_END` or `SECONDARY_FAILURE`.
 

@@ -26,6 +26,8 @@ _TYPES = frozenset(
         "DistStoreError",
     )
 )
+#: What gloo says of data that is longer than its receiver's collective takes.
+_OTHER_SIZE = "Received data size doesn't match expected size"
 #: Texts of a lost or late peer. The hints for them stand in report/failure_rules.toml.
 _LOST_PEER = re.compile(
     r"connection (?:was )?(?:likely )?(?:closed|reset|refused|aborted)"
@@ -39,7 +41,8 @@ _LOST_PEER = re.compile(
     r"|heartbeat monitor timed out|unable to get heartbeat"
     r"|ncclremoteerror|remote process exited or there was a network error"
     r"|(?:nccl )?communicator (?:was|has been) aborted"
-    r"|failed to pass monitoredbarrier",
+    r"|failed to pass monitoredbarrier"
+    rf"|{_OTHER_SIZE}",
     re.IGNORECASE,
 )
 #: Types whose message, where it matches, is torch's: a program that talks to a database or to a web server of its own
@@ -100,6 +103,18 @@ def is_lost_peer(lines: Iterable[str]) -> bool:
         Whether one of them does.
     """
     return any(_LOST_PEER.search(line) for line in lines)
+
+
+def is_of_other_size(lines: Iterable[str]) -> bool:
+    """Whether the last lines of an aborted program say that it got more bytes than its collective takes.
+
+    Args:
+        lines: Of its stderr.
+
+    Returns:
+        Whether one of them does.
+    """
+    return any(_OTHER_SIZE in line for line in lines)
 
 
 def is_obedience(type_name: str, message: str) -> bool:
