@@ -11,6 +11,7 @@ import pytest
 from tests.support.function_programs import host, program
 from tests.support.output import Jobs
 from tests.support.store_bench import bench, small
+from tests.support.timers import no_timer_client, sleeper
 from tests.support.warm import module_writer
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.warm import Module
 
-__all__ = ["bench", "host", "module", "program", "small", "worker"]
+__all__ = ["bench", "host", "module", "no_timer_client", "program", "sleeper", "small", "worker"]
 
 #: What every worker of these tests begins with. `say` is one write, so lines of several workers don't mix.
 _HEAD = """

@@ -8,7 +8,6 @@ import multiprocessing as mp
 import queue
 import re
 import signal
-import subprocess
 import threading
 import time
 from importlib import import_module
@@ -17,28 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer import api, expiries
+from elastic_run.timer import expiries
 from elastic_run.timer.local_timer import MultiprocessingRequestQueue
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import subprocess
 
     Event = tuple[str, timer.FileTimerRequest | None]
 
 
-@pytest.fixture(autouse=True)
-def _no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_timer_client", None)
-    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """Give a process that does nothing."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
+pytestmark = pytest.mark.usefixtures("no_timer_client")
 
 
 # --- the server of the queue -----------------------------------------------------------------------------------------

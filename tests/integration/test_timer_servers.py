@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer import api, expiries, file_based_local_timer
+from elastic_run.timer import expiries, file_based_local_timer
 from elastic_run.timer.timer_file import TimerFile, has_reader, write_line
 from tests.support.wait import DEADLINE, stretched, wait_until
 
@@ -25,18 +25,7 @@ if TYPE_CHECKING:
     Event = tuple[str, timer.FileTimerRequest | None]
 
 
-@pytest.fixture(autouse=True)
-def _no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_timer_client", None)
-    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """Give a process that does nothing."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
+pytestmark = pytest.mark.usefixtures("no_timer_client")
 
 
 # --- the pipe --------------------------------------------------------------------------------------------------------

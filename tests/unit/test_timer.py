@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer import api, expiries
+from elastic_run.timer import expiries
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.requests import read_request
 from elastic_run.timer.timer_file import TimerFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import subprocess
     from pathlib import Path
 
     Event = tuple[str, timer.FileTimerRequest | None]
@@ -53,18 +52,7 @@ class _Clocks:
         self.wall += seconds
 
 
-@pytest.fixture(autouse=True)
-def _no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_timer_client", None)
-    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """Give a process that does nothing."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
+pytestmark = pytest.mark.usefixtures("no_timer_client")
 
 
 # --- expires ---------------------------------------------------------------------------------------------------------

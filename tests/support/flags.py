@@ -1,0 +1,32 @@
+"""Where command lines are read, for tests of the flags."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a directory with some scripts, and in a clean environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_"))]:
+        monkeypatch.delenv(name)
+    for name in ("PYTHON_EXEC", "VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    (tmp_path / "shm.py").touch()
+    (tmp_path / "tool").write_text("#!/bin/sh\n", encoding="utf-8")
+    (tmp_path / "tool").chmod(0o755)
+    (tmp_path / "plain").write_text("", encoding="utf-8")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "module.py").touch()
+    (tmp_path / "application").mkdir()
+    (tmp_path / "application/__main__.py").write_text("", encoding="utf-8")
+    return tmp_path
