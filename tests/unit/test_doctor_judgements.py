@@ -85,7 +85,9 @@ def test_a_privileged_port_names_the_allowed_ones() -> None:
             ["problem: only 64 open files are allowed: jobs die of 'Too many open files'"],
         ),
         (Limits(processes=1000, running=900), ["problem: only 100 more processes or threads are allowed"]),
+        (Limits(files=1024, most_files=1024, processes=1512, running=1000), []),
         (Limits(locked=65536), []),
+        (Limits(locked=64 << 20, has_infiniband=True), []),
         (
             Limits(locked=65536, has_infiniband=True),
             ["problem: only 64 KiB of memory may be locked: NCCL can't use InfiniBand"],
@@ -141,6 +143,17 @@ def test_control_groups_of_both_versions_are_read(
     ]
 
 
+def test_the_group_of_another_controller_does_not_count(tmp_path: Path) -> None:
+    """Version 1 has a tree for each controller: a limit of memory lies at the path of that controller's line only."""
+    directory = tmp_path / "sys/fs/cgroup/memory/other"
+    directory.mkdir(parents=True)
+    for name in ("limit_in_bytes", "usage_in_bytes"):
+        (directory / f"memory.{name}").write_text("1073741824\n", encoding="ascii")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("8:cpuset:/other\n4:memory:/a\n", encoding="ascii")
+    assert control_groups.check(Subject({}, "h", root=str(tmp_path))) == []
+
+
 @pytest.mark.parametrize(
     ("value", "count"),
     [("eth", 0), ("=eth", 1), ("=eth0", 0), ("ib,eth", 0), ("ib", 1), ("^lo,docker", 0), ("", 0), ("en", 1)],
@@ -170,6 +183,13 @@ def test_masks_of_gpus(mask: str | None, count: int) -> None:
     """CUDA_VISIBLE_DEVICES has numbers, names that begin as GPUs', and parts of GPUs."""
     found = gpus.parse_gpus("0, GPU-aa, 0, 81559\n1, GPU-bb, [N/A], 81559\n")
     assert len(gpus.judge_mask({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, found)) == count
+
+
+def test_processes_on_a_gpu_are_named(tmp_path: Path) -> None:
+    """A name may have commas; a line that tells of no process is passed over."""
+    text = "GPU-a, 12, 300, python train.py, fast\nGPU-a, [N/A], [N/A], x\nno running processes found\n"
+    found = gpus.parse_processes(text, Subject({}, "h", root=str(tmp_path)))
+    assert found == {"GPU-a": ["process 12 (python train.py, fast, 300 MiB)"]}
 
 
 def test_what_a_failed_write_means() -> None:

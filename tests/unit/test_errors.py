@@ -127,6 +127,16 @@ def test_what_is_recorded_can_be_read(error_file: Path, character: str) -> None:
     assert said.endswith(" layer.9'")
 
 
+def test_a_long_message_is_recorded_and_a_huge_one_keeps_both_ends(error_file: Path) -> None:
+    """A message may list all that a checkpoint lacks; of a larger one the begin and the end are recorded."""
+    get_error_handler().record_exception(ValueError(f"<{'x' * 100_000}>"))
+    assert f"<{'x' * 100_000}>" in json.loads(error_file.read_text(encoding="utf-8"))["message"]["message"]
+    get_error_handler().record_exception(ValueError(f"<{'x' * 1_000_000}>"))
+    message = json.loads(error_file.read_text(encoding="utf-8"))["message"]["message"]
+    assert len(message) < 200_000
+    assert (message.startswith("ValueError: <xxx"), " [...] " in message, message.endswith("xxx>")) == (True,) * 3
+
+
 def test_without_a_file_recording_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script with @record runs outside of a launcher, too."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from elastic_run.report.event_file import EventFile, EventWriter
 from elastic_run.report.event_history import LINE_LIMIT, fold, read_events
 from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER, find_mistake
 from elastic_run.report.history_page.failures import find_failures
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _VALUES: dict[str, Any] = {"text": "text", "count": 1, "seconds": 1.5, "yes or no": True, "numbers": [0]}
 
@@ -202,6 +200,13 @@ def test_what_is_lost_is_told_once_and_counted(tmp_path: Path) -> None:
     assert len(errors) == 1
     os.close(reader)
     file.close()
+
+
+def test_a_closed_file_leaves_no_descriptor(tmp_path: Path) -> None:
+    """A program that runs many jobs does not run out of descriptors."""
+    before = [*Path("/proc/self/fd").iterdir()]
+    EventFile(str(tmp_path / "e"), lambda _: b"", lambda *_: None).close()
+    assert [*Path("/proc/self/fd").iterdir()] == before
 
 
 def test_a_file_that_may_only_be_written_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

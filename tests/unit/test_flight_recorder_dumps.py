@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_run.cli.commands import trace
 from elastic_run.diagnosis.collectives import OPEN, RETIRED
 from elastic_run.diagnosis.dump_files import find_dumps, rank_in_name
 from elastic_run.diagnosis.dump_format import DumpError, ForeignFileError, parse_dump
@@ -214,3 +215,16 @@ def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
     found = find_dumps([str(tmp_path)])
     assert [Path(dump.source).name for dump in found.dumps] == ["a_rank_0"]
     assert found.problems == (f"{tmp_path}/b_rank_0: left out: there is a newer dump of rank 0",)
+
+
+def test_files_that_cannot_be_read_are_told_beside_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`elastic-run trace` names the first damaged dumps, and says how many there are in all."""
+    for rank in range(20, 27):
+        (tmp_path / f"rank_{rank}").write_bytes(b"")
+    assert trace.main([str(DATA / "missing_rank"), str(tmp_path)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith("cause ")
+    assert [f"{tmp_path}/rank_{rank}" in " ".join(lines) for rank in range(20, 27)] == [True] * 5 + [False] * 2
+    assert lines[-1] == "... (7 remarks in all)"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.core.diagnosis.stack_groups import Dump, Group, Place, find_place, group_dumps
 from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread, parse_stacks, shorten_stacks
+from elastic_run.diagnosis.kernel_view import describe_threads
 from elastic_run.diagnosis.stack_files import render_stacks, write_stacks
 from elastic_run.report import stack_lines
 
@@ -317,3 +320,18 @@ def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_thread_is_described_as_the_kernel_shows_it() -> None:
+    """Where Python answers nothing, there is a line for each thread of the process, with its number and state."""
+    end = threading.Event()
+    helper = threading.Thread(target=end.wait)
+    helper.start()
+    try:
+        text = describe_threads(os.getpid())
+    finally:
+        end.set()
+        helper.join()
+    threads = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert any(line.startswith(f"thread {os.getpid()} (") and " state R" in line for line in threads)
+    assert any(line.startswith(f"thread {helper.native_id} (") for line in threads)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.worker.parallel import mesh_shape
+from elastic_run.worker.errors import WorkerError
+from elastic_run.worker.parallel import mesh_shape, parallel_groups
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,9 @@ def test_sizes_that_do_not_fit(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match="size") as caught:
         mesh_shape(6, **sizes)
     assert message in str(caught.value)
+
+
+def test_groups_need_a_process_group() -> None:
+    """Whoever asks for groups before `init_distributed` is told to call it."""
+    with pytest.raises(WorkerError, match=r"call init_distributed\(\) first"):
+        parallel_groups()
