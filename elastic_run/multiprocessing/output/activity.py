@@ -45,7 +45,7 @@ class Activity:
 
     def keep(self, data: bytes) -> None:
         """Keep the end of output, whatever pieces it comes in."""
-        self._recent = data[-_KEPT:] if len(data) >= _KEPT else (self._recent + data)[-_KEPT:]
+        self._recent = (self._recent + data[-_KEPT:])[-_KEPT:]
 
     @property
     def last_line(self) -> str:
