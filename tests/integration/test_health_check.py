@@ -16,6 +16,7 @@ import pytest
 from elastic_run import contract
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port
+from tests.support.shortened import TELLS_SOON, shortened
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
@@ -172,7 +173,8 @@ def test_an_unhealthy_node_does_not_hold_the_others_up(launch: Launch, worker: W
     port = free_port()
     conf = "last_call_timeout=600,join_timeout=600"
     words = ("--nnodes=2:3", "--node-rank")
-    first = launch(*place(port, conf), *words, "1", path)
+    often = shortened({"elastic_run.report.wait_texts.INTERVAL": 2.0})
+    first = launch(*place(port, conf), *words, "1", path, program=often)
     wait_coordinated(port)
     sick = launch(*place(port, conf), *words, "2", f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)
     assert sick.wait_exit() == UNHEALTHY
@@ -205,7 +207,7 @@ def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, wor
 def test_a_signal_ends_an_unhealthy_node_that_waits_for_the_store(launch: Launch, worker: Worker, check: Check) -> None:
     """Nobody has to wait for a launcher that can't tell anybody."""
     conf = (*place(free_port(), "is_host=false"), "--nnodes=2:3", f"--health-check={check('exit 1')}")
-    sick = launch(*conf, worker("pass"))
+    sick = launch(*conf, worker("pass"), program=TELLS_SOON)
     sick.wait_line("waiting: the store at .* can't be reached")
     sick.send(signal.SIGTERM)
     assert sick.wait_exit(deadline=5) == UNHEALTHY

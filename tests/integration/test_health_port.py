@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.sessions import free_port
+from tests.support.shortened import TELLS_SOON
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def test_a_node_is_alive_before_it_meets_the_others_and_in_the_exit_barrier(
     end = tmp_path / "end"
     os.mkfifo(end)
     path = worker(f"say('running')\nif os.environ['GROUP_RANK'] == '1':\n    open({str(end)!r}).read()\n")
-    first = launch("--health-port=0", "--node-rank=0", *place, path)
+    first = launch("--health-port=0", "--node-rank=0", *place, path, program=TELLS_SOON)
     port = find_port(first)
     first.wait_line("waiting")
     assert ask(port, "/healthz") == (200, "joining")

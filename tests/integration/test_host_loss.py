@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.sessions import free_port
+from tests.support.shortened import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,8 @@ def start_job(launch: Launch, program: Path, endpoint: str) -> list[Launched]:
     )
     agents = [launch(*flags, program)]
     agents[0].wait_line("rank 0 of 1", deadline=60)
-    agents.append(launch(*flags, program))
+    soon = shortened({"elastic_run.rendezvous.elastic.retry_deadline.REFUSED_FOR": 1.0})
+    agents.append(launch(*flags, program, program=soon))
     for agent in agents:
         agent.wait_line("rank . of 2")
     return agents

@@ -16,6 +16,7 @@ from tests.support.hosts import virtual_hosts
 from tests.support.launch import ELASTIC_RUN
 from tests.support.meeting import CONF, RUN_ID, open_job_store, wait_coordinated
 from tests.support.sessions import free_port
+from tests.support.shortened import TELLS_SOON
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def test_a_refused_host_says_that_the_job_ends_with_it(
 def test_a_master_elsewhere_than_the_given_rank_0(launch: Launch, worker: Worker) -> None:
     """A given rank 0 counts where --master-addr is no address of this machine: it may lead here all the same."""
     flags = ("--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1", f"--master-port={free_port()}")
-    node = launch(*flags, worker("pass"))
+    node = launch(*flags, worker("pass"), program=TELLS_SOON)
     node.wait_line(
         r"waiting: 1/2 nodes .*; this node has rank 0, but 192\.0\.2\.1 is no address of this machine: is --nod"
     )
@@ -204,7 +205,7 @@ def test_a_second_node_of_rank_0_is_told_who_has_it(worker: Worker) -> None:
     path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
     with virtual_hosts(2) as hosts:
         flags = ("--nnodes=2", f"--master-addr={hosts[0].address}", "--master-port=29777", "--rdzv-id=j", path)
-        first = hosts[0].start([*ELASTIC_RUN, "--node-rank=0", *flags])
+        first = hosts[0].start([*TELLS_SOON, "--node-rank=0", *flags])
         first.wait_line("waiting: 1/2 nodes")
         second = hosts[1].start([*ELASTIC_RUN, "--node-rank=0", *flags])
         assert second.wait_exit() == 2
@@ -217,7 +218,7 @@ def test_a_second_node_of_rank_0_on_the_same_machine_is_asked_for_its_rank(launc
     """Where the port of rank 0 is taken on this machine the line asks for the rank, and advises no port 0."""
     flags = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     path = worker("say('rank', rank)")
-    first = launch(*flags, "--node-rank=0", path)
+    first = launch(*flags, "--node-rank=0", path, program=TELLS_SOON)
     first.wait_line("waiting: 1/2 nodes")
     second = launch(*flags, "--node-rank=0", path)
     assert second.wait_exit() == 2

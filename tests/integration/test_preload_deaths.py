@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.processes import catches, descendants_of, wait_gone
+from tests.support.shortened import shortened
 from tests.support.wait import wait_until
 from tests.support.warm import ENDS_AT_THE_GATE, SAYS_HOW, title_of, wait_template, wait_titled
 
@@ -244,7 +245,8 @@ def test_a_stopped_template_doesnt_stop_the_job(launch: Launch, worker: Worker, 
     """A template that hangs is waited for a while, then the round starts cold."""
     path = worker(SAYS_HOW + "open(os.environ['GATE']).read() if attempt == 0 else None\nsys.exit(attempt == 0)")
     env = module()
-    job = launch("--max-restarts=1", "--preload=heavy", path, env=env)
+    program = shortened({"elastic_run.multiprocessing.warm.worker_pool._FORK_PATIENCE": 3.0})
+    job = launch("--max-restarts=1", "--preload=heavy", path, env=env, program=program)
     job.wait_line("warm 0 0")
     os.kill(wait_template(job.pid), signal.SIGSTOP)
     Path(env["GATE"]).write_text("", encoding="utf-8")

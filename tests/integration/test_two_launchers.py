@@ -7,12 +7,11 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-import pytest
-
 from elastic_run.rendezvous.elastic.other_jobs import describe_place, exchange_ids
 from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port
+from tests.support.shortened import TELLS_SOON, shortened
 from tests.support.slurm_task import task_of
 from tests.support.wait import stretched
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     Worker = Callable[[str], Path]
 
 REFUSED = 208
-#: Seconds: a node looks after 2 s and then every 10 s who else is there.
+#: Seconds: a node looks after 2 s and then every 4 s who else is there; those of users look every 10 s.
 _SOON = 25
 #: Seconds in which a launcher ends that contradicts the job to which it came.
 _AT_ONCE = 1.0
@@ -131,12 +130,18 @@ def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Callable[[s
     """
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123456789abcdef", encoding="ascii")
-    path = worker("say('started')")
+    path, often = worker("say('started')"), shortened({"elastic_run.report.wait_texts.INTERVAL": 4.0})
     names = [{"port": free_port(), "other": free_port(), "token": token} for _ in PAIRS]
-    firsts = [launch(*pair.first.format(**values).split(), path) for pair, values in zip(PAIRS, names, strict=True)]
+    firsts = [
+        launch(*pair.first.format(**values).split(), path, program=often)
+        for pair, values in zip(PAIRS, names, strict=True)
+    ]
     for first in firsts:
         first.wait_line("waiting: ")
-    seconds = [launch(*pair.second.format(**values).split(), path) for pair, values in zip(PAIRS, names, strict=True)]
+    seconds = [
+        launch(*pair.second.format(**values).split(), path, program=often)
+        for pair, values in zip(PAIRS, names, strict=True)
+    ]
     for pair, values, first, second in zip(PAIRS, names, firsts, seconds, strict=True):
         if pair.is_refused:
             assert second.wait_exit() == REFUSED, pair.name
@@ -160,7 +165,7 @@ def test_a_node_that_has_printed_the_command_for_others_does_not_repeat_it(
     launch: Launch, worker: Callable[[str], Path]
 ) -> None:
     """Without an endpoint the first line has the address for other nodes, and the waiting line has none."""
-    job = launch("--nnodes=2", worker("pass"))
+    job = launch("--nnodes=2", worker("pass"), program=TELLS_SOON)
     line = job.wait_line("waiting: 1/2 nodes").string
     assert "other nodes join with" in job.stderr
     assert "other nodes need" not in line
@@ -181,20 +186,22 @@ def test_what_another_launcher_wrote_is_shown_plain() -> None:
     assert exchange_ids(second, "a", "one") == ""
 
 
-@pytest.mark.parametrize(
-    "flags", ["--max-restarts=3", "--nnodes=3", "--exclude-after=2/1h", "--rdzv-conf=keep_alive_interval=9"]
-)
-def test_a_launcher_with_other_settings_is_refused_at_once(launch: Launch, worker: Worker, flags: str) -> None:
-    """The job has begun to wait, and knows within a second that the settings differ."""
-    path, place = worker("say('started')"), _C10D.format(port=free_port())
-    launch(*place.split(), path).wait_line("waiting: ")
-    second = launch(*place.split(), flags, path)
-    assert second.wait_exit() == REFUSED
-    assert time.monotonic() - second.started_at < stretched(_AT_ONCE)
-    assert "in the job" in " ".join(second.stderr.split())
+def test_a_launcher_with_other_settings_is_refused_at_once(launch: Launch, worker: Worker) -> None:
+    """The jobs have begun to wait, and know within a second that the settings differ."""
+    path = worker("say('started')")
+    others = ("--max-restarts=3", "--nnodes=3", "--exclude-after=2/1h", "--rdzv-conf=keep_alive_interval=9")
+    places = [_C10D.format(port=free_port()).split() for _ in others]
+    for first in [launch(*place, path, program=TELLS_SOON) for place in places]:
+        first.wait_line("waiting: ")
+    for place, flags in zip(places, others, strict=True):
+        second = launch(*place, flags, path)
+        assert second.wait_exit() == REFUSED, flags
+        assert time.monotonic() - second.started_at < stretched(_AT_ONCE), flags
+        assert "in the job" in " ".join(second.stderr.split()), flags
 
 
 _TASK = (*task_of("4.0"), *ELASTIC_RUN)
+_TASK_TELLS_SOON = (*task_of("4.0"), *TELLS_SOON)
 
 
 def step_of(tasks: int) -> dict[str, str]:
@@ -223,14 +230,11 @@ def test_launchers_of_one_step_with_other_ids_are_refused(launch: Launch, worker
 def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
     """Jobs that need only some launchers of their step are no contradiction, also at one place."""
     path, flags = worker("say('size', os.environ['WORLD_SIZE'])\ntime.sleep(1000)"), _in_step()
-    agents = [
-        launch(*flags.replace("id=a", f"id={name}").split(), path, program=_TASK, env=step_of(4)) for name in "ab"
-    ]
+    flags_of = {name: flags.replace("id=a", f"id={name}").split() for name in "ab"}
+    agents = [launch(*flags_of[name], path, env=step_of(4), program=_TASK_TELLS_SOON) for name in "ab"]
     for agent in agents:
         agent.wait_line("waiting: 1/2 nodes")
-    agents += [
-        launch(*flags.replace("id=a", f"id={name}").split(), path, program=_TASK, env=step_of(4)) for name in "ba"
-    ]
+    agents += [launch(*flags_of[name], path, program=_TASK, env=step_of(4)) for name in "ba"]
     for agent in agents:
         agent.wait_line("^size 2$")
 
@@ -238,7 +242,7 @@ def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
 def test_a_later_job_of_a_step_is_no_contradiction(launch: Launch, worker: Worker) -> None:
     """Once the nodes have met, their launchers say nothing more of the step: another job may come to the same store."""
     path, flags = worker("say('runs')\ntime.sleep(1000)"), _in_step()
-    first = launch(*flags.split(), path, program=_TASK, env=step_of(2))
+    first = launch(*flags.split(), path, env=step_of(2), program=_TASK_TELLS_SOON)
     first.wait_line("waiting: 1/2 nodes")
     second = launch(*flags.split(), path, program=_TASK, env=step_of(2))
     second.wait_line("runs")

@@ -31,6 +31,8 @@ _BLUNT = (
         "from elastic_run.__main__ import main; main()"
     ),
 )
+#: A piece of its code: a worker that lives on is given up sooner than users wait for it.
+_SOON_GIVEN_UP = "from elastic_run.core.agent import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
 
 
 def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:
@@ -80,7 +82,8 @@ def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(
         open({str(gate)!r}, "w").close()
         while True: signal.pause()
     """)
-    job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path, program=_BLUNT)
+    program = (*_BLUNT[:2], _SOON_GIVEN_UP + _BLUNT[2])  # the test above waits as long as users do
+    job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path, program=program)
     pids = [int(match[1]) for match in job.wait_lines(r"ready (\d+)", count=2)]
     assert job.process.wait(30) == 203
     for pid in pids:
@@ -109,13 +112,8 @@ def test_a_worker_that_takes_long_to_give_back_its_memory_is_waited_for(launch: 
             time.sleep(0.05)
     """)
     # Its SIGKILL has no effect, which looks to the launcher as if the kernel took its time.
-    code = (
-        "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None; "
-        "from elastic_run.core.agent import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
-        "from elastic_run.__main__ import main; main()"
-    )
     flags = ("--standalone", "--nproc-per-node=2", "--shutdown-timeout=0", "--max-restarts=1")
-    job = launch(*flags, path, program=(sys.executable, "-c", code))
+    job = launch(*flags, path, program=(*_BLUNT[:2], _SOON_GIVEN_UP + _BLUNT[2]))
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout.count("ready") == 4
 
