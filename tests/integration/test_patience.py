@@ -22,19 +22,17 @@ if TYPE_CHECKING:
 _LATE = 1.0
 
 
-@pytest.mark.parametrize("kind", ["sends no answer", "refused"])
-def test_a_store_that_does_not_answer_is_given_up_in_time(stack: ExitStack, kind: str) -> None:
+def test_a_store_that_does_not_answer_is_given_up_in_time(stack: ExitStack) -> None:
     """Where the port takes connections and says nothing, or nobody listens, join_timeout is kept within a second."""
-    port = free_port()
-    if kind == "sends no answer":
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        port = listener.getsockname()[1]
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    ports = {"sends no answer": listener.getsockname()[1], "refused": free_port()}
     begun = time.monotonic()
-    nodes = {
-        join_timeout: stack.enter_context(tcp_node(port, (2, 2), is_host=False, conf=_conf(join_timeout)))
+    nodes = [
+        (kind, join_timeout, stack.enter_context(tcp_node(port, (2, 2), is_host=False, conf=_conf(join_timeout))))
         for join_timeout in (1.0, 4.0)
-    }
-    for join_timeout, node in nodes.items():
+        for kind, port in ports.items()
+    ]
+    for kind, join_timeout, node in nodes:
         lost = node.wait_for(Lost)
         assert kind in lost.detail
         assert join_timeout - 0.1 <= time.monotonic() - begun < stretched(join_timeout + _LATE)
