@@ -127,6 +127,7 @@ for path in {list(PATHS)!r}:
 from importlib import import_module
 for path, name, home in {wanted!r}:
     value = getattr(import_module(path), name)
+    assert value is not None, (path, name)
     of = getattr(value, "__module__", None) or "elastic_run"
     assert home not in {list(PATHS)!r} or of.partition(".")[0] in ("elastic_run", "typing"), (path, name, of)
 from torch.distributed.run import LaunchConfig, elastic_launch
@@ -198,22 +199,23 @@ def test_what_was_imported_before_is_replaced() -> None:
         """
 import sys, types
 import torch.distributed.run as by_module
+from torch.distributed.run import main
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch as launch_it
 import torch.distributed.elastic.multiprocessing.tail_log
 import torch.distributed.checkpoint
 import elastic_run, elastic_run.compat as compat
-torchs = by_module, LaunchConfig, launch_it, torch.distributed.run, torch.distributed.launcher.api
+torchs = by_module, main, LaunchConfig, launch_it, torch.distributed.run, torch.distributed.launcher.api
 compat.install()
 compat.install()
 assert compat.is_installed()
-assert by_module.main is elastic_run.run.main
+assert by_module.main is main is elastic_run.run.main
 assert LaunchConfig is elastic_run.LaunchConfig and launch_it is elastic_run.elastic_launch
 assert torch.distributed.run is sys.modules["torch.distributed.run"] is by_module
 assert torch.distributed.elastic.multiprocessing.tail_log.TailLog
 compat.uninstall()
 compat.uninstall()
 assert not compat.is_installed()
-assert (by_module, LaunchConfig, launch_it, torch.distributed.run, torch.distributed.launcher.api) == torchs
+assert (by_module, main, LaunchConfig, launch_it, torch.distributed.run, torch.distributed.launcher.api) == torchs
 assert sys.modules["torch.distributed.run"] is torchs[0]
 assert not [name for name, module in sys.modules.items() if type(module).__name__ == "Alias"]
 """
