@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from elastic_run.diagnosis.doctor import (
     interfaces,
     names,
     ports,
+    python,
     resource_limits,
     scheduler,
     variables,
@@ -29,6 +31,7 @@ from elastic_run.diagnosis.doctor.names import Lookup
 from elastic_run.diagnosis.doctor.ports import PortState
 from elastic_run.diagnosis.doctor.report import render_report
 from elastic_run.diagnosis.doctor.resource_limits import Limits
+from elastic_run.records import replace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,6 +188,18 @@ def test_masks_of_gpus(mask: str | None, count: int) -> None:
     assert len(gpus.judge_mask({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, found)) == count
 
 
+def test_an_active_environment_that_workers_would_not_use_is_told() -> None:
+    """Unless PYTHON_EXEC says which Python the workers run: then neither the environment nor its torch matters."""
+    other = python.Interpreter("/usr/bin/python3", "/usr", "VIRTUAL_ENV", "/venv")
+    assert texts(python.judge(other)) == [
+        "problem: VIRTUAL_ENV is /venv, but workers would run /usr/bin/python3",
+        "warning: torch is not installed for /usr/bin/python3",
+    ]
+    assert python.judge(replace(other, worker_python=sys.executable)) == []
+    (found,) = python.judge(replace(other, worker_python="/gone/python"))
+    assert found.what == "PYTHON_EXEC is /gone/python, which can't be executed"
+
+
 def test_processes_on_a_gpu_are_named(tmp_path: Path) -> None:
     """A name may have commas; a line that tells of no process is passed over."""
     text = "GPU-a, 12, 300, python train.py, fast\nGPU-a, [N/A], [N/A], x\nno running processes found\n"
@@ -327,6 +342,16 @@ def test_a_host_that_starts_no_thread_gets_a_finding(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(threading.Thread, "start", refuse)
     (found,) = run_checks(Subject({}, "h"), families={"names": lambda _: [], "ports": lambda _: []})
     assert (found.evidence, "ulimit -u" in found.remedy) == ("can't start new thread", True)
+
+
+@pytest.mark.parametrize(
+    ("silent", "severities"),
+    [([], []), (["10.0.0.1"], ["warning"]), (["10.0.0.1", "10.0.0.2"], ["problem"])],
+)
+def test_name_servers_that_are_silent(silent: list[str], severities: list[str]) -> None:
+    """A silent one stalls look-ups; a host whose name servers are all silent knows no names."""
+    found = names.judge_servers(["10.0.0.1", "10.0.0.2"], silent, 2.0)
+    assert [finding.severity for finding in found] == severities
 
 
 def test_a_line_of_resolv_conf_without_an_address_is_passed_over() -> None:

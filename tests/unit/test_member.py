@@ -115,6 +115,11 @@ _MOVES: dict[str, tuple[Member, node_messages.Event, str]] = {
         _entry(Recovered(1, "z", 3, "3/1/z", 0, "z.1")),
         WAITING,
     ),
+    "a log that recovers another first round of the job": (
+        _member(RUNNING, place=replace(_PLACE, round=1, round_id="1/1/a")),
+        _entry(Recovered(1, "z", 1, "1/1/z", 0, "a.1")),
+        HALTING,
+    ),
     "a node that is cut off": (
         _member(RUNNING, place=_PLACE),
         node_messages.CutOff(6.0),
