@@ -20,6 +20,7 @@ def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> N
     job = Job("job", agents, [Round(1, "", 0, 2, 2, "", members)])
     there, killed = draw_rows(job, find_span(job))
     assert there.ends == []
+    assert UNSEEN not in [phase.kind for phase in there.phases]
     assert killed.ends == [400.0]
     unseen = killed.phases[-1]
     assert (unseen.kind, unseen.left, unseen.width) == (UNSEEN, 200.0, 400.0)
