@@ -362,13 +362,15 @@ print("child", child.wait(), "pid", os.getpid())
 
 def test_a_guardian_that_cannot_live_is_given_up(worker: Worker, tmp_path: Path) -> None:
     """Where no guardian can run the job does all the same, and says so once."""
-    path = worker("time.sleep(8)")
+    path = worker("time.sleep(4)")  # longer than all pauses between guardians
     broken = tmp_path / "python3"  # by its name an interpreter, and executed as one
     broken.write_text("#!/bin/sh\n")
     broken.chmod(0o755)
     host = _host(
         tmp_path,
         f"""
+from elastic_run.multiprocessing.process import guardian_keeper
+guardian_keeper._FIRST_PAUSE /= 5
 python, sys.executable = sys.executable, {str(broken)!r}
 elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), python)("-u", {str(path)!r})
 print("done")

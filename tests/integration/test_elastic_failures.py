@@ -14,7 +14,7 @@ import pytest
 from elastic_run.core.node.messages import Ended, Formed, Halted
 from elastic_run.core.protocol.job_keys import FACTS, HEAD, state_key
 from elastic_run.core.protocol.messages import read_head
-from elastic_run.rendezvous.elastic import exit_barrier
+from elastic_run.rendezvous.elastic import exit_barrier, retry_deadline
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
 from elastic_run.rendezvous.session import Lost
@@ -145,12 +145,13 @@ def test_a_host_that_is_paused_is_not_missed(stack: ExitStack) -> None:
         assert not [event for _, event in node.events if isinstance(event, Halted)]
 
 
-def test_a_host_that_is_gone_is_named(stack: ExitStack) -> None:
+def test_a_host_that_is_gone_is_named(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the process that serves the store dies, every agent gives up after a stated time and says why."""
     port = free_port()
     host = stack.enter_context(NodeProcess(port, (2, 2), is_host=True))
     node = stack.enter_context(tcp_node(port, (2, 2), is_host=False))
     node.wait_for(Formed)
+    monkeypatch.setattr(retry_deadline, "REFUSED_FOR", 1.0)
     host.process.kill()
     lost = node.wait_for(Lost)
     assert lost.verdict == "store_lost"

@@ -9,6 +9,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from elastic_run.core.job.config import JobConfig
 from elastic_run.store.jobstore.c10d import C10dJobStore
@@ -20,6 +21,7 @@ from elastic_run.store.jobstore.file import FileJobStore
 from elastic_run.store.jobstore.http_client import Credentials
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from elastic_run.store.jobstore.signed import SignedStore
+from elastic_run.store.tcpstore import agent_client
 from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.etcd import ROOT, Etcd, make_certificates
 from tests.support.store import LOOPBACK, ServedStore
@@ -80,8 +82,8 @@ def torch_libuv() -> Iterator[Opener]:
 
 @contextmanager
 def torch_older() -> Iterator[Opener]:
-    """Serve it with torch's older one."""
-    with torchs_server("older") as port:
+    """Serve it with torch's older one, whose clients look again ten times as often here."""
+    with torchs_server("older") as port, mock.patch.object(agent_client, "_WAIT_AGAIN", agent_client._WAIT_AGAIN / 10):
         yield lambda run_id: C10dJobStore(LOOPBACK, port, run_id)
 
 
