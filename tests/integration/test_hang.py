@@ -165,15 +165,23 @@ def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch
     assert "restart 1 of 1" in job.stderr
 
 
-@pytest.mark.parametrize("action", ["restart", "fail"])
-def test_a_hang_that_ends_the_job_is_its_cause(
-    action: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
-) -> None:
+def test_a_hang_that_ends_the_job_is_its_cause(script: Callable[[str], Path], launch: Launch, tmp_path: Path) -> None:
     """Exit code 212, and the rank and its place stand in failure.json."""
-    logs = tmp_path / "logs"
+    path = script(_SLEEPS)
+    jobs = {action: start_that_ends(launch, action, tmp_path / action, path) for action in ("restart", "fail")}
+    for action, job in jobs.items():
+        assert job.wait_exit(deadline=180) == contract.EXIT_HUNG, job.stderr
+        check_cause(action, tmp_path / action)
+
+
+def start_that_ends(launch: Launch, action: str, logs: Path, path: Path) -> Launched:
+    """Start a job of two ranks that its first hang ends."""
     flags = ("--hang-timeout=3", f"--hang-action={action}", "--max-restarts=0", f"--log-dir={logs}")
-    job = launch("--nproc-per-node=2", *flags, script(_SLEEPS))
-    assert job.wait_exit(deadline=180) == contract.EXIT_HUNG, job.stderr
+    return launch("--nproc-per-node=2", *flags, path)
+
+
+def check_cause(action: str, logs: Path) -> None:
+    """Read the hang of rank 1 in a job's documents."""
     (path,) = logs.glob("latest/failure.json")
     document = json.loads(path.read_text(encoding="utf-8"))
     assert document["verdict"] == ("hung" if action == "fail" else "worker_failed")
