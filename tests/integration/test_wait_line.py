@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -21,6 +22,8 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import pytest
 
     from tests.support.launch import Launched
     from tests.support.terminal import Terminal
@@ -221,6 +224,10 @@ class FakeConsole:
         """Take an ordinary line."""
         self.lines.append(f"{text}\n")
 
+    def write(self, _descriptor: int, text: bytes) -> None:
+        """Take the output of others."""
+        self.lines.append(text.decode())
+
 
 def test_nothing_is_due_when_nothing_is_waited_for() -> None:
     """The timer is there only while something is waited for; a stranger's host name can't move the cursor."""
@@ -233,6 +240,21 @@ def test_nothing_is_due_when_nothing_is_waited_for() -> None:
         line.end()
         assert all(timer.callback is None for _, _, timer in loop._timers)
         wait_until(lambda: console.lines[-1].endswith("\n"))
+
+
+def test_log_records_pass_through_the_console_during_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would break the line; after the wait the program's logging is as it was before."""
+    logger = logging.getLogger("elastic_run")
+    for each in (logger, logging.getLogger()):
+        monkeypatch.setattr(each, "handlers", [])
+    with Loop() as loop:
+        console = FakeConsole()
+        line = WaitLine(loop, console)  # type: ignore[arg-type] # a fake
+        line.show(lambda _: ("waiting",), is_live=True)
+        logger.warning("a slow store")
+        assert loop.run_until(lambda: "a slow store\n" in console.lines, loop.now() + 60)
+        line.end()
+    assert logger.handlers == []
 
 
 def test_where_it_cant_be_shown_a_line_comes_every_ten_seconds() -> None:
