@@ -115,6 +115,7 @@ class Agent(Host):
         self.queue: list[Fact] = []
         self.orders: list[str] = []
         self.asked: list[node_messages.Command] = []
+        self.awaited: int | None = None
         self.coordinating: Thread | None = None
         self.connection = Connection(world, self)
         self.waits_since: float | None = None
@@ -199,6 +200,9 @@ class Agent(Host):
         if self.world.trace is not None and commands:
             self.world.trace(f"{self.node}: {event} -> {self.member.state} {commands}")
         self._obey(commands)
+        if isinstance(event, node_messages.HeadRead) and self.awaited not in (None, self.member.log.next_slot):
+            self.awaited = None
+            self.clockwork.at(self.clockwork.now, self.follower.resume, self.follower.ticket, LOST)
 
     def _obey(self, commands: tuple[node_messages.Command, ...]) -> None:
         for command in commands:

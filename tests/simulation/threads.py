@@ -172,10 +172,13 @@ def follow(agent: Agent) -> Generator[Request | Pause, Any, None]:
                 yield Pause(0.05)
                 yield Request("get", ([HEAD],))
                 continue
+            agent.awaited = slot
             value, start = yield Request("wait_beside", (decision_key(slot), LOG_START), 20.0)
+            agent.awaited = None
             if store is agent.store and _feed_entry(agent, slot, value, start):
                 yield from _copy_state(agent)
         except StoreLost:
+            agent.awaited = None
             yield Pause(0.2)
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job import config
-from elastic_run.core.node.messages import Ended, Formed
+from elastic_run.core.node.messages import Ended, Formed, StoreRestored
 from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.messages import LogStart
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from elastic_run.rendezvous.elastic.handler import open_session
@@ -18,6 +19,7 @@ from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.report import wait_notices
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
+from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.configs import plain_setup
 from tests.support.noting_store import ATTEMPTS, ELSEWHERE, FIRST_AND_LAST, NotingBackend, NotingStore
 from tests.support.sessions import Node
@@ -171,6 +173,27 @@ def test_a_store_that_is_lost_meanwhile_is_tried_until_it_answers(node: Node, ba
     backend.space.set_reachable(is_reachable=True)
     backend.failure = None
     assert node.wait_for(Ended).end.verdict == "success"
+
+
+def test_a_slot_that_another_node_makes_void_is_not_waited_for(backend: NotingBackend) -> None:
+    """After a restore, a node that has read more raises the start of the log: no slot below it is ever written."""
+    with make_node(backend, keep_alive_interval="0.2") as node:
+        node.wait_for(Formed)
+        context, driver = context_of(node), context_of(node).sender.member_driver
+        assert driver is not None
+        driver.feed(StoreRestored(None))
+        used = len(backend.users_of("wait"))
+        for connection in context.connections:
+            connection.interrupt()
+        wait_until(lambda: len(backend.users_of("wait")) > used)
+        log = driver.member.log
+        assert log.next_slot is not None
+        start = LogStart(log.next_slot + 1, log.term + 9, is_restart=True)
+        MemoryJobStore(backend.space).write({job_keys.LOG_START: messages.to_json(start)})
+        node.done()
+        began = time.monotonic()
+        assert node.wait_for(Ended).end.verdict == "success"
+        assert time.monotonic() - began <= stretched(5.0)
 
 
 def test_a_store_that_is_silent_for_the_log_reader_gets_twice_the_time(

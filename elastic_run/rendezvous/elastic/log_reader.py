@@ -42,6 +42,8 @@ class LogReader:
         self._context = context
         self._member_driver = member_driver
         self._connection = context.make_connection(source=sender)
+        self._sender = sender
+        member_driver.wake_reader = self._interrupt
 
     def run(self) -> None:
         """Follow until the session ends or its last event came."""
@@ -69,12 +71,19 @@ class LogReader:
         self._context.signals.has_lost_log.set()
         self._context.signals.wake.set()
 
+    def _interrupt(self) -> None:
+        """Wake the log reader from another thread; a shared connection is closed by its owner only."""
+        (self._sender if self._connection.is_shared else self._connection).interrupt()
+
     def _turn(self, store: JobStore) -> None:
         self._member_driver.run_store_tasks(store, self._connection.store_id)
         slot = self._member_driver.wait_slot(_MOMENT)
         if slot is None:
             return
-        entry = wait_entry(store, slot, _LONGEST_WAIT)
+        try:
+            entry = wait_entry(store, slot, _LONGEST_WAIT)
+        finally:
+            self._member_driver.end_wait()
         if entry is not None:
             self._member_driver.feed_from(self._connection.store_id, entry)
             self._member_driver.copy.keep(store, self._member_driver.member)

@@ -6,6 +6,7 @@ Rules
 - Work that needs the store waits for a thread with a connection: facts for the sender (`next_fact`), everything else as
   a task for the first thread that asks (`run_store_tasks`). A task whose connection broke goes back to the queue.
 - Anything that was read from a store that the session has left is dropped: the log there is another one.
+- If `head` leads the node on to another slot, the log reader is woken: the slot that it waits for may never be written.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class MemberDriver:
         self._changed = threading.Condition(self._lock)
         self._commands: deque[node_messages.Command] = deque(commands)
         self._is_performing = False
+        self.wake_reader: Callable[[], None] = lambda: None
+        self._awaited: int | None = None
         self._tasks: deque[StoreTask] = deque()
         with self._lock:
             self._hand_on_all()
@@ -92,6 +95,9 @@ class MemberDriver:
             self._member, commands = core.decide(self._member, event, time.monotonic())
             self._commands.extend(commands)
             self._hand_on_all()
+            if isinstance(event, node_messages.HeadRead) and self._awaited not in (None, self._member.log.next_slot):
+                self._awaited = None
+                self.wake_reader()
 
     def feed_from(self, store_id: bytes | None, event: node_messages.Event) -> None:
         """Feed what was read of a store, unless that is no longer the job's.
@@ -157,7 +163,12 @@ class MemberDriver:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._member.log.next_slot is not None, timeout)
-            return self._member.log.next_slot
+            self._awaited = self._member.log.next_slot
+            return self._awaited
+
+    def end_wait(self) -> None:
+        """Note that the log reader waits for no slot."""
+        self._awaited = None
 
     def run_store_tasks(self, store: JobStore, store_id: bytes | None) -> None:
         """Do what the member wants of the store, by a connection of the calling thread.
