@@ -23,7 +23,7 @@ Rules
   worker has the handlers as well, but the agent signals nobody but workers. What the worker executes has neither
   handlers nor pipe.
 - Each worker imports this module, its packages and `process_title` at its start: they import nothing else but C
-  modules. The same code as a text in the .pth file took each worker 1 ms more, to compile it.
+  modules. A text of the same code in the .pth file would be compiled at each start, which takes longer.
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""The question of `status` and `stacks` to all nodes of a job, as far as the answers of the agents decide it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_run.cli.commands import nodes
+from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
+from elastic_run.control.client import Answer
+from elastic_run.control.jobs import RunningAgent, RunningJob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pytest
+
+    from elastic_run.control.wire import Call
+
+_JOB = RunningJob((RunningAgent("a", 1, max_nodes=2), RunningAgent("b", 2, max_nodes=2)))
+
+
+def test_an_agent_that_cannot_ask_the_others_leaves_each_agent_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agents of this machine are asked one by one, the first one too, and those that fail are named."""
+    own = {"a": Answer("a", 1, {"pid": 1, "host": "h", "node_rank": 0}), "b": Answer("b", 2, error="no answer of b")}
+
+    def ask_all(paths: Iterable[str], call: Call, *, patience: float = 0.0) -> Iterable[Answer]:
+        assert patience == (JOB_STATUS.patience if call.name == JOB_STATUS.of_job else 0.0)
+        return [Answer(path, 1, error="no store") if patience else own[path] for path in paths]
+
+    monkeypatch.setattr(nodes, "ask_all", ask_all)
+    assert ask_nodes(_JOB, JOB_STATUS) == ([own["a"].document], ["no answer of b"])
