@@ -71,21 +71,26 @@ TABLE = read_table()
 
 # --- what listens on a host ------------------------------------------------------------------------------------------
 def find_listening(host: VirtualHost) -> list[tuple[int, str, int]]:
-    """Return process, address and port of each TCP socket that listens on a host."""
-    holders = {}
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            holders[str(entry.readlink())] = int(entry.parts[2])
-        except OSError:
-            continue  # it has ended
-    found = []
+    """Return process, address and port of each TCP socket that listens on a host; process 0 if it has just ended."""
+    holders, found = find_holders(), []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{host.first_pid}/net/{name}").read_text(encoding="ascii").splitlines()[1:]:
             words = line.split()
             if words[3] == LISTEN:
                 address, _, port = words[1].partition(":")
-                found.append((holders[f"socket:[{words[9]}]"], read_address(address), int(port, 16)))
+                found.append((holders.get(f"socket:[{words[9]}]", 0), read_address(address), int(port, 16)))
     return found
+
+
+def find_holders() -> dict[str, int]:
+    """Return a process for each open file of this machine, without those that are closed meanwhile."""
+    holders = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for entry in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    holders[str(entry.readlink())] = int(process.name)
+    return holders
 
 
 def read_address(text: str) -> str:
@@ -112,9 +117,12 @@ def describe(host: VirtualHost, agent: HostProcess, names: Names) -> Counter[Row
 
 def name_process(pid: int, agent: HostProcess) -> str:
     """Return the table's word for a process."""
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
     if pid == agent.pid:
         return "launcher"
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return "ended"
     if command.startswith(b"etcd\0"):
         return "etcd"
     return "worker" if b"worker.py" in command else "launcher's child"
