@@ -43,7 +43,10 @@ def inject_faults(
         if planned.rank in local_ranks
     ]
     for injection in injections:
-        loop.call_later(injection.delay, injection.begin)
+        if injection.is_from_start:
+            injection.begin()  # a timer might come after the worker's end
+        else:
+            loop.call_later(injection.delay, injection.begin)
 
     def end() -> None:
         for injection in injections:
@@ -68,6 +71,11 @@ class _Injection:
         self._moment = f"after {span(planned.delay)} (--inject-fault)"
         self._listener: socket.socket | None = None
         self._is_over = False
+
+    @property
+    def is_from_start(self) -> bool:
+        """Whether the worker itself has made the fault when it started, so that it is only told here."""
+        return self._fault.action.startswith("import ")
 
     @property
     def _pid(self) -> int | None:
