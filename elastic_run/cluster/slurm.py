@@ -312,7 +312,7 @@ def _is_in_step(environ: Mapping[str, str]) -> bool:
 
 
 def _is_of_new_job(environ: Mapping[str, str]) -> bool:
-    """Whether sbatch or salloc has set the variables without STEP anew: of a job that a task has asked for."""
+    """Whether the variables without STEP are those of a newer job, which a task has requested by sbatch or salloc."""
     differ = any(environ.get(of_task) not in {None, environ.get(of_step)} for of_step, of_task in _TWINS)
     return differ and environ.get("SLURM_NNODES") == environ.get("SLURM_JOB_NUM_NODES")
 

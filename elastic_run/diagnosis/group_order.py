@@ -2,11 +2,11 @@
 
 Rules
 - Where most ranks of an innermost group wait in it, the others are named.
-- In a tie, as in a group of two, the ranks of equal groups tell: groups of the same description and size, of which a
-  rank has one (a rank's tensor-parallel group, for example). How many collectives of its own group has each rank called
-  before the outer collective? Where all these ranks have called as many, and the dumps hold all that they called, a
-  rank of the tie that has called another number is named.
-- Elsewhere both sides of the tie are told, and no rank is accused more than the other.
+- In a tie, as in a group of two, the ranks of equal groups decide. Equal groups have the same description and size, and
+  each rank is in one of them (its tensor-parallel group, for example). For each rank, the collectives of its own group
+  that it called before the outer collective are counted. If all ranks outside of the tie have the same count, and the
+  dumps hold all their calls, a rank of the tie with another count is named.
+- Elsewhere the ranks of both sides of the tie are named.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _VERDICTS: dict[str, str] = {
     "internal_error": "Please report this, with the lines above and the command line.",
 }
 
-#: Advice on "--node-rank=1 was given to two nodes", where the advice on other refusals would be wrong.
+#: For the refusal "--node-rank=1 was given to two nodes": the advice for other refusals does not fit it.
 _RANK_TWICE = "Give each node a --node-rank of its own, from 0 on."
 _LOG_DISK_FULL = (
     "The disk of the log directory is full, and a worker whose output is redirected there fails when it prints: "

@@ -94,7 +94,7 @@ def find_sessions_by_stderr(device: int, inode: int, *, since: int) -> dict[int,
 
 
 def _read_living(since: int) -> dict[int, ProcessStat]:
-    """Return the processes that live, and began at a time or later."""
+    """Return the living processes that began at a time, in clock ticks since boot, or later."""
     stats = {int(name): read_stat(name) for name in list_pids()}
     return {
         pid: stat

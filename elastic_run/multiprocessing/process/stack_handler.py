@@ -10,8 +10,8 @@ Rules
   to it, the agent sends another one: for all threads, or, if any of the others runs, for the main thread alone, which
   runs the handler.
 - A main thread that waits for a lock, such as in `Thread.join`, does not come to the handler in Python: the kernel lets
-  the system call go on. If another thread runs, it gets the handler by a fourth signal, which interrupts the call.
-  That is not the first one, for C code may not expect it: only a wait for a lock is interrupted.
+  the system call go on. If another thread runs, the agent sends a fourth signal, which interrupts the system call and
+  has the same handler. The first signal interrupts no system call, since C code may not expect that.
 - While the handler in Python runs, the program's handlers may run as well. Their exceptions, such as a timeout by
   SIGALRM, are passed on. The handler writes only if its descriptor is still the pipe.
 - When Python ends, faulthandler restores the handlers that it has replaced, and Python sets its own handlers to the
@@ -92,7 +92,7 @@ def register(fd: int, number: int) -> None:
 
 
 def _make_handler(fd: int) -> Callable[[int, FrameType | None], None]:
-    """Return a handler that writes what faulthandler would, between two marks."""
+    """Return a handler that writes the stacks of all threads in faulthandler's format, between two marks."""
     import _thread  # noqa: PLC0415 - C modules, for workers only
     import sys  # noqa: PLC0415
 
@@ -105,7 +105,7 @@ def _make_handler(fd: int) -> Callable[[int, FrameType | None], None]:
                 return
             text = "\x02"
             frames.update(sys._current_frames())  # noqa: SLF001 - public by its documentation
-            frames.pop(main, None)  # this function's frame: it would keep itself, and with it the program's frames
+            frames.pop(main, None)  # the handler's own frame would keep the program's frames alive
             frames[main] = interrupted
             for ident, top in list(frames.items())[-_MOST:]:
                 frame, count = top, 0

@@ -5,10 +5,11 @@ the newest line of each question, and a few of them. The other nodes read it tog
 at anyway, so a question costs them no exchange and no wake-up of its own. Each then appends one document to the stream
 of that kind of question (`find_stream`); the asker reads there until all have come, or until it has waited long enough,
 trims the stream, and removes its line, except that of a drain: nodes that come later would answer, and nobody would
-trim that. Where two nodes ask the same at the same time, the answers to either are as good for both. But a question may
-be lost then, since the key is written without a lock, and an answer may be trimmed by one asker before the other has
-read it. So an asker without all answers asks anew after a part of its time, under another id: nodes do not answer a
-line twice.
+trim that.
+
+If two nodes ask the same question at the same time, each may use the answers to both. One question may be lost, since
+no lock protects the key. One asker may also trim an answer before the other asker has read it. So an asker that misses
+answers asks again after a part of its time. It takes a new id, because a node does not answer the same line twice.
 
 A node that has just come takes no part in a drain that was asked for before: it may have the name, or the rank, of the
 node that had to leave.
