@@ -77,14 +77,18 @@ def test_logs_specs_of_torchs_classes_lay_out_the_same_files(
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys\n"
-        "os.write(1, f'rank {os.environ[\"RANK\"]}\\n'.encode())\n"
-        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1')\n",
+        "rank, first = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "os.write(1, f'rank {rank}\\n'.encode())\n"
+        "if rank == '0': open(os.environ['WRITTEN'], 'w').close()\n"
+        "while rank == '1' and not os.path.exists(os.environ['WRITTEN']): pass\n"
+        "sys.exit(first and rank == '1')\n",
         encoding="utf-8",
     )
     seen = []
     for start, directory in ((launch_torchrun, tmp_path / "theirs"), (launch, tmp_path / "ours")):
         words = [*_FLAGS, f"--logs-specs={name}", f"--log-dir={directory}", "--tee=3", "--redirects=0:1", script]
-        job = start(*words, env={"PYTHONPATH": str(site)})
+        # Rank 1 fails when rank 0 has written its line: its end stops rank 0.
+        job = start(*words, env={"PYTHONPATH": str(site), "WRITTEN": f"{directory}.written"})
         assert job.wait_exit(deadline=100) == 0, job.stderr
         seen.append((_files(directory), {line for line in job.stdout.splitlines() if "rank" in line}))
     assert seen[1] == seen[0]
