@@ -1,11 +1,8 @@
 """elastic-run starts, watches and restarts the workers of a distributed PyTorch job; it keeps torchrun's front door.
 
-The public names are loaded when they are first used: importing this package costs nothing.
+The public names are loaded when they are first used: importing this package costs nothing. It imports no other module,
+since each worker imports it; see `worker_start`.
 """
-
-from __future__ import annotations
-
-from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,24 +33,27 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "AgentConfig": "core.agent.config",
-        "JobConfig": "core.job.config",
-        "NodeConfig": "core.node.config",
-        "LaunchConfig": "launcher",
-        "elastic_launch": "launcher",
-        "launch_agent": "launcher",
-        "ChildFailedError": "multiprocessing.errors",
-        "ProcessFailure": "multiprocessing.errors",
-        "record": "multiprocessing.errors",
-        "spawn": "multiprocessing.functions.spawn",
-        "DefaultLogsSpecs": "multiprocessing.output.logs",
-        "LogsSpecs": "multiprocessing.output.logs",
-        "Std": "multiprocessing.output.std",
-    },
-)
+_HOMES = {
+    "AgentConfig": "core.agent.config",
+    "JobConfig": "core.job.config",
+    "NodeConfig": "core.node.config",
+    "LaunchConfig": "launcher",
+    "elastic_launch": "launcher",
+    "launch_agent": "launcher",
+    "ChildFailedError": "multiprocessing.errors",
+    "ProcessFailure": "multiprocessing.errors",
+    "record": "multiprocessing.errors",
+    "spawn": "multiprocessing.functions.spawn",
+    "DefaultLogsSpecs": "multiprocessing.output.logs",
+    "LogsSpecs": "multiprocessing.output.logs",
+    "Std": "multiprocessing.output.std",
+}
+
+
+def __getattr__(name: str) -> object:
+    from elastic_run.lazy import lazy_names  # noqa: PLC0415 - workers need none of the names
+
+    return lazy_names(__name__, _HOMES)(name)
 
 
 def __dir__() -> list[str]:

@@ -45,7 +45,7 @@ OFFERED: tuple[int, ...] = (
 )
 #: Lets a worker write its stacks: a real-time signal of which no program is known that uses it. 0 where there is none.
 STACK_SIGNAL: int = _signal.SIGRTMAX - 4 if hasattr(_signal, "SIGRTMAX") else 0
-#: The same for its main thread alone, and, asked first, by a handler in Python; see `stack_handler`.
+#: The same for its main thread alone, and, asked first, by a handler in Python; see `worker_start`.
 MAIN_STACK_SIGNAL: int = STACK_SIGNAL - 1 if STACK_SIGNAL else 0
 PYTHON_STACK_SIGNAL: int = STACK_SIGNAL - 2 if STACK_SIGNAL else 0
 #: The same handler in Python, for a main thread that waits for a lock: the system call does not go on by itself.

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 _NUMBER = 900
 _SIGNALS = [PYTHON_STACK_SIGNAL, MAIN_STACK_SIGNAL, STACK_SIGNAL]
 #: The .pth file has registered the handlers by now; or `register` does, as in a fork.
-_REGISTERS = (
-    f"from elastic_run.multiprocessing.process.stack_handler import register; register({_NUMBER}, {STACK_SIGNAL})\n"
-)
+_REGISTERS = f"from elastic_run.worker_start import register; register({_NUMBER}, {STACK_SIGNAL})\n"
 _HEAD = f"""
 import ctypes, gc, os, signal, sys, threading, time, weakref
 PYTHON, MAIN, ALL = {_SIGNALS}
@@ -329,3 +327,22 @@ def test_a_system_call_of_c_goes_on() -> None:
         wait_until(lambda: program.ask().text.startswith("Stack "), what="the wait in C")
         program.go_on()
         assert program.read_line() == "1"
+
+
+def test_a_worker_imports_two_modules_of_ours_at_its_start() -> None:
+    """No other file is read before the program, with the rank in the title and without: each worker waits for it."""
+    reading, writing = os.pipe()
+
+    def modules(more: dict[str, str]) -> set[str]:
+        code = "import sys; print(*sys.modules)"
+        env = {**os.environ, "RANK": "0"} | more
+        command = [sys.executable, "-c", code]
+        done = subprocess.check_output(command, env=env, pass_fds=(writing,), start_new_session=True, text=True)
+        return {*done.split()}
+
+    try:
+        added = modules(variables(writing)) - modules({})
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert added == {"elastic_run", "elastic_run.worker_start", "atexit", "faulthandler"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run import contract
+from elastic_run import contract, worker_start
 from elastic_run.core.diagnosis.stack_groups import Dump, Group, Place, find_place, group_dumps
 from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread, parse_stacks, shorten_stacks
 from elastic_run.diagnosis.kernel_view import describe_threads
@@ -76,6 +76,7 @@ def test_a_torn_or_foreign_text() -> None:
 
 def test_the_frame_of_our_own_handler_is_passed_over() -> None:
     """A handler of the program may interrupt it and hang there: the place is what the program's line has called."""
+    assert worker_start.STACK_HANDLER_FILE == contract.STACK_HANDLER_FILE
     ours = Frame(contract.STACK_HANDLER_FILE, 1, "write_stacks")
     calls = [
         ("/w/fault.py", 3, "sleep_for_ever"),

@@ -23,9 +23,9 @@ from multiprocessing.context import Process
 from elastic_run import contract
 from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send_result
 from elastic_run.multiprocessing.process import stack_signal
-from elastic_run.multiprocessing.process.stack_handler import register
 from elastic_run.records import dataclass
 from elastic_run.signals import STACK_SIGNAL
+from elastic_run.worker_start import register
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,12 +1,8 @@
-"""What `ps` shows of a process: a text of ours for a guardian or a waiting fork, the command line of a worker.
+"""What `ps` shows of a process: a text of ours for a guardian or a waiting fork, the command line of a forked worker.
 
 The command line lies in the process's memory; /proc/self/stat names the place, for which there is no call without
 ctypes. A template was executed with its workers' command line, so there is always enough room. Every failure is
 harmless: `ps` shows the old words.
-
-A worker's rank takes the place of the beginning of its interpreter's path. All else stays where it is: the words behind
-it, which programs read, and the interpreter's name, to which the C library points. In the process's name the rank takes
-the end. Each worker imports this module at its start: it imports nothing but `os`.
 """
 
 from __future__ import annotations
@@ -51,21 +47,6 @@ class ProcessTitle:
     def show_command(self, argv: Sequence[str]) -> None:
         """Show a command line, and the name that this process began with."""
         self._write(b"".join(os.fsencode(word) + b"\0" for word in argv)[: self._size], self._comm)
-
-    def show_rank(self, rank: int) -> None:
-        """Show a worker's global rank before its command line and behind its name."""
-        words = b"rank %d" % rank
-        try:
-            with open("/proc/self/comm", "r+b", buffering=0) as comm:
-                comm.write(comm.read().strip()[: 14 - len(words)] + b" " + words)
-            with open("/proc/self/mem", "r+b", buffering=0) as memory:
-                memory.seek(self._start)
-                path = memory.read(4096).partition(b"\0")[0]
-                if path.rfind(b"/") > len(words):
-                    memory.seek(self._start)
-                    memory.write(words + b": " + path[len(words) + 2 :])
-        except OSError:
-            pass
 
     def _write(self, text: bytes, name: bytes) -> None:
         if not self._size:

@@ -1,7 +1,7 @@
 """How the agent gets a worker's stacks: the signals that ask for them, and a pipe to which the worker writes.
 
 Rules
-- `stack_handler` has the worker's side. Only workers get a pipe, and only they are signalled.
+- `worker_start` has the worker's side. Only workers get a pipe, and only they are signalled.
 - The descriptor's number in a worker is high: no program that opens some files, or closes the first few hundred, comes
   near it.
 """

@@ -10,7 +10,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process.stack_handler import register_for_pipe
+from elastic_run.worker_start import register_for_pipe, show_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
         sys.orig_argv[:] = argv
     title.show_command(argv)
     if has_stacks and os.environ.get(contract.ENV_TITLE) != "0":
-        title.show_rank(int(os.environ["RANK"]))
+        show_rank(int(os.environ["RANK"]))
     _renew_stream(sys.__stdout__, 1, "<stdout>")
     _renew_stream(sys.__stderr__, 2, "<stderr>")
     _look_anew()

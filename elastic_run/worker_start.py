@@ -1,6 +1,10 @@
-"""The handlers in a worker that write its stacks to the agent's pipe, on four signals.
+"""What a Python worker does before its program: it registers handlers that write its stacks, and shows its rank.
 
 Rules
+- Each worker imports this module at its start: with the package, two small files. It imports only what an interpreter
+  has by then, and C modules. So it has no `from __future__`, for which Python reads one more file, and writes the one
+  name of `contract` that it needs once more. A text of the same code in the .pth file would be compiled at each start,
+  which takes longer.
 - faulthandler's handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that
   lock, and it changes nothing that the program can see but the system call that it interrupts, which goes on. But it
   reads frames without a lock. Those of a thread that runs Python may be gone in that moment, and the process would end
@@ -22,37 +26,39 @@ Rules
 - Only the worker itself registers: it leads its session, and has the pipe of which its environment tells. A fork of the
   worker has the handlers as well, but the agent signals nobody but workers. What the worker executes has neither
   handlers nor pipe.
-- Each worker imports this module, its packages and `process_title` at its start: they import nothing else but C
-  modules. A text of the same code in the .pth file would be compiled at each start, which takes longer.
+- A worker's rank takes the place of the beginning of its interpreter's path in the command line that `ps` shows. All
+  else stays where it is: the words behind it, which programs read, and the interpreter's name, to which the C library
+  points. In the process's name the rank takes the end. Every failure is harmless: `ps` shows the old words.
 """
 
-from __future__ import annotations
-
 import os
-
-from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+#: As in `contract`, see above.
+STACK_HANDLER_FILE = "<frozen importlib elastic_run>"
 #: Threads, and frames of each, that a worker writes; as faulthandler.
 _MOST = 100
 #: What the handler's own calls raise.
 _OWN_ERRORS = (OSError, MemoryError, RecursionError)
+#: Position of `arg_start` behind the name in /proc/PID/stat; bytes that hold it; the longest path.
+_ARG_START, _STAT_SIZE, _PATH_SIZE = 45, 1024, 4096
+#: Bytes of a process's name.
+_NAME_SIZE = 15
 
 
-def begin(value: str) -> None:
+def begin(value: str, title: "str | None") -> None:
     """Register the handlers in a process that was executed as a worker, and show its rank; called by the .pth file.
 
     Args:
         value: Of `contract.ENV_STACK_PIPE`.
+        title: Of `contract.ENV_TITLE`; "0" leaves the title as it is.
     """
-    if os.getsid(0) == os.getpid() and register_for_pipe(value) and os.environ.get(contract.ENV_TITLE) != "0":
-        from elastic_run.multiprocessing.process.process_title import ProcessTitle  # noqa: PLC0415 - only here
-
-        ProcessTitle().show_rank(int(os.environ["RANK"]))
+    if os.getsid(0) == os.getpid() and register_for_pipe(value) and title != "0":
+        show_rank(int(os.environ["RANK"]))
 
 
 def register_for_pipe(value: str) -> bool:
@@ -91,14 +97,14 @@ def register(fd: int, number: int) -> None:
     _signal.siginterrupt(number - 2, False)  # noqa: FBT003 - the function's own signature
 
 
-def _make_handler(fd: int) -> Callable[[int, FrameType | None], None]:
+def _make_handler(fd: int) -> "Callable[[int, FrameType | None], None]":
     """Return a handler that writes the stacks of all threads in faulthandler's format, between two marks."""
     import _thread  # noqa: PLC0415 - C modules, for workers only
     import sys  # noqa: PLC0415
 
     main, pipe = _thread.get_ident(), os.fstat(fd)[1:3]  # inode and device
 
-    def write_stacks(_: int, interrupted: FrameType | None) -> None:
+    def write_stacks(_: int, interrupted: "FrameType | None") -> None:
         frames: dict[int, FrameType | None] = {}
         try:
             if os.fstat(fd)[1:3] != pipe:
@@ -122,5 +128,24 @@ def _make_handler(fd: int) -> Callable[[int, FrameType | None], None]:
             if frames and is_foreign:
                 raise
 
-    write_stacks.__code__ = write_stacks.__code__.replace(co_filename=contract.STACK_HANDLER_FILE)
+    write_stacks.__code__ = write_stacks.__code__.replace(co_filename=STACK_HANDLER_FILE)
     return write_stacks
+
+
+def show_rank(rank: int) -> None:
+    """Show this worker's global rank before its command line and behind its name."""
+    words = b"rank %d" % rank
+    try:
+        comm = os.open("/proc/self/comm", os.O_RDWR)
+        os.write(comm, os.read(comm, _NAME_SIZE + 1).strip()[: _NAME_SIZE - 1 - len(words)] + b" " + words)
+        os.close(comm)
+        stat = os.open("/proc/self/stat", os.O_RDONLY)
+        start = int(os.read(stat, _STAT_SIZE).rpartition(b")")[2].split()[_ARG_START])
+        os.close(stat)
+        memory = os.open("/proc/self/mem", os.O_RDWR)
+        path = os.pread(memory, _PATH_SIZE, start).partition(b"\0")[0]
+        if path.rfind(b"/") > len(words):
+            os.pwrite(memory, words + b": " + path[len(words) + 2 :], start)
+        os.close(memory)
+    except (OSError, IndexError, ValueError):
+        pass
