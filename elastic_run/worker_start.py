@@ -143,9 +143,11 @@ def show_rank(rank: int) -> None:
         start = int(os.read(stat, _STAT_SIZE).rpartition(b")")[2].split()[_ARG_START])
         os.close(stat)
         memory = os.open("/proc/self/mem", os.O_RDWR)
-        path = os.pread(memory, _PATH_SIZE, start).partition(b"\0")[0]
-        if path.rfind(b"/") > len(words):
-            os.pwrite(memory, words + b": " + path[len(words) + 2 :], start)
-        os.close(memory)
+        try:
+            path = os.pread(memory, _PATH_SIZE, start).partition(b"\0")[0]
+            if path.rfind(b"/") > len(words):
+                os.pwrite(memory, words + b": " + path[len(words) + 2 :], start)
+        finally:
+            os.close(memory)  # some kernels let no process write there
     except (OSError, IndexError, ValueError):
         pass
