@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -192,6 +193,37 @@ def check_cause(action: str, logs: Path) -> None:
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     (found,) = [event for event in events if event["event"] == "hang_found"]
     assert (found["rank"], found["action"]) == (1, action)
+
+
+#: A thread of each rank wakes up 100 times a second, as those of gloo do, and needs little processor time.
+_POLLS = """
+import os, threading, time
+
+def poll():
+    while True:
+        end = time.thread_time() + 0.0003
+        while time.thread_time() < end:
+            pass
+        time.sleep(0.01)
+
+threading.Thread(target=poll, daemon=True).start()
+os.write(1, b"began\\n")
+time.sleep(600)
+"""
+
+
+def test_a_thread_that_polls_does_not_delay_the_verdict(launch: Launch, tmp_path: Path) -> None:
+    """No look takes it for progress: the verdict comes when the ranks have been at their places for the timeout."""
+    program = tmp_path / "program.py"
+    program.write_text(_POLLS)
+    flags = ("--nproc-per-node=12", "--hang-timeout=2", "--hang-action=fail", f"--log-dir={tmp_path / 'logs'}")
+    job = launch(*flags, program)
+    assert job.wait_exit() == contract.EXIT_HUNG, job.stderr
+    (path,) = tmp_path.glob("logs/latest/events.jsonl")
+    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    (found,) = [event for event in events if event["event"] == "hang_found"]
+    (same,) = re.findall(r"no progress of any rank for ([\d.]+) s", found["detail"])
+    assert float(same) - found["still_s"] < 0.1
 
 
 def start_nodes(launch: Launch, *words: str | Path) -> list[Launched]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -15,8 +19,9 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
+from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, follow, sample_processes
 from elastic_run.core.diagnosis.stack_groups import Dump
-from elastic_run.multiprocessing.process.process_table import is_running
+from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -37,6 +42,34 @@ mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
 print("ready", flush=True)
 libc.pthread_mutex_lock(mutex)
 libc.pthread_mutex_lock(mutex)
+"""
+#: A thread wakes up 250 times a second, and the main thread does nothing.
+_POLLER = """
+import threading, time
+def poll():
+    while True:
+        end = time.perf_counter() + 0.002
+        while time.perf_counter() < end:
+            pass
+        time.sleep(0.002)
+threading.Thread(target=poll, daemon=True).start()
+print("ready", flush=True)
+time.sleep(600)
+"""
+#: Computes in two threads, which take turns, beside a child that computes; another process leaves them next to nothing
+#: of their processor.
+_STARVED = """
+import os, threading
+def compute():
+    while True:
+        pass
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+if os.fork():
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if os.fork():
+        threading.Thread(target=compute, daemon=True).start()
+        print("ready", flush=True)
+compute()
 """
 #: Writes as many bytes as a line of its stdin says, as faulthandler does.
 _WRITER = """
@@ -89,25 +122,29 @@ class _Worker:
 
 
 class _Clock:
-    """A loop with one timer; the test moves its time."""
+    """A loop of which the test moves the time."""
 
     def __init__(self) -> None:
         self.time = 0.0
-        self._next: Callable[[], None] = lambda: None
+        self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
 
     def now(self) -> float:
         """Return the time."""
         return self.time
 
-    def call_later(self, _: float, call: Callable[[], None]) -> SimpleNamespace:
-        """Take the timer."""
-        self._next = call
-        return SimpleNamespace(cancel=lambda: None)
+    def call_later(self, seconds: float, call: Callable[[], None]) -> SimpleNamespace:
+        """Take a timer."""
+        key = object()
+        self._timers[key] = (self.time + seconds, call)
+        return SimpleNamespace(cancel=lambda: self._timers.pop(key, None))
 
     def tick(self) -> None:
-        """Let a second pass."""
+        """Let a second pass, and call what is due by then, each once."""
         self.time += 1.0
-        self._next()
+        for key, (due, call) in [*self._timers.items()]:
+            if due <= self.time:
+                del self._timers[key]
+                call()
 
 
 @pytest.fixture(autouse=True)
@@ -150,15 +187,61 @@ def test_a_question_to_a_rank_that_holds_the_gil_does_not_make_it_run() -> None:
             connection.connect(f"\0{name}")
             before = _count_wakes(process.pid)
             while _count_wakes(process.pid) < before + 50:
-                seen.add(is_running(process.pid, besides=thread.encode()))
+                seen.add(bool(list_running_threads(process.pid, besides=thread.encode())))
         process.kill()
     assert seen == {False}
 
 
-def _find_hang(worker: _Worker, answer: Callable[[_Clock], None]) -> float:
-    """Return after how many seconds the job hangs."""
-    clock, found = _Clock(), list[Hang]()
-    detection = HangDetection(
+def _follow(pid: int) -> tuple[ProcessSample, ProcessSample]:
+    """Return the activity of a worker at the beginning and at the end of a look's moments."""
+    workers = SimpleNamespace(alive={0}, pids={0: pid})
+    current = SimpleNamespace(workers=workers, listen_for_stacks=lambda: SimpleNamespace(received={}))
+    first = sample = sample_processes(cast("Round", current))[0]
+    for _ in range(MOMENTS if sample.is_undecided else 0):
+        time.sleep(MOMENT)
+        sample = follow(sample, pid)
+    return first, sample
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], int]]:
+    """Return a function that starts a program, waits until it is ready, and returns its pid."""
+    with ExitStack() as stack:
+
+        def start(program: str) -> int:
+            command = [sys.executable, "-c", program]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+            stack.enter_context(process)
+            stack.callback(os.killpg, process.pid, signal.SIGKILL)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            return process.pid
+
+        yield start
+
+
+def test_a_thread_that_polls_does_not_compute(start: Callable[[str], int]) -> None:
+    """It has a processor at some instants, and sleeps between them; gloo has such a thread for each process group."""
+    pid = start(_POLLER)
+
+    def sleeps() -> bool:
+        first, last = _follow(pid)
+        return bool(first.running) and not last.is_computing
+
+    wait_until(sleeps, what="a thread that has slept since")
+
+
+def test_a_thread_that_waits_for_a_processor_computes(start: Callable[[str], int]) -> None:
+    """So does a child; on a machine with too few processors both get next to no processor time."""
+    pid = start(_STARVED)
+    for _ in range(10):
+        _, last = _follow(pid)
+        assert last.is_computing
+        assert last.has_computing_child
+
+
+def _watch(clock: _Clock, worker: _Worker, on_hang: Callable[[Hang], None]) -> HangDetection:
+    return HangDetection(
         cast("Loop", clock),
         worker.round,
         world_size=1,
@@ -166,9 +249,15 @@ def _find_hang(worker: _Worker, answer: Callable[[_Clock], None]) -> float:
         heartbeats={},
         recorder=None,
         job=None,
-        on_hang=found.append,
+        on_hang=on_hang,
         say=lambda _: None,
     )
+
+
+def _find_hang(worker: _Worker, answer: Callable[[_Clock], None]) -> float:
+    """Return after how many seconds the job hangs."""
+    clock, found = _Clock(), list[Hang]()
+    detection = _watch(clock, worker, found.append)
     while not found and clock.time < 200:
         clock.tick()
         if worker.asked:
@@ -186,6 +275,40 @@ def test_a_look_that_takes_longer_than_a_tick_is_no_progress(worker: _Worker) ->
         worker.answer(1000)
 
     assert 60 <= _find_hang(worker, answer) <= 64
+
+
+def _show_thread(monkeypatch: pytest.MonkeyPatch, count_sleeps: Callable[[], int]) -> None:
+    """Let the worker have a thread that always runs when it is looked at."""
+    monkeypatch.setattr(hang_signs, "list_running_threads", lambda pid, **_: [f"{pid}/task/2"])
+    monkeypatch.setattr(hang_signs, "_read_status", lambda _: (b"R", count_sleeps()))
+
+
+@pytest.mark.parametrize(("step", "is_hang"), [(1, True), (0, False)], ids=["polls", "computes"])
+def test_a_look_follows_a_thread_that_runs(
+    worker: _Worker, monkeypatch: pytest.MonkeyPatch, *, step: int, is_hang: bool
+) -> None:
+    """A thread that has slept in each moment is no progress, also if it runs again at the end of all of them."""
+    _show_thread(monkeypatch, count(0, step).__next__)
+    seconds = _find_hang(worker, lambda _: worker.answer(0))
+    assert 60 <= seconds <= 80 if is_hang else seconds == 200
+
+
+def test_threads_that_take_turns_compute(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One moment without sleep among those of a look is enough."""
+    _show_thread(monkeypatch, iter((0, 0, 1, 1, 2)).__next__)  # the second is read for the main thread's wakes
+    _, last = _follow(worker.round.workers.pids[0])
+    assert last.is_computing
+
+
+def test_no_worker_is_asked_after_the_round(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round ends in the moment of a look."""
+    _show_thread(monkeypatch, lambda: 7)
+    clock = _Clock()
+    detection = _watch(clock, worker, list[Hang]().append)
+    clock.tick()
+    detection.close()
+    clock.tick()
+    assert worker.asked == []
 
 
 def test_a_kernel_that_does_not_count_bytes_hides_no_hang(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 Runs only with --hang-timeout. A look asks all running workers for their stacks, their flight recorders for the number
 of collectives, and the GPUs' driver for the processes whose GPUs compute. The activity of the processes is read before,
-since the answers take processor time themselves; a look is dated by the questions.
+since the answers take processor time themselves, and followed for some moments where a thread runs: one that polls goes
+to sleep. A look is dated by its beginning.
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
 together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it would
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.agent.driver.hang_signs import make_look, read_signs, sample_processes
+from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, follow, make_look, read_signs, sample_processes
 from elastic_run.agent.gpu_question import ask_gpu_use
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.job_stillness import NOT_YET, describe_rank, join_nodes
@@ -112,6 +113,7 @@ class HangDetection:
         self._watch = hang.HangWatch(timeout)
         self._is_looking = False
         self._looks_at = 0.0
+        self._look: _Questions | None = None
         self._is_closed = False
         self._timer: Timer
         self._tick()
@@ -122,6 +124,8 @@ class HangDetection:
         self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
+        if self._look is not None:
+            self._look.close()
 
     def describe(self) -> dict[str, Any]:
         """Return the stillness of this node's ranks at the last look, for the other nodes."""
@@ -151,7 +155,7 @@ class HangDetection:
         if wants_look and signs:
             self._is_looking = True
             self._looks_at = self._loop.now()
-            _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
+            self._look = _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
         elif self._job is not None:
             self._judge()
 
@@ -219,14 +223,35 @@ class _Questions:
         on_done: Callable[[Mapping[int, Dump], Mapping[int, str], Mapping[int, ProcessSample]], None],
     ) -> None:
         self._samples = sample_processes(current)
-        self._on_done = on_done
+        self._round, self._gpu_memory, self._on_done = current, gpu_memory, on_done
         self._dumps: Mapping[int, Dump] | None = None
         self._answers: Mapping[int, str] | None = {} if recorder is None else None
         self._busy: frozenset[int] | None = None
         self._loop, self._recorder = loop, recorder
-        self._pids = pids = {rank: current.workers.pids[rank] for rank in current.workers.alive}
-        ask_gpu_use(loop, gpu_memory, self._take_gpu_use)
-        current.listen_for_stacks().ask(pids, _PATIENCE, self._take_dumps)
+        self._pids = {rank: current.workers.pids[rank] for rank in self._samples}
+        self._timer: Timer | None = None
+        self._follow(MOMENTS)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _follow(self, moments: int) -> None:
+        """Ask when each thread that runs has slept or computes, or after so many moments more."""
+        if moments and any(sample.is_undecided for sample in self._samples.values()):
+            self._timer = self._loop.call_later(MOMENT, lambda: self._take_moment(moments))
+        else:
+            self._ask()
+
+    def _take_moment(self, moments: int) -> None:
+        self._samples = {rank: follow(sample, self._pids[rank]) for rank, sample in self._samples.items()}
+        self._follow(moments - 1)
+
+    def _ask(self) -> None:
+        ask_gpu_use(self._loop, self._gpu_memory, self._take_gpu_use)
+        pids = {rank: self._round.workers.pids[rank] for rank in self._round.workers.alive}
+        self._round.listen_for_stacks().ask(pids, _PATIENCE, self._take_dumps)
 
     def _take_answers(self, answers: Mapping[int, str]) -> None:
         self._answers = answers

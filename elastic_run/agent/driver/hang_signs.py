@@ -2,6 +2,10 @@
 
 The sources are /proc, the output that passes through this process, a file with each worker's heartbeats, and
 nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output.
+
+A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
+instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes
+on a machine with too few processors gets next to no processor time.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ from elastic_run.core.diagnosis.hang import Look, Signs
 from elastic_run.core.diagnosis.stack_groups import find_place
 from elastic_run.core.diagnosis.stack_text import parse_stacks
 from elastic_run.multiprocessing.process.descendants import find_descendants
-from elastic_run.multiprocessing.process.process_table import is_running, read_stat
-from elastic_run.records import dataclass
+from elastic_run.multiprocessing.process.process_table import list_running_threads, read_stat
+from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +29,13 @@ if TYPE_CHECKING:
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _WRITTEN = "wchar"
-#: Switches of the first thread, in /proc/PID/status.
-_WAKES = b"voluntary_ctxt_switches:"
+#: Seconds without sleep in which a thread computes. A thread that polls sleeps sooner, also if it has to wait for a
+#: processor; one that computes and gets no processor waits longer.
+MOMENT = 0.04
+#: Moments of a look at most: threads that compute in turns under Python's lock sleep for each other.
+MOMENTS = 3
+#: Lines of /proc/PID/status: the state, and how often the thread has slept.
+_STATE, _SLEEPS = b"State:", b"voluntary_ctxt_switches:"
 _MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
@@ -35,22 +44,33 @@ class ProcessSample:
     """The activity of one worker's processes so far.
 
     Args:
-        is_running: Whether a thread of the worker's process has a processor, or waits for one, but the recorder's.
-        has_running_child: Whether the same holds for one of its descendants.
+        running: The threads of the worker's process that have a processor, or wait for one, but the recorder's, and how
+            often each has slept.
+        running_children: The same of the first threads of its descendants.
         wakes: Number of times that the worker's main thread has slept and gone on.
         cpu: Seconds of processor time of the worker's process.
         children_cpu: Seconds of processor time of its descendants.
         moved: Bytes that all of them have read and written, without the worker's stacks.
+        is_computing: Whether one of the threads has not slept for a moment.
+        has_computing_child: Whether the same holds for a descendant's.
         is_gpu_busy: Whether a GPU that the worker's process uses has computed lately.
     """
 
-    is_running: bool
-    has_running_child: bool
+    running: Mapping[str, int]
+    running_children: Mapping[str, int]
     wakes: int
     cpu: float
     children_cpu: float
     moved: int
+    is_computing: bool = False
+    has_computing_child: bool = False
     is_gpu_busy: bool = False
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a thread runs, and another moment may show that it computes."""
+        is_own = bool(self.running) and not self.is_computing
+        return is_own or (bool(self.running_children) and not self.has_computing_child)
 
 
 def read_signs(current: Round, heartbeats: Mapping[int, str]) -> dict[int, Signs]:
@@ -84,7 +104,7 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
     ranks = {current.workers.pids[rank]: rank for rank in current.workers.alive}
     stats = {pid: stat for pid in find_descendants(ranks.keys(), since=0) if (stat := read_stat(pid)) is not None}
     children = dict.fromkeys(ranks.values(), 0)
-    computing: set[int] = set()
+    running: dict[int, list[str]] = {rank: [] for rank in ranks.values()}
     moved = dict.fromkeys(ranks.values(), 0)
     for pid, stat in stats.items():
         leader = pid
@@ -95,14 +115,13 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
             rank = ranks[leader]
             if pid != leader:
                 children[rank] += stat.cpu
-                computing |= {rank} if stat.state == b"R" else set()
+                running[rank] += [str(pid)] if stat.state == b"R" else []
             moved[rank] += _count_bytes(pid, _MOVED, received.get(rank, 0) if pid == leader else 0)
     return {
         rank: ProcessSample(
-            # A thread that waits for the GIL wakes up 200 times a second, and this one waits because of our question.
-            is_running=is_running(pid, besides=contract.RECORDER_THREAD.encode()),
-            has_running_child=rank in computing,
-            wakes=_read_wakes(pid),
+            running=_read_running(pid),
+            running_children=_count_sleeps(running[rank]),
+            wakes=_read_status(str(pid))[1],
             cpu=stats[pid].cpu / _TICK,
             children_cpu=children[rank] / _TICK,
             moved=moved[rank],
@@ -110,6 +129,23 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
         for pid, rank in ranks.items()
         if pid in stats
     }
+
+
+def follow(sample: ProcessSample, pid: int) -> ProcessSample:
+    """Return a worker's sample a moment later: with the threads that run by now, and whether one has not slept since.
+
+    Args:
+        sample: The sample as it was at the moment's beginning.
+        pid: The worker's process.
+    """
+    running, children = _read_running(pid), _count_sleeps(sample.running_children)
+    return replace(
+        sample,
+        running=running,
+        running_children=children,
+        is_computing=sample.is_computing or bool(running.items() & sample.running.items()),
+        has_computing_child=sample.has_computing_child or bool(children.items() & sample.running_children.items()),
+    )
 
 
 def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
@@ -128,8 +164,8 @@ def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
         place=find_place(stacks, dump.problem),
         collectives=collectives,
         is_open=state == "open",
-        is_running=sample.is_running,
-        has_running_child=sample.has_running_child,
+        is_running=sample.is_computing,
+        has_running_child=sample.has_computing_child,
         wakes=sample.wakes,
         cpu=sample.cpu,
         children_cpu=sample.children_cpu,
@@ -153,12 +189,25 @@ def _read_io(pid: int) -> dict[str, int]:
         return {}
 
 
-def _read_wakes(pid: int) -> int:
+def _read_running(pid: int) -> dict[str, int]:
+    # A thread that waits for the GIL wakes up 200 times a second, and the recorder's waits because of our question.
+    return _count_sleeps(list_running_threads(pid, besides=contract.RECORDER_THREAD.encode()))
+
+
+def _count_sleeps(tasks: Iterable[str]) -> dict[str, int]:
+    """Return how often threads have slept, of those that run."""
+    found = {task: _read_status(task) for task in tasks}
+    return {task: sleeps for task, (state, sleeps) in found.items() if state == b"R"}
+
+
+def _read_status(task: str) -> tuple[bytes, int]:
+    """Return the letter of a thread's state, and how often it has slept and gone on; 0 where that is not known."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(_WAKES)), 0)
+        with open(f"/proc/{task}/status", "rb") as file:
+            found = {line.split()[0]: line.split()[1] for line in file if line.startswith((_STATE, _SLEEPS))}
     except OSError:
-        return 0
+        return b"", 0
+    return found.get(_STATE, b""), int(found.get(_SLEEPS, 0))
 
 
 def _changed_at(path: str) -> int:

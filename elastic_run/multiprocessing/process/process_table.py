@@ -102,19 +102,27 @@ def is_gone(pid: int) -> bool:
     return stat is None or stat.state in GONE_STATES
 
 
-def is_running(pid: int, *, besides: bytes | None = None) -> bool:
-    """Whether any thread of a process has a processor or waits for one; its first thread may have ended already.
+def is_running(pid: int) -> bool:
+    """Whether any thread of a process has a processor or waits for one."""
+    return bool(list_running_threads(pid))
+
+
+def list_running_threads(pid: int, *, besides: bytes | None = None) -> list[str]:
+    """Return the threads of a process that have a processor or wait for one; its first thread may have ended already.
 
     Args:
         pid: The process.
         besides: Name of threads that do not count.
+
+    Returns:
+        The place of each below /proc, such as `12/task/13`.
     """
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        tasks = [f"{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task")]
     except OSError:
-        return False
-    stats = (read_stat(f"{pid}/task/{thread}") for thread in threads)
-    return any(stat is not None and stat.state == b"R" and stat.name != besides for stat in stats)
+        return []
+    stats = {task: read_stat(task) for task in tasks}
+    return [task for task, stat in stats.items() if stat is not None and stat.state == b"R" and stat.name != besides]
 
 
 def is_child(pid: int) -> bool:
