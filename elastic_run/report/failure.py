@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 
+from elastic_run.contract import HANG
 from elastic_run.core.failure.evidence import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
@@ -45,6 +46,8 @@ _LEAST_NAME = 12
 #: Runs of attempts that failed in the same way, and lines of a message, that are shown.
 _MOST_RUNS = 3
 _MOST_MESSAGE = 3
+#: Lines of a hang, which names the places of all ranks.
+_MOST_HANG = 5
 #: Lines of the detail of a job that ended without a worker's failure: it may name two paths, each in its own line.
 _MOST_DETAIL = 9
 #: Last lines of stderr below a traceback that may not be the cause.
@@ -219,7 +222,7 @@ def _kernel_lines(root: WorkerEnd, cause: Cause, room: int) -> list[str]:
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
-    lines = _paragraph(printable(exception_line(exception)), room, 3)
+    lines = _paragraph(printable(exception_line(exception)), room, _MOST_HANG if exception.type == HANG else 3)
     # The lines below an uncertain exception may be other output.
     more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
     if len(more) > _MOST_MESSAGE:
@@ -258,7 +261,7 @@ def _without_stderr(root: WorkerEnd, room: int) -> list[str]:
 
 def _rest(result: JobResult, room: int) -> list[_Section]:
     hint, kind = advice(result), result.causes[0].kind if result.root is not None else ""
-    said = result.recorder.text if result.recorder is not None and kind != COLLECTIVE else ""
+    said = result.recorder.text if result.recorder is not None and not _tells_recorder(result) else ""
     others = other_worker_lines(result.ends, result.root, has_early=kind != EARLY_EXIT)
     # Beside a worker that failed, this is said with its failure.
     differ = f"the nodes differ: {result.versions}" if result.versions and result.root is None else ""
@@ -274,6 +277,16 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
         _Section("logs", _logs(result, room)),
         _Section("hint", _paragraph(hint, room, 3) if hint else []),
     ]
+
+
+def _tells_recorder(result: JobResult) -> bool:
+    """Whether the cause says what the flight recorder has found."""
+    root, finding = result.root, result.recorder
+    if root is None or finding is None:
+        return False
+    return result.causes[0].kind == COLLECTIVE or (
+        root.exception is not None and finding.text in root.exception.message
+    )
 
 
 def _detail(result: JobResult, room: int) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.diagnosis.hang import Stillness
     from elastic_run.core.diagnosis.stack_groups import Group
+    from elastic_run.core.failure.evidence import RecorderFinding
 
 #: Groups of ranks that are shown.
 _GROUPS = 12
@@ -55,11 +56,18 @@ def _describe_ended(ended: Sequence[int]) -> Sequence[str]:
     return (f"{name_ranks(ended)} {'have' if len(ended) > 1 else 'has'} ended with exit code 0",) if ended else ()
 
 
-def detail(ranks: Mapping[int, Stillness], ended: Sequence[int] = ()) -> str:
-    """Say the same in one sentence, for the report of a job that has ended by it: the odd one out first."""
-    odd = find_odd_rank(ranks)
+def detail(ranks: Mapping[int, Stillness], ended: Sequence[int] = (), finding: RecorderFinding | None = None) -> str:
+    """Say the same in one sentence, for the report of a job that has ended by it: the odd one out first.
+
+    Args:
+        ranks: How long each rank of the job has been still, by global rank.
+        ended: Ranks that have ended well.
+        finding: What the flight recorder says; it comes first if all ranks wait, since then no place tells the cause.
+    """
+    odd = find_odd_rank(ranks, () if finding is None else finding.ranks)
     groups = sorted(_groups(ranks), key=lambda group: odd not in group.ranks)
-    return f"{_length(ranks)}: {'; '.join((*_describe_ended(ended), *_places(ranks, groups)))}"
+    said = f"{finding.text}; " if finding is not None and not ended and _do_all_wait(groups) else ""
+    return f"{said}{_length(ranks)}: {'; '.join((*_describe_ended(ended), *_places(ranks, groups)))}"
 
 
 def _length(ranks: Mapping[int, Stillness]) -> str:
@@ -89,9 +97,11 @@ def find_odd_rank(ranks: Mapping[int, Stillness], accused: Sequence[int] = ()) -
         accused: The ranks that the flight recorder names.
     """
     groups = _groups(ranks)
-    if accused and all(group.place.is_waiting for group in groups):
-        return accused[0]
-    return _find_odd(groups).ranks[0]
+    return accused[0] if accused and _do_all_wait(groups) else _find_odd(groups).ranks[0]
+
+
+def _do_all_wait(groups: Sequence[Group]) -> bool:
+    return all(group.place.is_waiting for group in groups)
 
 
 def _find_odd(groups: Sequence[Group]) -> Group:

@@ -154,6 +154,17 @@ def test_the_flight_recorder_names_the_collective(
     assert "flight recorder: rank 1 did not join all_reduce number 4 of group 'default' that ranks 0, 2 wait in" in said
 
 
+def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Callable[[str], Path], launch: Launch) -> None:
+    """No place tells the cause then; the report names the rank in its first five lines."""
+    program = "inner = dist.new_group([0, 1, 2])\ndist.all_reduce(torch.ones(4), group=None if rank == 1 else inner)\n"
+    job = launch("--nproc-per-node=3", "--hang-timeout=3", "--hang-action=fail", script(program))
+    assert job.wait_exit(deadline=180) == contract.EXIT_HUNG, job.stderr
+    report = job.stderr[job.stderr.index("-- elastic-run: ") :]
+    first = " ".join(" ".join(report.splitlines()[:5]).split())
+    assert "rank 1 did not join all_reduce number 1 of group" in first, report
+    assert report.count("did not join") == 1
+
+
 def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch: Launch) -> None:
     """The second attempt does not hang."""
     program = 'if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n    load_batch()\ndist.barrier()\n'

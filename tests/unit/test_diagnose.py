@@ -152,6 +152,22 @@ def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:
     assert not [line for line in render(job)[2:] if "leave the loop" in line]
 
 
+def test_the_report_of_a_hang_names_the_collective_within_five_lines_and_once() -> None:
+    """Also on a host with a long name; where the hang's text does not have the finding, it has a section."""
+    said = "rank 3 did not join all_reduce number 4 of group 'inner' that ranks 0-2 wait in (train.py:118)"
+    places = "rank 3 waits in all_reduce (train.py:80), 62.0 s; ranks 0-2 wait in all_reduce (train.py:118), 62.0 s"
+    hang = f"no progress of any rank for 62.0 s: {places}"
+    for text in (f"{said}; {hang}", hang):
+        root = worker_end(3, EXIT_HUNG, host="worker-3.training.ml.example.org", exception=ExceptionText(HANG, text))
+        job = JobResult(verdict="hung", exit_code=EXIT_HUNG, entrypoint="train.py", root=root, ends=(root,))
+        job.recorder = RecorderFinding(said, (3,))
+        lines = render(job)
+        assert f"Hang: {text}" in " ".join(" ".join(lines).split())
+        assert " ".join(" ".join(lines).split()).count("did not join") == 1
+        assert ("did not join all_reduce" in " ".join(lines[:5])) == (text != hang)
+        assert any(line.startswith("recorder") for line in lines) == (text == hang)
+
+
 def test_a_rank_that_did_not_stop_is_the_cause_of_lost_peers() -> None:
     """Its stacks before SIGKILL show that it waited for nobody; a rank that waited is not accused."""
     root, other = worker_end(0, 1, LOST), worker_end(1, 1, LOST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic_run.core.diagnosis.hang import Stillness
 from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.failure.evidence import RecorderFinding
 from elastic_run.report import hang_lines
 
 _REDUCES = Stillness(Place("all_reduce", "/code/train.py", 88, is_waiting=True), waits=True, same=62.0, idle=62.0)
@@ -62,6 +63,21 @@ def test_a_rank_that_has_ended_is_what_the_others_wait_for() -> None:
     assert next(hang_lines.verdict({0: _LOADS}, ended=(1, 2))) == "the job hangs: no progress of any rank for 63.0 s"
     both = next(hang_lines.verdict({0: _REDUCES, 3: _LOADS}, ended=(1, 2)))
     assert both.endswith("; look at rank 3: other ranks wait")
+
+
+def test_the_flight_recorder_comes_first_where_all_ranks_wait() -> None:
+    """Then the rank that it names is the odd one; where a rank does not wait or has ended, that tells the cause."""
+    finding = RecorderFinding("rank 2 did not join all_reduce number 4 of group 'inner' that ranks 0-1 wait in", (2,))
+    other = Stillness(Place("all_reduce", "/code/train.py", 99, is_waiting=True), waits=True, same=62.0, idle=62.0)
+    assert hang_lines.detail({0: _REDUCES, 1: _REDUCES, 2: other}, finding=finding) == (
+        "rank 2 did not join all_reduce number 4 of group 'inner' that ranks 0-1 wait in; "
+        "no progress of any rank for 62.0 s: rank 2 waits in all_reduce (train.py:99), 62.0 s; "
+        "ranks 0-1 wait in all_reduce (train.py:88), 62.0 s"
+    )
+    for ranks, ended in (({0: _REDUCES, 2: _LOADS}, ()), ({0: _REDUCES, 1: other}, (2,))):
+        assert hang_lines.detail(ranks, ended, finding) == hang_lines.detail(ranks, ended)
+    unknown = RecorderFinding("all ranks of group 'inner' are in all_reduce number 4: no rank is missing")
+    assert hang_lines.detail({0: _REDUCES}, finding=unknown).startswith(f"{unknown.text}; no progress ")
 
 
 def test_a_large_job_takes_one_screen() -> None:

@@ -15,6 +15,7 @@ from elastic_run.core.diagnosis.hang import Stillness
 from elastic_run.core.diagnosis.job_stillness import Owner
 from elastic_run.core.diagnosis.stack_groups import Place
 from elastic_run.core.failure.evidence import RecorderFinding
+from elastic_run.records import replace
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.loop import Loop
 
 _LOADS = Stillness(Place("load_batch", "/code/data.py", 41), waits=False, same=63.0, idle=63.0)
@@ -43,6 +45,7 @@ class _Job:
     def __init__(self, explain: Callable[..., RecorderFinding | None]) -> None:
         self.lines: list[str] = []
         self.events: list[Event] = []
+        self.ends: list[WorkerEnd] = []
         self.is_running = True
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         worker = SimpleNamespace(world_size=1, global_rank=0)
@@ -58,9 +61,13 @@ class _Job:
             cast("Loop", loop),
             say=self.lines.append,
             write=lambda _: "/logs/stacks.txt",
-            stop=lambda _, event: self.events.append(event),
+            stop=self._stop,
             is_running=lambda _: self.is_running,
         )
+
+    def _stop(self, end: WorkerEnd, event: Event) -> None:
+        self.ends.append(end)
+        self.events.append(event)
 
     def answer(self) -> None:
         """Perform the next call of the loop."""
@@ -81,6 +88,18 @@ def test_the_action_follows_the_finding() -> None:
     assert job.lines[-2] == "  flight recorder: rank 0 did not join"
     assert job.lines[-1].startswith("all stacks: /logs/stacks.txt; stopping the workers to start them again")
     assert job.events == [WorkersHung(3)]
+
+
+def test_the_end_of_a_job_whose_ranks_all_wait_has_the_finding() -> None:
+    """The cause is that of all nodes: those without a dump of the flight recorder name the rank as well."""
+    job = _Job(_find)
+    waits = Stillness(Place("all_reduce", "/code/train.py", 88, is_waiting=True), waits=True, same=63.0, idle=63.0)
+    job.reaction.react(_ROUND, replace(_HANG, ranks={0: waits}))
+    job.answer()
+    job.answer()
+    (end,) = job.ends
+    assert end.exception is not None
+    assert end.exception.message.startswith("rank 0 did not join; no progress of any rank for ")
 
 
 def test_a_round_that_has_ended_meanwhile_is_not_told_of() -> None:

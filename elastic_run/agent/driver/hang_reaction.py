@@ -101,7 +101,7 @@ class HangReaction:
         self._say(hang_lines.closing(path, action))
         if action == "report" or is_decided_elsewhere:
             return
-        detail = hang_lines.detail(found.ranks, found.ended)
+        detail = hang_lines.detail(found.ranks, found.ended, finding)
         accused = () if finding is None else finding.ranks
         rank = hang_lines.find_odd_rank(found.ranks, accused)
         event: Event = messages.WorkersHung(current.number)
