@@ -151,12 +151,6 @@ class _AgentFold:
     def _take_lines_lost(self, event: Event) -> None:
         self.agent.lost_lines += event["lines"]
 
-    def _take_signal_received(self, event: Event) -> None:
-        self.agent.signals.append((event["time"], event["signal"]))
-
-    def _take_pause_started(self, event: Event) -> None:
-        self.agent.pauses.append((event["time"], event["pause_s"]))
-
     def _take_round_formed(self, event: Event) -> None:
         self.agent.job = event["job"]
         self._member = Member(
@@ -175,8 +169,7 @@ class _AgentFold:
 
     def _take_workers_started(self, event: Event) -> None:
         if self._member is not None:
-            self._member.started_at = event["time"]
-            self._member.start_s, self._member.recovery_s = event["start_s"], event["recovery_s"]
+            self._member.started_at, self._member.recovery_s = event["time"], event["recovery_s"]
 
     def _take_workers_stopping(self, event: Event) -> None:
         if self._member is not None:
@@ -185,13 +178,12 @@ class _AgentFold:
 
     def _take_workers_stopped(self, event: Event) -> None:
         if self._member is not None:
-            self._member.stopped_at, self._member.stop_s = event["time"], event["stop_s"]
+            self._member.stopped_at = event["time"]
 
     def _find_worker(self, event: Event) -> Worker:
-        if self._member is None:
-            return Worker(event["rank"], event["local_rank"], event["pid"])  # the line of the round is missing
-        worker = Worker(event["rank"], event["local_rank"], event["pid"])
-        return self._member.workers.setdefault(event["rank"], worker)
+        # Without a member the line of the round is missing.
+        workers = {} if self._member is None else self._member.workers
+        return workers.setdefault(event["rank"], Worker(event["rank"], event["pid"]))
 
     def _take_worker_started(self, event: Event) -> None:
         worker = self._find_worker(event)

@@ -36,7 +36,6 @@ class Worker:
 
     Args:
         rank: Its global rank.
-        local_rank: Its number on its node.
         pid: Its pid.
         is_output_seen: Whether its stdout passed through the launcher.
         started_at: Wall clock, or None if the line is missing.
@@ -51,7 +50,6 @@ class Worker:
     """
 
     rank: int
-    local_rank: int
     pid: int
     is_output_seen: bool = False
     started_at: float | None = None
@@ -76,14 +74,12 @@ class Member:
         formed_at: Time at which the node had its place.
         rendezvous_s: Seconds that the node waited for its place.
         started_at: Time at which its workers ran.
-        start_s: Seconds that the start of the workers took.
         recovery_s: Seconds since the failure of the round before.
         stopping_at: Time at which the node began to stop its workers.
         stop_reason: Reason of the stop: `failure`, `halt`, `signal`, `success`, or "".
         detail: The reason in words, or "".
         detected_s: Seconds from the failure to the begin of the stop.
         stopped_at: Time at which no worker was left.
-        stop_s: Seconds that the stop took.
         last_at: Time of the node's last line about the round.
         workers: The workers by global rank.
     """
@@ -94,14 +90,12 @@ class Member:
     formed_at: float
     rendezvous_s: float
     started_at: float | None = None
-    start_s: float | None = None
     recovery_s: float | None = None
     stopping_at: float | None = None
     stop_reason: str = ""
     detail: str = ""
     detected_s: float | None = None
     stopped_at: float | None = None
-    stop_s: float | None = None
     last_at: float = 0.0
     workers: dict[int, Worker] = field(default_factory=dict)
 
@@ -143,8 +137,6 @@ class Agent:
         ended: Its event `agent_ended`; None if it runs, was killed, or the end of its log is missing.
         lost_lines: Lines that it could not write.
         job: Unique id of its job, since jobs may share a run id; "" before its first round.
-        signals: Each signal that it got: wall clock and name.
-        pauses: Each pause before a restart: wall clock and seconds.
         clock_offset: Seconds by which its clock was ahead of the other nodes', about; its times are corrected by them.
     """
 
@@ -157,8 +149,6 @@ class Agent:
     ended: Event | None = None
     lost_lines: int = 0
     job: str = ""
-    signals: list[tuple[float, str]] = field(default_factory=list)
-    pauses: list[tuple[float, float]] = field(default_factory=list)
     clock_offset: float = 0.0
 
 

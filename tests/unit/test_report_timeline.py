@@ -37,7 +37,7 @@ def test_a_round_without_running_workers_ran_for_no_time() -> None:
 def test_the_failure_of_a_launcher_that_was_killed_is_the_worker_that_was_not_stopped() -> None:
     """Without a line about the failure, a worker that ended badly by itself is shown, not one that was stopped."""
     member = make_member("a", 0, last_at=30.0)
-    member.workers[0] = Worker(0, 0, 100, started_at=10.0, ended_at=20.0, signal="SIGTERM", was_stopped=True)
-    member.workers[1] = Worker(1, 1, 101, started_at=10.0, ended_at=21.0, signal="SIGSEGV")
+    member.workers[0] = Worker(0, 100, started_at=10.0, ended_at=20.0, signal="SIGTERM", was_stopped=True)
+    member.workers[1] = Worker(1, 101, started_at=10.0, ended_at=21.0, signal="SIGSEGV")
     (card,) = find_failures(Job("job", [Agent("a", "a", "job", 0.0, 30.0)], [Round(1, "", 0, 1, 2, "", {0: member})]))
     assert (card.title, card.uptime) == ("rank 1 on a was killed by SIGSEGV", 11.0)

@@ -107,13 +107,13 @@ def _find_unexplained(each: Round) -> tuple[Member, Worker] | None:
 
 def _make_card(member: Member, worker: Worker) -> Card:
     failure = worker.failure or {}
-    is_timed = worker.ended_at is not None and worker.started_at is not None
+    begun, ended = worker.started_at, worker.ended_at
     return Card(
         title=f"rank {worker.rank} on {member.node} {end_text(worker)}",
         cause=failure.get("cause", ""),
         where=failure.get("where", ""),
         remark=failure.get("remark", ""),
         log_file=failure.get("log_file", ""),
-        at=worker.ended_at,
-        uptime=(worker.ended_at or 0) - (worker.started_at or 0) if is_timed else None,
+        at=ended,
+        uptime=None if begun is None or ended is None else ended - begun,
     )
