@@ -250,7 +250,7 @@ def _waits(dump: Dump, calls: Calls) -> bool:
 
 def _common_place(calls: Iterable[Calls]) -> str:
     """Return the place in the code that most of these calls have, or ""."""
-    places = [call[-1].where for call in calls if call and call[-1].where]
+    places = [call[-1].where for call in calls if call[-1].where]
     return max(places, key=places.count, default="")
 
 

@@ -115,7 +115,7 @@ def _break(text: str, width: int) -> list[str]:
     while columns(text) > width:
         line = _head(text, width)
         whole = next((found for found in _WHOLE.finditer(text) if found.start() < len(line) < found.end()), None)
-        space = line.rfind(" ", 1)
+        space = line.rfind(" ")
         if whole is not None:
             line = text[: whole.start() or whole.end()]
         elif space > width // 3 and not text[len(line) : len(line) + 1].isspace():

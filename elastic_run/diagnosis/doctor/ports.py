@@ -101,13 +101,10 @@ def _try(host: str, port: int, subject: Subject) -> PortState:
 
 def _open(family: int, address: tuple[object, ...]) -> int:
     """Open a port for a moment; returns the system's error, or 0."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-            probe.listen(1)
-        except OSError as error:
-            return error.errno or errno.EIO
+    try:
+        socket.create_server(address, family=family).close()
+    except OSError as error:
+        return error.errno or errno.EIO
     return 0
 
 

@@ -263,11 +263,11 @@ def _say_bye(pipe: int, waiting: bytearray) -> bool:
     """Let the guardian go that reads a pipe, if any does; return whether there was room to tell it."""
     farewell = waiting + b"bye\n"
     try:
-        return pipe < 0 or os.write(pipe, farewell) == len(farewell)
+        return os.write(pipe, farewell) == len(farewell)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # nobody reads it any more
+        return True  # there is none, or nobody reads it any more
 
 
 def _kill_guardians(session: int) -> None:
