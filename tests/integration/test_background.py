@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import is_gone, kill_processes, wait_gone
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
@@ -85,6 +86,20 @@ def test_it_goes_on_in_log_files_and_under_a_prefix(launch: Launch, worker: Work
     assert job.wait_exit() == 0
     assert "uploaded" in job.stderr
     assert [path.read_text() for path in (tmp_path / "logs").rglob("stderr.log")] == ["uploaded\n"]
+
+
+def test_a_lock_of_the_launcher_is_free_after_the_job(
+    launch: Launch, worker: Worker, tmp_path: Path, gate: Path
+) -> None:
+    """What passes the output on holds no other file that the launcher has inherited, such as that of `flock`."""
+    path = tmp_path / "lock"
+    locks = ("sh", "-c", 'exec 3> "$0"; flock 3; exec "$@"', str(path), *ELASTIC_RUN)
+    job = launch("--standalone", worker(_uploads(gate, tmp_path)), program=locks)
+    job.wait_line("lives on")
+    assert job.process.wait(60) == 0
+    subprocess.run(["flock", "--timeout=30", path, "true"], check=True)
+    gate.write_text("go\n")
+    assert _wait_done(tmp_path) == "0\n"
 
 
 def test_on_a_terminal(terminal: Terminal, worker: Worker, tmp_path: Path, gate: Path) -> None:

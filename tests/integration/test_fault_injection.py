@@ -278,7 +278,7 @@ from torch.distributed import all_reduce
 dist.init_process_group("gloo", timeout=timedelta(seconds=3))
 inner = dist.new_group([0, 1], timeout=timedelta(seconds=3), group_desc="inner")
 if rank < 2:
-    all_reduce(torch.ones(4), group=inner)
+    all_reduce(torch.ones(4), group=inner, async_op=True).wait()
 all_reduce(torch.ones(4))
 all_reduce(torch.ones(4))
 say("end")

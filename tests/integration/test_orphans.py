@@ -189,6 +189,23 @@ def test_a_launcher_killed_while_it_replaces_its_guardian(launch: Launch, worker
     assert job.wait_exit() == -signal.SIGKILL
 
 
+_IN_A_CONTAINER = """
+import os, subprocess
+from elastic_run.multiprocessing.process.guardian import Guardian
+child = subprocess.Popen(["sleep", "600"])
+Guardian(is_exec=True).start()
+child.terminate()
+print(os.getsid(0), child.wait(), flush=True)
+"""
+
+
+def test_a_guardian_s_start_kills_nothing() -> None:
+    """A program whose session began outside of its container, so that it is 0 inside, keeps its children."""
+    program = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+    done = subprocess.check_output([*program, sys.executable, "-c", _IN_A_CONTAINER], timeout=60)
+    assert done == b"0 -15\n"
+
+
 _FULL_PIPE = """
 import os, signal, subprocess, time
 from elastic_run.multiprocessing.process import descendants, process_table

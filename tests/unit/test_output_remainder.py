@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+#: Leaves the first descriptor beyond the standard ones, which is close-on-exec.
+_LEAVES = """
+import os
+from elastic_run.multiprocessing.output.remainder import Source, leave
+reading, writing = os.pipe()
+leave([Source(reading, [1])], is_exec=True)
+print(reading, flush=True)
+os.write(writing, b"late\\n")
+"""
 
 
 def test_a_program_that_is_no_interpreter_is_not_begun_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -30,3 +41,9 @@ def test_a_program_that_is_no_interpreter_is_not_begun_again(monkeypatch: pytest
     with os.fdopen(out, "rb") as file:
         assert file.read() == b"late\n"
     assert not (tmp_path / "begun").exists()
+
+
+def test_it_reads_from_a_descriptor_of_any_number() -> None:
+    """The lowest number that a program can have for a pipe is passed on like any other."""
+    program = subprocess.run([sys.executable, "-c", _LEAVES], stdout=subprocess.PIPE, timeout=60, check=True)
+    assert program.stdout == b"3\nlate\n"

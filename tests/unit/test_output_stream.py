@@ -124,6 +124,20 @@ def test_a_backlog_goes_with_the_console(bench: Bench, tmp_path: Path) -> None:
     assert name not in open_files()
 
 
+def test_a_line_that_came_behind_is_shown(bench: Bench, tmp_path: Path) -> None:
+    """A tee'd line that the console could not take at once is shown, though its worker writes nothing more."""
+    log = LogFile(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), lambda _: None)
+    one, behind = bench.pass_through(), bench.lines(b"[1]:", backlog=Backlog(log))
+    give(one, b"text")
+    log.write(b"line\n")
+    give(behind, b"line\n")
+    give(one, b"\n")
+    bench.loop.turn()
+    assert bench.got == b"text\n[1]:line\n"
+    behind.end()
+    log.close()
+
+
 def open_files() -> list[str]:
     """Return the paths of this process's open files."""
     return [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]

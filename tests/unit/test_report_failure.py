@@ -289,7 +289,7 @@ def test_attempts_that_failed_alike_share_a_line() -> None:
     )
     text = report(result(worker_end(2, 5), attempts=attempts))
     assert "before   attempts 0-2 failed after 1.0 s to 3.0 s: rank 1 was killed by SIGSEGV\n" in text
-    assert "... (7 attempts in all)" in text
+    assert "... (7 attempts in all)\n         attempt 6 failed after 7.0 s: rank 1 was killed by SIGSEGV\n" in text
     same = tuple(Attempt(restart_count=number, root=None, started_at=NOON, uptime=1.0) for number in range(2))
     assert "attempts 0-1 failed after 1.0 s: no worker failed by itself" in report(result(attempts=same, detail="x"))
     assert "rank 0, ValueError: loss" in report(result(worker_end(2, 5), attempts=attempts[3:4]))
@@ -322,12 +322,14 @@ def test_a_log_outside_of_the_log_directory_has_its_whole_path() -> None:
 
 
 def test_colour_changes_nothing_but_colour() -> None:
-    """Without its escapes the coloured report is the plain one, and the plain one has none."""
+    """Without its escapes the coloured report is the plain one, which has none; red are the title and the exception."""
     job = result(worker_end(0, 1, captured("value_error")), *stopped(1))
     plain, coloured = render(job), render(job, color=True)
     assert "\x1b" not in "".join(plain)
     assert [re.sub(r"\x1b\[\d+m", "", line).rstrip() for line in coloured] == plain
     assert coloured[0].startswith("\x1b[1m\x1b[31m-- elastic-run")
+    red = [line for line in coloured[1:] if "\x1b[31m" in line]
+    assert [line.partition("\x1b[31m")[2] for line in red] == ["ValueError: loss is not finite: 3\x1b[0m"]
 
 
 def worst(**more: object) -> JobResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+#: A worker without a stdin, whose number its file may get, and a process that it forks.
+_FORKS = """
+import os
+os.close(0)
+from elastic_run.worker import beats
+beats._INTERVAL = 0.0
+beats.heartbeat(1)
+if not os.fork():
+    beats.heartbeat(2)
+    os._exit(0)
+os.wait()
+"""
 
 
 def test_beats_are_written_five_times_a_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -29,3 +44,10 @@ def test_beats_are_written_five_times_a_second(monkeypatch: pytest.MonkeyPatch, 
     assert [round(at, 1) for at in seen.values()] == [0.0, 0.2, 0.4, 0.6, 0.8]
     assert next(iter(seen)) == "1 step=0"
     assert all(f"{round(at * 1000) + 1} step={round(at * 1000)}" == line for line, at in seen.items())
+
+
+def test_a_fork_does_not_beat_for_its_parent(tmp_path: Path) -> None:
+    """What a worker forks, such as a data loader, writes nothing: a worker that hangs would seem to be alive."""
+    file = tmp_path / "beats"
+    subprocess.run([sys.executable, "-c", _FORKS], env={ENV_HEARTBEAT_FILE: str(file)}, check=True)
+    assert file.read_text(encoding="ascii").split() == ["1", "step=1"]
