@@ -4,9 +4,9 @@
 
 A room is a package below `elastic_run`. Each change (a mutant) is made in a copy of the repository, never in the
 checkout. The tests of the room run against the copy: first the unit tests and scenarios that import from the room; if
-none fails, the integration tests of `INTEGRATION`. A mutant with which all pass has survived: a test is missing, or the
-change makes no difference that a user could notice. Docstrings, texts, logging and code for type checkers are left
-alone.
+none fails, the integration and parity tests of `INTEGRATION`. A mutant with which all pass has survived: a test is
+missing, or the change makes no difference that a user could notice. Docstrings, texts, logging, code for type checkers
+and `strict` of `zip` are left alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-#: Room -> its integration tests, as patterns of file names.
+#: Room -> its tests in `tests/integration` and `tests/parity`, as patterns of file names.
 INTEGRATION: dict[str, str] = {
     "agent": "supervision restarts unkillable_workers custom_agents early_start hang* health_* metrics_port status "
     "stacks* many_nodes_ends",
@@ -41,11 +41,11 @@ INTEGRATION: dict[str, str] = {
     "compat": "compat command_line two_launchers",
     "control": "control_socket status commands drain",
     "core": "supervision restarts elastic_failures elastic_view_change exclusion",
-    "diagnosis": "doctor* flight_recorder stacks* hang native_stacks",
+    "diagnosis": "doctor* fault_injection flight_recorder stacks* hang native_stacks",
     "events": "event_*",
     "metrics": "metrics_port",
-    "multiprocessing": "supervision unkillable_workers output_tee output_capture escapes orphans function_* "
-    "start_processes spawn preload",
+    "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* "
+    "start_processes spawn preload* seat_record",
     "rendezvous": "elastic_* patience hosting open_ports fencing heartbeats death_notice seat_record token",
     "report": "report_* event_log last_exceptions wait_line waiting_causes supervision",
     "store": "store_* job_stores* hostile_servers full_stores log_start token",
@@ -115,7 +115,7 @@ def _is_left_alone(node: ast.AST) -> bool:
             return name in _LOGS
         case ast.If(test=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
             return name in _UNCHANGED_NAMES
-        case ast.Import() | ast.ImportFrom() | ast.Raise(exc=None):
+        case ast.Import() | ast.ImportFrom() | ast.Raise(exc=None) | ast.keyword(arg="strict"):
             return True
     return False
 
@@ -214,7 +214,8 @@ class Room:
             if any(word in path.read_text() for word in words) and path.stem not in {"test_layers", "test_indexes"}
         ]
         patterns = [] if quick else INTEGRATION[name].split()
-        slow = sorted({path for pattern in patterns for path in ROOT.glob(f"tests/integration/test_{pattern}.py")})
+        places = [f"tests/{place}/test_{pattern}.py" for place in ("integration", "parity") for pattern in patterns]
+        slow = sorted({path for place in places for path in ROOT.glob(place)})
         return cls(name, [stage for stage in (units, [str(path.relative_to(ROOT)) for path in slow]) if stage])
 
     def choose(self, sample: int, seed: int) -> list[Mutant]:
@@ -265,6 +266,8 @@ def _put_nearest_first(stage: list[str], mutant: Mutant) -> list[str]:
 
 def main() -> None:
     """Run as a command."""
+    # The tests are ended by it, and would inherit that a shell ignores it for what it runs in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "rooms", nargs="*", default=sorted(INTEGRATION), help="packages of elastic_run; all unless given"

@@ -18,7 +18,7 @@ _SOURCE = textwrap.dedent(
     def judge(ü: int, done: bool = False) -> bool:
         """Return 5."""
         _log.warning("no", 9)
-        tell(f"{ü + 1}")
+        tell(f"{ü + 1}", strict=True)
         if ü < 3 and not done:
             raise ValueError("x" + str(4))
         return ü in {1}
@@ -32,7 +32,7 @@ def test_code_is_changed_and_nothing_else() -> None:
     assert described == [
         "7: 2.0 -> 4.0",
         "9: False -> True",
-        '12: tell(f"{ü + 1}") -> pass',
+        '12: tell(f"{ü + 1}", strict=True) -> pass',
         "13: ü < 3 and not done -> (ü < 3 or not done)",
         "13: ü < 3 -> (ü <= 3)",
         "13: 3 -> 4",
