@@ -17,12 +17,17 @@ import pytest
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING, SEAT_UNTOLD
 from elastic_run.core.protocol.messages import Assignment, Copy, Join, Last, Offer, Ready
+from elastic_run.multiprocessing.process.descendants import find_survivors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.records import replace
+from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic.node_death import record_directory
+from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
 from elastic_run.rendezvous.elastic.node_death.record_directory import RecordDirectory
 from elastic_run.rendezvous.elastic.node_death.seat_record import Record, SeatRecord, make_prefix, read_record
+from tests.support.processes import is_gone, kill_processes
+from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -231,11 +236,15 @@ def test_two_newcomers_do_not_share_a_record() -> None:
 
 
 def test_a_guardian_holds_the_record() -> None:
-    """An agent's record stays locked until its guardian has killed what it left, and no longer."""
+    """An agent's record stays locked until its guardian has killed what it left, and not while it tells the job."""
     agent, path = start_agent()
     guardian = Guardian(is_exec=True)
     pid = guardian.start()
     guardian.hold(path)
+    endpoints = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))  # nobody answers there
+    backend = make_backend("c10d", endpoints, JOB, read_settings("c10d", {}), is_host=False)
+    document = {**backend.describe(), "node": "victim", "job": JOB, "record": path, "seconds": 600.0}
+    guardian.say_at_end(send_death_notice.__module__, json.dumps(document), 600.0)
     try:
         deaths = DeathProofs(JOB)
         deaths.open("newcomer")
@@ -247,9 +256,11 @@ def test_a_guardian_holds_the_record() -> None:
         guardian.alarm()
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: _look(deaths), what="the lock")
+        assert not is_gone(pid)
         deaths.close(is_over=True)
     finally:
         guardian.close()
+        kill_processes(find_survivors({pid}, "", since=0))
         os.waitpid(pid, 0)
 
 
