@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import os
 
+from elastic_run.lazy import lazy_names
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -21,14 +22,8 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.api import RendezvousHandler
 DEFAULT_ROLE = "default"
 
-
-def __getattr__(name: str) -> object:
-    if name != "WorkerState":
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from elastic_run.agent.state import WorkerState  # noqa: PLC0415 - `enum` is not needed to start workers
-
-    return WorkerState
+# `enum` is not needed to start workers.
+__getattr__ = lazy_names(__name__, {"WorkerState": "elastic_run.agent.state"})
 
 
 @dataclass

@@ -18,6 +18,7 @@ import os
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
+from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.output.log_directories import (
     link_latest,
     make_new,
@@ -46,14 +47,8 @@ _LATEST = "latest"
 _OUT = 1
 _ERR = 2
 
-
-def __getattr__(name: str) -> object:
-    if name != "Std":
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from elastic_run.multiprocessing.output.std import Std  # noqa: PLC0415 - `enum` is not needed to start workers
-
-    return Std
+# `enum` is not needed to start workers.
+__getattr__ = lazy_names(__name__, {"Std": "elastic_run.multiprocessing.output.std"})
 
 
 def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Std]:
