@@ -236,15 +236,17 @@ def test_two_newcomers_do_not_share_a_record() -> None:
 
 
 def test_a_guardian_holds_the_record() -> None:
-    """An agent's record stays locked until its guardian has killed what it left, and not while it tells the job."""
+    """An agent's record stays locked until a guardian has killed what it left, and not while that tells the job."""
     agent, path = start_agent()
     guardian = Guardian(is_exec=True)
-    pid = guardian.start()
+    former = guardian.start()
     guardian.hold(path)
     endpoints = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))  # nobody answers there
     backend = make_backend("c10d", endpoints, JOB, read_settings("c10d", {}), is_host=False)
     document = {**backend.describe(), "node": "victim", "job": JOB, "record": path, "seconds": 600.0}
     guardian.say_at_end(send_death_notice.__module__, json.dumps(document), 600.0)
+    pid = guardian.start()
+    os.waitpid(former, 0)
     try:
         deaths = DeathProofs(JOB)
         deaths.open("newcomer")
@@ -271,7 +273,10 @@ def _look(deaths: DeathProofs) -> list[Record]:
 
 def _is_open_in(pid: int, path: str) -> bool:
     descriptors = Path(f"/proc/{pid}/fd")
-    return any(os.path.realpath(fd) == path for fd in descriptors.iterdir())
+    try:
+        return any(os.path.realpath(fd) == path for fd in descriptors.iterdir())
+    except FileNotFoundError:
+        return False  # one was just closed
 
 
 @pytest.mark.parametrize(
