@@ -41,7 +41,7 @@ INTEGRATION: dict[str, str] = {
     "compat": "compat command_line two_launchers",
     "control": "control_socket status commands drain",
     "core": "supervision restarts elastic_failures elastic_view_change exclusion",
-    "diagnosis": "doctor* fault_injection flight_recorder stacks* hang native_stacks",
+    "diagnosis": "doctor* fault_injection flight_recorder stack* hang native_stacks",
     "events": "event_*",
     "metrics": "metrics_port",
     "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* "

@@ -162,9 +162,10 @@ def test_a_missing_module_on_one_node(launch: Launch, worker: Worker) -> None:
 
 
 def test_a_full_disk(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """The kernel answers ENOSPC to whatever makes a file or a directory, also in children; reads go on."""
+    """The kernel answers ENOSPC to whatever makes or extends a file or a directory, also in children; reads go on."""
     path = worker(
         "import subprocess, time\n"
+        "held = os.open('held', os.O_RDWR | os.O_CREAT)\n"
         "end = time.monotonic() + 60\n"
         "while time.monotonic() < end:\n"
         "    try:\n"
@@ -174,13 +175,21 @@ def test_a_full_disk(launch: Launch, worker: Worker, tmp_path: Path) -> None:
         "        say('mkdir', error.errno)\n"
         "        break\n"
         "    time.sleep(0.01)\n"
+        "for call, *words in (\n"
+        "    (os.truncate, 'held', 9), (os.ftruncate, held, 9), (os.posix_fallocate, held, 0, 9),\n"
+        "    (os.pwrite, held, b'x', 0), (os.pwritev, held, [b'x'], 0), (os.copy_file_range, held, held, 1, 0, 9),\n"
+        "):\n"
+        "    try:\n"
+        "        say(call.__name__, call(*words))\n"
+        "    except OSError as error:\n"
+        "        say('extend', error.errno)\n"
         "touch = subprocess.run(['touch', 'x'], stderr=subprocess.DEVNULL)\n"
         "say('touch', touch.returncode, len(open(__file__).read()) > 9)\n"
         "open('checkpoint.pt', 'w')"
     )
     job = launch("--inject-fault=disk-full@0.5s", path, cwd=tmp_path)
     assert job.wait_exit() == 1
-    assert job.stdout == "mkdir 28\ntouch 1 True\n"
+    assert job.stdout.splitlines() == ["mkdir 28", *["extend 28"] * 6, "touch 1 True"]
     assert "full disk: rank 0 (pid " in job.stderr
     assert "OSError: [Errno 28] No space left on device: 'checkpoint.pt'" in closing_report(job.stderr)
 

@@ -216,6 +216,18 @@ def test_what_a_failed_write_means() -> None:
     ]
 
 
+def test_how_much_room_is_little() -> None:
+    """Below 1 GiB is a warning; below 64 MiB, or with few files to be had, a problem."""
+    room = [(1024 << 20, 100), (1023 << 20, 100), (64 << 20, 100), (63 << 20, 100), (1024 << 20, 99)]
+    found = [texts(directories.judge_room("/logs", free, files)) for free, files in room]
+    warns = ["warning: the file system of /logs is almost full"]
+    fails = [
+        "problem: the file system of /logs is full",
+        "problem: the file system of /logs is full: it has room for 99 more files",
+    ]
+    assert found == [[], warns, warns, fails[:1], fails[1:]]
+
+
 def test_many_launchers_of_a_step_and_idle_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of Slurm that agree may still describe another job than is meant, or be left over from an ended one."""
     monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
