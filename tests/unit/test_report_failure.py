@@ -290,6 +290,7 @@ def test_attempts_that_failed_alike_share_a_line() -> None:
     text = report(result(worker_end(2, 5), attempts=attempts))
     assert "before   attempts 0-2 failed after 1.0 s to 3.0 s: rank 1 was killed by SIGSEGV\n" in text
     assert "... (7 attempts in all)\n         attempt 6 failed after 7.0 s: rank 1 was killed by SIGSEGV\n" in text
+    assert "... (6 attempts in all)" in report(result(worker_end(2, 5), attempts=attempts[:6]))
     same = tuple(Attempt(restart_count=number, root=None, started_at=NOON, uptime=1.0) for number in range(2))
     assert "attempts 0-1 failed after 1.0 s: no worker failed by itself" in report(result(attempts=same, detail="x"))
     assert "rank 0, ValueError: loss" in report(result(worker_end(2, 5), attempts=attempts[3:4]))

@@ -34,6 +34,14 @@ def test_a_round_without_running_workers_ran_for_no_time() -> None:
     assert _describe_round(Round(2, "", 1, 2, 2, "", ran)).ran == "40.0 s"
 
 
+def test_the_verdict_is_that_of_the_last_round() -> None:
+    """Launchers that left the job before its last round do not tell how it ended, even if they are more."""
+    agents = [Agent(name, name, "job", 0.0, 9.0, ended={"verdict": "node_lost"}) for name in "abc"]
+    agents[2].ended = {"verdict": "success"}
+    first, last = ({0: make_member(name, 0)} for name in "ac")
+    assert Job("job", agents, [Round(1, "", 0, 1, 1, "", first), Round(2, "", 1, 1, 1, "", last)]).verdict == "success"
+
+
 def test_the_failure_of_a_launcher_that_was_killed_is_the_worker_that_was_not_stopped() -> None:
     """Without a line about the failure, a worker that ended badly by itself is shown, not one that was stopped."""
     member = make_member("a", 0, last_at=30.0)
