@@ -131,16 +131,21 @@ def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, sc
 
 
 def test_a_handler_of_the_script_still_gets_its_signal(launch: Launch, script: Callable[[str], Path]) -> None:
-    """Who caught SIGTERM before is called too."""
+    """Who caught SIGTERM before is called too, and alone in a process that a watching worker has forked."""
     path = script("""
         signal.signal(signal.SIGTERM, lambda *_: say(own=1))
         before = worker.stop_requested()
+        if not (child := os.fork()):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(3)
+        say(fork=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         os.kill(os.getpid(), signal.SIGTERM)
         say(before=before, after=worker.stop_requested(), everywhere=worker.stop_requested(everywhere=True))
     """)
     job = launch(path, program=[sys.executable, "-W", "error"], env=QUIET)
     assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == '{"own": 1}\n{"before": false, "after": true, "everywhere": true}\n'
+    own, after = '{"own": 1}\n', '{"before": false, "after": true, "everywhere": true}\n'
+    assert job.stdout == own + '{"fork": 3}\n' + own + after
 
 
 def test_a_forked_process_that_does_not_ask_is_ended(launch: Launch, script: Callable[[str], Path]) -> None:
