@@ -1,4 +1,8 @@
-"""Replay one seed, `python -m tests.simulation SEED [--trace]`, or search many, `--from 0 --count 10000 --jobs 2`."""
+"""Replay one seed, `python -m tests.simulation SEED [--trace]`, or search many, `--from 0 --count 10000 --jobs 2`.
+
+With `--restores N` at least N of the faults of every run restore the store from a snapshot, and no store moves.
+The same seed is another run without it.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,24 @@ from tests.simulation.search import describe, find_failures
 from tests.simulation.world import World
 
 
-def search(first: int, count: int, jobs: int) -> int:
+def search(first: int, count: int, jobs: int, least_restores: int) -> int:
     """Run seeds, and print each that fails, then a summary.
 
     Args:
         first: The first seed.
         count: How many.
         jobs: Processes.
+        least_restores: See `World`.
 
     Returns:
         The exit code.
     """
     started = time.monotonic()
     failures = []
-    for failure in find_failures(range(first, first + count), jobs):
+    for failure in find_failures(range(first, first + count), jobs, least_restores=least_restores):
         failures.append(failure)
         _print(str(failure))
-    _print(describe(failures, count, time.monotonic() - started))
+    _print(describe(failures, count, time.monotonic() - started, least_restores))
     return 1 if failures else 0
 
 
@@ -43,10 +48,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--restores", type=int, default=0, help="restores of the store in each run, at least")
     options = parser.parse_args()
     if options.seed is None:
-        return search(options.first, options.count, options.jobs)
-    World(options.seed, _print if options.trace else None).run()
+        return search(options.first, options.count, options.jobs, options.restores)
+    World(options.seed, _print if options.trace else None, least_restores=options.restores).run()
     return 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.agent import Proof
+from tests.simulation.restores import Restores
 from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 EMPTY_STORES = "hosts that come back with an empty store"
 MOVES = "several moves of the store"
 ROLLBACK = "stores that are restored from a snapshot"
-RESTORES = "stores that are restored twice, to their beginning, or while something else goes wrong"
 SUSPEND = "clocks that stand still"
 LATE_WRITES = "writes that are carried out late, or again"
 CUTS = "partitions"
@@ -47,9 +47,8 @@ _WANDERS_AFTER = (5.0, 14.0)
 _STAYS = 7.0
 #: Probability that a node that wanders is told to go at the end.
 _LEAVES = 0.2
-#: Decisions at which a store is restored, and longest seconds until it is restored once more.
-_RESTORED_AT = ("claim", "resync", "recovered", "form", "halt")
-_RESTORED_AGAIN = 9.0
+#: Probability that a store is restored in a run, where one can be.
+_RESTORED = 0.3
 #: What the scripts of two jobs under one id are.
 _OTHER_SCRIPT = "other.py"
 
@@ -60,9 +59,10 @@ class Faults:
     Args:
         world: The run.
         known_bad: Kinds that are left out.
+        least_restores: How often the store is restored at least, as far as the run lasts.
     """
 
-    def __init__(self, world: World, known_bad: frozenset[str]) -> None:
+    def __init__(self, world: World, known_bad: frozenset[str], least_restores: int) -> None:
         self._world = world
         self._random = world.random
         self._known_bad = known_bad
@@ -70,7 +70,7 @@ class Faults:
         self._late_operation = -1
         self._dividing_slot = -1
         self._wanderers = 0
-        self._restored_at: tuple[str, int, Store] | None = None
+        self._restores = Restores(world, self, least_restores)
         self.is_spoilt = False
         self.has_strangers = False
         self.has_hidden = False
@@ -92,9 +92,9 @@ class Faults:
             self._kill,
             self._kill_coordinator,
             self._kill_coordinator,
-            self._stall,
-            self._stall,
-            self._stall_coordinator,
+            self.stall,
+            self.stall,
+            self.stall_coordinator,
             self._leave,
             self._leave_coordinator,
             self._arrive,
@@ -105,19 +105,15 @@ class Faults:
             self._arm_pause,
             self._spoil,
         ]
-        everywhere += [self._suspend, self._suspend_coordinator] if self.has(SUSPEND) else []
+        everywhere += [self._suspend, self.suspend_coordinator] if self.has(SUSPEND) else []
         everywhere += [self._kill_some] if self.has(BURSTS) else []
         if self._world.config.has_successors:
             everywhere += [self._doom_some, self._doom_some, self._divide_and_doom] if self.has(OFFERS) else []
             everywhere += [self._arm_division, self._arm_wandering] if self.has(FORMING) else []
             everywhere += [self._kill_server, self._stall_server, self._kill_server]
             everywhere += [self._cut, self._cut, self._cut_off] if self.has(CUTS) else []
-        elif self.has(ROLLBACK) and self._random.random() < 0.3:
-            everywhere += [self._roll_back]
-            if self.has(RESTORES):
-                everywhere += 2 * [self._roll_back_twice, self._roll_back_under_pause, self._arm_restore]
-                everywhere += 2 * [self._roll_back_and_kill, self._arm_restore]
-                self._plan_restore_to_beginning(horizon)
+        elif self.has(ROLLBACK) and (self._random.random() < _RESTORED or self._restores.least):
+            everywhere += self._restores.plan(horizon)
         for _ in range(count):
             time = self._random.random() * horizon
             if self._random.random() < 0.15 and not self._world.config.has_successors:
@@ -125,7 +121,7 @@ class Faults:
             else:
                 self._world.clockwork.at(time, self._random.choice(everywhere))
 
-    def _note(self, until: float = 0.0) -> None:
+    def note(self, until: float = 0.0) -> None:
         """Note that something is wrong until a time."""
         self.ended_at = max(self.ended_at, self._world.clockwork.now, until)
 
@@ -133,7 +129,7 @@ class Faults:
         store = self._world.stores[0]
         end = time + self._random.choice((1.0, 5.0, 12.0)) * self._random.random()
         store.outages.append((time, end))
-        self._note(end)
+        self.note(end)
 
     # --- who is hit --------------------------------------------------------------------------------------------------
     def _pick(self) -> Agent | None:
@@ -202,7 +198,7 @@ class Faults:
         self.has_hidden = self.has_hidden or agent.connection.serves_store
         self._world.say(f"{agent.node} is killed, {proof}")
         agent.die(proof)
-        self._note(self._world.clockwork.now + max(proof.delays, default=0.0))
+        self.note(self._world.clockwork.now + max(proof.delays, default=0.0))
         self._world.measure()
         self._maybe_replace(agent)
 
@@ -221,7 +217,7 @@ class Faults:
         is_server = any(endpoint.host == agent.name for endpoint in world.endpoints)
         if random.random() < 0.6 and (self.has(EMPTY_STORES) or not is_server):
             delay = random.choice(_SOON) if random.random() < 0.5 else random.random() * _LATER
-            self._note(world.clockwork.now + delay)
+            self.note(world.clockwork.now + delay)
             world.expected += 1
             world.clockwork.at(world.clockwork.now + delay, self._replace, agent.name)
 
@@ -230,10 +226,12 @@ class Faults:
         self._world.start(host)
 
     # --- standing still ----------------------------------------------------------------------------------------------
-    def _stall(self) -> None:
+    def stall(self) -> None:
+        """Let an agent stand still for a while."""
         self.stop(self._pick())
 
-    def _stall_coordinator(self) -> None:
+    def stall_coordinator(self) -> None:
+        """Let the coordinator stand still for a while."""
         self.stop(self._pick_coordinator())
 
     def _stall_server(self) -> None:
@@ -242,7 +240,8 @@ class Faults:
     def _suspend(self) -> None:
         self.stop(self._pick(), is_suspended=True)
 
-    def _suspend_coordinator(self) -> None:
+    def suspend_coordinator(self) -> None:
+        """Suspend the coordinator for a while."""
         self.stop(self._pick_coordinator(), is_suspended=True)
 
     def stop(self, agent: Agent | None, *, is_suspended: bool = False) -> float:
@@ -257,7 +256,7 @@ class Faults:
         verb = "suspended" if is_suspended else "stopped"
         world.say(f"{agent.node} is {verb} until {agent.stalled_until:.3f}")
         self.has_hidden = True
-        self._note(agent.stalled_until)
+        self.note(agent.stalled_until)
         world.silence()
         world.measure()
         world.clockwork.at(agent.stalled_until, world.measure)
@@ -274,18 +273,18 @@ class Faults:
         if agent is not None and not agent.is_stalled:
             self._world.say(f"{agent.node} is told to go")
             agent.leave()
-            self._note()
+            self.note()
             self._world.measure()
             self._maybe_replace(agent)
 
     def _arrive(self) -> None:
-        self._note()
+        self.note()
         self._world.start(f"x{len(self._world.agents)}")
 
     def _arrive_with_another_config(self) -> None:
         world, kind = self._world, self._random.randrange(3)
         self.has_strangers = True
-        self._note()
+        self.note()
         count = len(world.agents)
         if kind == 0:
             # It is taken in, and goes by the job's times.
@@ -325,7 +324,7 @@ class Faults:
             store: Where the slot is.
             value: The entry.
         """
-        self._maybe_restore(json.loads(value)["kind"])
+        self._restores.note_decision(json.loads(value)["kind"])
         if self._dividing_slot < 0 or json.loads(value)["kind"] not in ("form", "prepare"):
             return
         self._dividing_slot -= 1
@@ -350,7 +349,7 @@ class Faults:
         time = self._world.clockwork.now + self._random.uniform(*_WANDERS_AFTER)
         for index in range(self._random.randint(1, 5)):
             self._world.clockwork.at(time, self._wander, host, places[index % 2])
-            self._note(time)
+            self.note(time)
             time += self._random.random() * _STAYS
         if self._random.random() < _LEAVES:
             self._world.clockwork.at(time, self._send_some_away, host)
@@ -394,68 +393,8 @@ class Faults:
         self.is_spoilt = True
         store.values.update({key: SPOILT for key in store.values if key.startswith("s/")})
         self._world.say("a stranger writes garbage over the state")
-        self._note()
+        self.note()
         self._kill_coordinator()
-
-    def _roll_back(self) -> None:
-        """Take a snapshot of the store, and restore it some time later."""
-        world = self._world
-        until = world.clockwork.now + self._random.uniform(1.0, 15.0)
-        world.expected += 1
-        self._note(until)
-        world.clockwork.at(until, world.restore, world.take_snapshot())
-
-    def _roll_back_twice(self) -> None:
-        """Restore the store from one snapshot two times, the second time while nodes tell where they stand."""
-        world = self._world
-        first, second = world.take_snapshot(), world.take_snapshot()
-        time = world.clockwork.now + self._random.uniform(1.0, 10.0)
-        self._plan_restore(first, time)
-        self._plan_restore(second, time + self._random.random() * _RESTORED_AGAIN)
-
-    def _plan_restore_to_beginning(self, horizon: float) -> None:
-        """Now and then, restore the store from a snapshot of the time in which the first nodes came."""
-        world, random = self._world, self._random
-        if random.random() < 0.3:
-            taken, time = random.choice((0.0, random.uniform(0.0, 5.0))), random.uniform(5.0, max(6.0, horizon))
-            world.clockwork.at(taken, lambda: self._plan_restore(world.take_snapshot(), time))
-
-    def _plan_restore(self, snapshot: Store, time: float) -> None:
-        self._world.expected += 1
-        self._note(time)
-        self._world.clockwork.at(time, self._world.restore, snapshot)
-
-    def _roll_back_under_pause(self) -> None:
-        """Restore the store while the coordinator, or another node, stands still."""
-        world = self._world
-        self._plan_restore(world.take_snapshot(), world.clockwork.now + self._random.uniform(2.0, 10.0))
-        stop = self._random.choice((self._stall_coordinator, self._suspend_coordinator, self._stall))
-        world.clockwork.at(world.clockwork.now + self._random.uniform(0.0, 10.0), stop)
-
-    def _roll_back_and_kill(self) -> None:
-        """Restore the store, and kill the node that has read more of the log than any other."""
-        world = self._world
-        time = world.clockwork.now + self._random.uniform(1.0, 10.0)
-        self._plan_restore(world.take_snapshot(), time)
-        world.clockwork.at(time + self._random.choice((0.0, 1.0, 5.0)) * self._random.random(), self._kill_furthest)
-
-    def _kill_furthest(self) -> None:
-        living = [agent for agent in self._world.living if agent.member.log.next_slot is not None]
-        self.kill(max(living, key=lambda agent: (agent.member.log.next_slot or 0, agent.node), default=None))
-
-    def _arm_restore(self) -> None:
-        """Take a snapshot, and restore it as soon as a decision of some kind was made."""
-        if self._restored_at is None:
-            kind, count = self._random.choice(_RESTORED_AT), self._random.choice((0, 0, 0, 1, 2))
-            self._restored_at = kind, count, self._world.take_snapshot()
-
-    def _maybe_restore(self, kind: str) -> None:
-        if self._restored_at is None or self._restored_at[0] != kind:
-            return
-        _, count, snapshot = self._restored_at
-        self._restored_at = (kind, count - 1, snapshot) if count else None
-        if not count:
-            self._plan_restore(snapshot, self._world.clockwork.now)
 
     def _cut(self) -> None:
         """Cut two hosts from each other, in one direction or both."""
@@ -483,7 +422,7 @@ class Faults:
         world.say(
             f"nothing goes from {', '.join(f'{one} to {other}' for one, other in sorted(pairs))} until {until:.3f}"
         )
-        self._note(until)
+        self.note(until)
         world.silence()
         world.measure()
         world.clockwork.at(until, self._mend, pairs)

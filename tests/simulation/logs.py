@@ -63,14 +63,16 @@ class Log:
 
     def enter(self, world: World, store: Store, slot: int, writer: str, value: bytes) -> None:
         """Take in a slot that was created just now, and read on as far as slots are there."""
-        is_next = slot == self.next_slot or (self.is_copy and slot > self.next_slot)
-        require(is_next, ONE_DECIDER, f"slot {slot} was created when {self.next_slot} was the next")
         start = find_start(store.values.get(LOG_START))
         start = start if self.is_copy else None
         if start is not None and start.is_restart and (start.slot > self.next_slot or start.term > self.term):
-            # The store has lost what nodes had read: nothing of before counts for those who read on.
-            self.next_slot, self.term, self.coordinator = max(self.next_slot, start.slot), start.term, ""
+            # The store has lost what nodes had read: nothing of before counts for those who read on. A slot behind the
+            # start may be created anew, if a request that came late had deleted it.
+            self.next_slot = max(min(self.next_slot, slot), start.slot)
+            self.term, self.coordinator = start.term, ""
             self.entries = [entry for entry in self.entries if entry["kind"] != "end"]
+        is_next = slot == self.next_slot or (self.is_copy and slot > self.next_slot)
+        require(is_next, ONE_DECIDER, f"slot {slot} was created when {self.next_slot} was the next")
         # What a coordinator sent before it noticed that lies beyond the next slot.
         self.unread[slot] = writer, value
         if self.is_copy and decision_key(self.next_slot) not in store.values:
@@ -99,6 +101,8 @@ class Log:
     def _read(self, world: World, store: Store, slot: int, writer: str, value: bytes) -> None:
         entry = json.loads(value)
         self._go_on_from_writer(writer, entry["term"])
+        if self.entries and self.entries[-1] == {**entry, "slot": slot, "time": self.entries[-1]["time"]}:
+            return  # its coordinator has written it again: the answer of before was lost with the store
         is_claim = entry["kind"] == "claim"
         is_raised = entry["kind"] == "recovered" and entry["term"] >= self.term
         counts = entry["term"] > self.term if is_claim else entry["term"] == self.term or is_raised

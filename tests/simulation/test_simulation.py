@@ -13,6 +13,8 @@ SEEDS = 20_000
 CHUNK = 1_000
 #: Seeds beyond these are drawn where time is: `make test-long`, and CI.
 SHORT = 2_000
+#: Seeds in each of which the store is restored at least three times.
+RESTORED = 500
 _CHUNKS = [pytest.param(first, marks=[pytest.mark.long] * (first >= SHORT)) for first in range(0, SEEDS, CHUNK)]
 
 
@@ -41,6 +43,13 @@ def test_a_broken_property_has_its_name() -> None:
     assert caught.value.name == ASSIGNMENTS
     for name in KNOWN_BROKEN:
         require(holds=False, name=name, detail="is known")
+
+
+def test_a_variant_restores_the_store_in_each_run() -> None:
+    """With `least_restores` no property breaks either, and the summary's command replays that variant."""
+    failures = [*find_failures(range(RESTORED), least_restores=3)]
+    assert not failures, "\n".join([*map(str, failures), describe(failures, RESTORED, 0.0, 3)])
+    assert "replay: python -m tests.simulation 3 --restores 3 --trace" in describe([Failure(3, "one", "x")], 1, 0.0, 3)
 
 
 def test_a_seed_is_the_same_run_each_time() -> None:

@@ -53,16 +53,23 @@ class World:
         seed: Of everything that is drawn.
         trace: Takes a line for each thing that happens, or None.
         known_bad: Kinds of faults that are left out.
+        least_restores: How often faults restore the store from a snapshot, at least. Where it is above 0 the store does
+            not move, so that it can be restored.
     """
 
     def __init__(
-        self, seed: int, trace: Callable[[str], None] | None = None, *, known_bad: frozenset[str] = KNOWN_BAD
+        self,
+        seed: int,
+        trace: Callable[[str], None] | None = None,
+        *,
+        known_bad: frozenset[str] = KNOWN_BAD,
+        least_restores: int = 0,
     ) -> None:
         self.random = random = Random(seed)  # noqa: S311 - the same for the same seed, which is the point
         self.clockwork = Clockwork()
         self.trace = None if trace is None else lambda line: trace(f"{self.clockwork.now:9.3f} {line}")
         self.size = random.choice((1, 2, 2, 3, 3, 3, 4, 4, 5, 6)) if seed % 97 else 20
-        self.config = self._draw_config()
+        self.config = self._draw_config(may_move=not least_restores)
         self.character = Character(
             faults=random.choice((0, 1, 2, 3, 5, 8)),
             failure=random.choice((0.0, 0.0, 0.1, 0.3)),
@@ -71,7 +78,7 @@ class World:
         )
         # Few, so that a coordinator that was stopped finds its next slot trimmed.
         self.kept_slots = random.choice((3, 3, 8, 64))
-        self.faults = Faults(self, known_bad)
+        self.faults = Faults(self, known_bad, least_restores)
         self.network = self._draw_network()
         self.stores: list[Store] = []
         self.agents: list[Agent] = []
@@ -84,7 +91,7 @@ class World:
         self.faults.plan(self.character.faults, self.character.horizon)
         self.clockwork.at(START + 1.0, self.measure)
 
-    def _draw_config(self) -> JobConfig:
+    def _draw_config(self, *, may_move: bool) -> JobConfig:
         random = self.random
         low = random.randint(1, self.size)
         config = plain_config(
@@ -100,7 +107,7 @@ class World:
         if random.random() < 0.1:
             window = random.choice((None, 20.0))
             config = replace(config, membership_window=Window(random.randint(0, 2), window))
-        if self.size > 1 and random.random() < 0.4:
+        if self.size > 1 and random.random() < 0.4 and may_move:
             config = replace(config, has_successors=True, on_split=random.choice(("stop", "continue")))
         return config
 
@@ -262,9 +269,13 @@ class World:
         while self._goes_on and self.clockwork.now < limit:
             self.clockwork.run(self.clockwork.now + 1.0)
             self.oracle.look()
-        # What is on its way still arrives: the last clean-up.
-        self.clockwork.run(self.clockwork.now + 5.0)
+            self._run_out()
         self.oracle.judge()
+
+    def _run_out(self) -> None:
+        """At the end, let arrive what is on its way: the last clean-up, or a kill after which another node comes."""
+        if not self._goes_on:
+            self.clockwork.run(self.clockwork.now + 5.0)
 
     @property
     def _goes_on(self) -> bool:
