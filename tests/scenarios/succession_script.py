@@ -354,7 +354,7 @@ class Bed:
             log = self.members[node].log
             there = self.values.get(decision_key((log.next_slot or 0) - 1))
             raw = self.values.get(LOG_START)
-            start = find_restart(log.next_slot, log.term, log.last_entry, there=there, raw=raw)
+            start = find_restart(log.next_slot, log.term, log.last_entry, log.restart, there=there, raw=raw)
             self._raise_start(start)
             start = start and find_start(self.values[LOG_START])
             self._tell(node, f"notices: {'all is there' if start is None else _show(start)}")

@@ -124,7 +124,7 @@ def _restart_log(agent: Agent) -> Generator[Request | Pause, Any, LogStart | Non
     """Raise the start of the log if the store has lost entries that this node has read."""
     log = agent.member.log
     there, raw = yield Request("get", ([decision_key((log.next_slot or 0) - 1), LOG_START],))
-    start = find_restart(log.next_slot, log.term, log.last_entry, there=there, raw=raw)
+    start = find_restart(log.next_slot, log.term, log.last_entry, log.restart, there=there, raw=raw)
     return None if start is None else (yield from raise_start(start))
 
 

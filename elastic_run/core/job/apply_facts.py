@@ -251,7 +251,7 @@ class _JobUpdate:
             # After the state was lost, the seat's node is unknown.
             node = self._take_seat(node, fact.last.rank)
             if self._job.phase in _ACTIVE and node.rank is not None:
-                return replace(node, is_member=True, is_busy=False)
+                return replace(node, is_member=True, is_busy=False, is_to_read=False)
         # A restored store may have lost a round of which the node has heard: it passes over the `Form` of an older one.
         is_to_read = fact.seen < self._job.formed_slot and fact.highest_round < self._job.round
         if node.is_member:
@@ -261,7 +261,7 @@ class _JobUpdate:
             self._set_seat(node.rank, LIVE, is_lost=True)  # it has a seat in the round that runs, and doesn't run it
         # It is about to read that the last round was formed with it. Until it has left that round, others may still use
         # the workers' store that it offered for it.
-        return replace(node, is_busy=fact.last is not None or (node.rank is not None and is_to_read))
+        return replace(node, is_busy=fact.last is not None, is_to_read=node.rank is not None and is_to_read)
 
     def _note_rank(self, node: Node) -> None:
         """Note that a node came with a fixed rank which another node has."""
@@ -315,10 +315,10 @@ class _JobUpdate:
         if node is None:
             return
         is_last = fact.round_id == self._job.round_id
-        # Busy still where it speaks of an older round, and is about to read that the last one was formed with it.
-        was_busy = known is None or node.is_busy
-        is_busy = was_busy and node.rank is not None and not is_last and self._job.formed_slot >= 0
-        node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=is_busy)
+        # Where it speaks of an older round, it may be about to read that the last one was formed with it.
+        was_to_read = known is None or node.is_to_read
+        is_to_read = was_to_read and node.rank is not None and not is_last and self._job.formed_slot >= 0
+        node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=False, is_to_read=is_to_read)
         if node.is_member and is_last:
             is_suspecting = _is_suspecting(node, fact)
             peer_loss = _cut(fact.peer_loss)

@@ -63,6 +63,7 @@ class Node:
         rank: Its group rank in the last round, which is its seat, or None.
         is_member: Whether it belongs to the round that runs or is being stopped.
         is_busy: Whether it still runs workers of an older round.
+        is_to_read: Whether it has yet to read that the last round was formed with it, though it is no member any more.
         failing: Place of its first sign of failure in the order of facts, or None.
         outcome: How the round ended on it, "" while it runs.
         peer_loss: Its workers that may be the cause if the others have lost a peer in the round, or None.
@@ -81,6 +82,7 @@ class Node:
     rank: int | None = None
     is_member: bool = False
     is_busy: bool = False
+    is_to_read: bool = False
     failing: int | None = None
     outcome: str = ""
     peer_loss: PeerLoss | None = None
@@ -338,7 +340,11 @@ class Job:
     @property
     def waiting(self) -> tuple[Node, ...]:
         """The nodes that could be in the next round and are not in this one."""
-        return tuple(node for node in self.nodes.values() if not (node.is_member or node.is_busy or node.is_excluded))
+        return tuple(
+            node
+            for node in self.nodes.values()
+            if not (node.is_member or node.is_busy or node.is_to_read or node.is_excluded)
+        )
 
 
 def forget_place(gone: Gone) -> Gone:

@@ -26,6 +26,7 @@ from elastic_run.core.protocol.messages import (
     LOSS,
     Claim,
     Copy,
+    Decision,
     End,
     Failover,
     Form,
@@ -98,10 +99,15 @@ class MemberUpdate(StoreUpdate):
 
     def _begin_at(self, start: LogStart) -> None:
         """Go on from the oldest slot that is kept: no `head` says where the log stands."""
-        self._set_log(next_slot=start.slot, trusted_slot=-1)
-        self._lose_state(start)
+        self._begin_anew(start)
         self._look_for_head()
         self._rejoin()
+
+    def _begin_anew(self, start: LogStart) -> None:
+        """Go on from where the log begins, in its term: nobody coordinates there that this node knows of."""
+        self._set_log(next_slot=start.slot, trusted_slot=-1)
+        self._lose_state(start)
+        self._change_coordinator("")
 
     def _is_stuck(self, head: Head) -> bool:
         """Whether it waits for a slot that an old `head` named."""
@@ -146,10 +152,12 @@ class MemberUpdate(StoreUpdate):
         """A slot of the log was read."""
         if event.slot != self.member.log.next_slot:
             return
-        is_trusted = event.slot == self.member.log.trusted_slot
         start = find_start(event.log_start)
-        if start is not None and start.is_restart and start.slot == event.slot and start.term > self.member.log.term:
-            self._lose_state(start)
+        if start is not None and start.is_restart and start.term > self.member.log.term:
+            self._begin_anew(start)
+            if start.slot < event.slot:
+                return  # a slot between them may hold a claim that this node took for void, or did not read at all
+        is_trusted = event.slot == self.member.log.trusted_slot
         self._set_log(next_slot=event.slot + 1, last_entry=event.value)
         try:
             decision = read_decision(event.value)
@@ -159,13 +167,7 @@ class MemberUpdate(StoreUpdate):
             return
         except MessageError:
             return
-        if isinstance(decision, Claim):
-            is_valid = decision.term > self.member.log.term
-        elif isinstance(decision, Recovered):
-            is_valid = decision.term >= self.member.log.term > 0
-        else:
-            is_valid = decision.term == self.member.log.term
-        if not is_valid and not is_trusted:
+        if not self._counts(decision) and not is_trusted:
             return
         self._set_log(term=decision.term)
         if isinstance(decision, Claim):
@@ -175,6 +177,13 @@ class MemberUpdate(StoreUpdate):
         # Whoever decides is there, whatever its beats say.
         self._change_coordinator(self.member.coordination.coordinator)
         self._learn(decision, event.slot)
+
+    def _counts(self, decision: Decision) -> bool:
+        """Whether a decision counts after those before it."""
+        term = self.member.log.term
+        if isinstance(decision, Claim):
+            return decision.term > term
+        return decision.term >= term > 0 if isinstance(decision, Recovered) else decision.term == term
 
     def _learn(
         self, decision: Resign | Prepare | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End, slot: int

@@ -65,8 +65,10 @@ class CoordinationUpdate(FactWriter):
     def _learn_coordinator(self, claim: Claim, slot: int) -> None:
         silent = self.member.coordination.coordinator if self.member.coordination.is_vacant else ""
         last_heartbeat = self.member.coordination.leases.beats.get(silent)
-        self._change_coordinator(claim.node)
-        if claim.node != self.member.node or self.member.coordination.is_coordinator:
+        # Its own claim of a log that it has left and reads again is over: it may have written slots since.
+        is_former = claim.node == self.member.node and claim.term <= self.member.log.min_term
+        self._change_coordinator("" if is_former else claim.node)
+        if claim.node != self.member.node or is_former or self.member.coordination.is_coordinator:
             return
         self._set_coordination(is_coordinator=True)
         member = self.member
@@ -104,7 +106,15 @@ class CoordinationUpdate(FactWriter):
 
     def _lose_state(self, start: LogStart) -> None:
         """Go on where the log begins, without the job's state: the next coordinator asks all nodes where they stand."""
-        self._set_log(last_entry=LOST, term=start.term, state_slot=start.slot - 1, state_term=0)
+        log = self.member.log
+        self._set_log(
+            last_entry=LOST,
+            term=start.term,
+            min_term=max(log.min_term, log.term),
+            restart=start.slot if start.is_restart else log.restart,
+            state_slot=start.slot - 1,
+            state_term=0,
+        )
 
     def _look_for_head(self) -> None:
         """Wait a lease for a living coordinator to write `head`, before this node claims to coordinate."""

@@ -42,7 +42,8 @@ class LogPosition:
         needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
         trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
         term: The present term, 0 for none.
-        min_term: The highest term of a store that was left; the next claim is above it.
+        min_term: The highest term of a log that was left, or that has begun anew; the next claim is above it.
+        restart: The slot at which the log last began anew, 0 where it did not.
         state_slot: The slot of the newest state document, -1 for none.
         state_term: Its term; 0 where it is lost: the next coordinator asks all nodes where they stand.
     """
@@ -53,6 +54,7 @@ class LogPosition:
     trusted_slot: int = -1
     term: int = 0
     min_term: int = 0
+    restart: int = 0
     state_slot: int = -1
     state_term: int = 0
 

@@ -8,6 +8,8 @@ Rules
 - A store that was restored from a backup may have lost slots. A node whose last read slot is lost raises the start to
   the slot for which it waits. Nodes that know less may have claimed terms below that slot since the backup. Each claim
   takes a slot, so the node can choose a term above all of theirs for the start, and their decisions are void.
+- Such a start counts for every reader of a lower term, be it at a later slot by now: that node reads on from the start,
+  since a slot behind it may hold a claim of a newer term.
 - Garbage at that key counts as nothing, since without a token any stranger can write it. The coordinator writes the
   document again when it next trims.
 """
@@ -49,7 +51,7 @@ def is_trimmed(slot: int, raw: bytes | None) -> bool:
 
 
 def find_restart(
-    next_slot: int | None, term: int, last_entry: bytes, *, there: bytes | None, raw: bytes | None
+    next_slot: int | None, term: int, last_entry: bytes, restart: int, *, there: bytes | None, raw: bytes | None
 ) -> LogStart | None:
     """Return where the log is to begin in a store that was restored from a backup; None if this node has lost nothing.
 
@@ -57,6 +59,7 @@ def find_restart(
         next_slot: The slot for which the node waits, or None.
         term: The term of the log up to there.
         last_entry: The entry that the node has read in the slot before; b"" if it has read none.
+        restart: Where the log began anew, as far as the node knows; 0 if it did not.
         there: The entry that is in that slot now, or None.
         raw: The value of `job_keys.LOG_START`, or None.
     """
@@ -65,4 +68,6 @@ def find_restart(
     start = find_start(raw)
     if start is not None and start.slot >= next_slot:
         return start  # another node has lost as much
-    return None if last_entry in (b"", there) else LogStart(next_slot, term + next_slot + 1, is_restart=True)
+    # An entry that was written once more, late, is there again without those before it, and without the start.
+    is_whole = last_entry == there and (0 if start is None else start.slot) >= restart
+    return None if is_whole or not last_entry else LogStart(next_slot, term + next_slot + 1, is_restart=True)

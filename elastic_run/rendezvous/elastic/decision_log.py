@@ -128,7 +128,7 @@ def restart_log(store: JobStore, known: LogPosition) -> LogStart | None:
     """
     there = get_document(store, job_keys.decision_key((known.next_slot or 0) - 1))
     raw = store.get([job_keys.LOG_START])[0]
-    start = find_restart(known.next_slot, known.term, known.last_entry, there=there, raw=raw)
+    start = find_restart(known.next_slot, known.term, known.last_entry, known.restart, there=there, raw=raw)
     return None if start is None else raise_start(store, start)
 
 
