@@ -275,6 +275,16 @@ def test_a_value_is_replaced_only_where_it_is_the_expected_one(store: JobStore, 
     assert other.get(["d/start", "d/missing"]) == [b"2", None]
 
 
+def test_a_value_is_withdrawn_only_where_it_is_the_expected_one(store: JobStore, other: JobStore) -> None:
+    """What another node has written in its place stays."""
+    store.write({"d/1": b"one"})
+    other.withdraw("d/1", b"two")
+    assert store.get(["d/1"]) == [b"one"]
+    other.withdraw("d/1", b"one")
+    other.withdraw("d/1", b"one")
+    assert store.get(["d/1"]) == [None]
+
+
 def test_many_that_raise_a_number_never_lower_it(store: JobStore) -> None:
     """Whatever the order in which writers come, the highest number is there at the end."""
 

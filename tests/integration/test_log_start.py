@@ -44,6 +44,25 @@ def test_a_trimmed_slot_is_never_decided_again(kind: str) -> None:
         assert find_start(store.get([job_keys.LOG_START])[0]) == LogStart(4, 2)
 
 
+class RestoredStore(MemoryJobStore):
+    """A store that is restored from a backup right after it has created a key, which another node then writes."""
+
+    def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
+        """Create the key, and restore the store."""
+        answer = super().create_beside(key, value, other)
+        self.delete([other])
+        self.write({key: to_json(Warn(1, 1))})
+        return answer
+
+
+def test_the_entry_of_another_node_stays_in_a_store_that_was_restored_meanwhile() -> None:
+    """A coordinator whose slot was trimmed removes its own entry only."""
+    with RestoredStore(JobSpace()) as store:
+        decision_log.raise_start(store, LogStart(4, 2))
+        assert decision_log.create_entry(store, 3, Warn(2, 2)) == EntryTrimmed(3)
+        assert decision_log.wait_entry(store, 3, 0.0) == EntryRead(3, to_json(Warn(1, 1)))
+
+
 def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:
     """With a token, a start that no member has written is no start, and the next trim writes it anew."""
     space = JobSpace()

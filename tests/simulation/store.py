@@ -317,6 +317,10 @@ class Store:
         for key in keys:
             self.values.pop(key, None)
 
+    def _withdraw(self, _: Thread, key: str, value: bytes) -> None:
+        if self.values.get(key) == value:
+            del self.values[key]
+
     def _trim(self, _: Thread, position: int) -> None:
         for index in range(self.trimmed, position):
             self.facts[index] = None

@@ -260,7 +260,7 @@ def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, tupl
     if not is_trimmed(slot, start):
         return winner, start
     if winner == value:
-        yield Request("delete", ((key,),))
+        yield Request("withdraw", (key, value))
     return None, start
 
 

@@ -2,7 +2,8 @@
 
 Rules
 - A slot is read and created together with the start of the log, and counts only above it (`core.protocol.log_start`).
-- A node that has created a slot below the start deletes it again. Every reader passes over it in any case.
+- A node that has created a slot below the start withdraws its entry. Every reader passes over it in any case. In a
+  store that was restored meanwhile, the slot may hold the entry of another node, which stays.
 - The start is only ever raised, by compare-and-set, and before slots are deleted.
 """
 
@@ -60,7 +61,7 @@ def create_entry(store: JobStore, slot: int, decision: Decision) -> Entry:
     if not is_trimmed(slot, start):
         return EntryRead(slot, winner, start)
     if winner == value:
-        store.delete([key])
+        store.withdraw(key, value)
     return EntryTrimmed(slot)
 
 

@@ -193,6 +193,11 @@ class JobStore(ABC):
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys; those that are not there don't matter."""
 
+    def withdraw(self, key: str, value: bytes) -> None:
+        """Remove a key if it has this value; in one step where the store can be restored from a backup meanwhile."""
+        if self.get([key]) == [value]:
+            self.delete([key])
+
     # --- beats ---------------------------------------------------------------------------------------------------
     def beat(self, node: str, last: int | None = None) -> int | None:
         """Show that a node lives. Where the store expires beats this must come more often than the lease.

@@ -111,6 +111,13 @@ class EtcdV2JobStore(EtcdJobStore):
         with self._closes_on_loss():
             self._delete([self._key(key) for key in keys])
 
+    def withdraw(self, key: str, value: bytes) -> None:
+        path = self._key(key)
+        with self._closes_on_loss():
+            there, index = self._read(path)
+            if there == value:
+                self._try("DELETE", path, {}, prevIndex=str(index))
+
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         ttl = str(math.ceil(self._lease))

@@ -121,11 +121,7 @@ class EtcdV3JobStore(EtcdJobStore):
             there = _decompressed(items)
             if there != expected:
                 return there
-            number = str(items[0].changed) if items else "0"  # a key that isn't there has 0
-            request: Document = {
-                "compare": [{"key": encode_key(path), "target": "MOD", "result": "EQUAL", "mod_revision": number}],
-                "success": [self._put_request(path, value)],
-            }
+            request: Document = {"compare": [_is_same(path, items)], "success": [self._put_request(path, value)]}
             answer = self._with_job_lease(lambda: self._api.call("kv/txn", request))
             return value if answer.get("succeeded") else self._look([path])[0]
 
@@ -136,6 +132,14 @@ class EtcdV3JobStore(EtcdJobStore):
     def delete(self, keys: Sequence[str]) -> None:
         with self._closes_on_loss():
             self._delete(self._key(key) for key in keys)
+
+    def withdraw(self, key: str, value: bytes) -> None:
+        path = self._key(key)
+        with self._closes_on_loss():
+            items = parse_items(self._api.call("kv/range", range_request(path)))
+            if _decompressed(items) == value:
+                removal = [{"request_delete_range": range_request(path)}]
+                self._api.call("kv/txn", {"compare": [_is_same(path, items)], "success": removal})
 
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
@@ -217,6 +221,12 @@ def _lease_of(path: str) -> int:
 def _decompressed(items: list[Item]) -> bytes | None:
     stored = items[0].value if items else None
     return None if stored is None else decompress(stored)
+
+
+def _is_same(path: str, items: list[Item]) -> Document:
+    """Return the condition that a key has not changed since it was read."""
+    number = str(items[0].changed) if items else "0"  # a key that isn't there has 0
+    return {"key": encode_key(path), "target": "MOD", "result": "EQUAL", "mod_revision": number}
 
 
 def _batches(operations: list[Document]) -> Iterator[list[Document]]:
