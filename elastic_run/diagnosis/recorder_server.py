@@ -5,8 +5,8 @@ A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of co
 The dump is torch's own, a pickle of primitives that torch's tools read, with two things more: the rank, and the ranks
 of every process group, which gloo's dumps lack. It is written under the name that torch would give it.
 
-The first dump with stacks takes torch 1.2 s of CPU time, on which the stop of the round waits. So a dump without stacks
-is written first, within milliseconds, and replaced by the one with stacks where there is time for it.
+For a dump with stacks torch may have to read the debug symbols of C++, on which the stop of the round waits. So a dump
+without stacks is written first, within milliseconds, and replaced by the one with stacks where there is time for it.
 """
 
 from __future__ import annotations
@@ -157,8 +157,23 @@ def _read_recorder(*, has_stacks: bool) -> dict[str, Any]:
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
 
     dumps = [getattr(c10d, name, None) for name in _RECORDERS]
-    documents = [pickle.loads(dump(True, has_stacks, False)) for dump in dumps if dump is not None]  # noqa: FBT003, S301 - torch's signature; of this process
+    documents = [pickle.loads(_dump(dump, has_stacks=has_stacks)) for dump in dumps if dump is not None]  # noqa: S301 - of this process
     return next((document for document in documents if document.get("entries")), documents[-1])
+
+
+def _dump(dump: Callable[..., bytes], *, has_stacks: bool) -> bytes:
+    """Return a dump of torch's, and spare it the import of its compiler.
+
+    For stacks torch asks the compiler about compiled code, and imports it for that: 1.2 s of CPU time. If the program
+    has no compiler, a stand-in without any code answers. An import in another thread replaces the stand-in.
+    """
+    names, stand_in = vars(sys.modules["torch"]), object()
+    names.setdefault("_inductor", stand_in)
+    try:
+        return dump(True, has_stacks, False)  # noqa: FBT003 - torch's signature
+    finally:
+        if names["_inductor"] is stand_in:
+            del names["_inductor"]
 
 
 def _process_groups() -> dict[str, dict[str, str]]:

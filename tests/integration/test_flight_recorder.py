@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 #: Rank 1 does not join the collective of a subgroup in which rank 0 waits; rank 2 waits in one of all ranks.
 PROGRAM = """
-import os, sys, time
+import atexit, os, sys, time
+atexit.register(lambda: print("compiler:", "torch._inductor" in sys.modules))  # after what torch's import registers
 import torch, torch.distributed as dist
-
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 inner = dist.new_group([0, 1], group_desc="inner")
@@ -56,7 +56,7 @@ def test_a_stopped_job_says_which_rank_did_not_join(
 ) -> None:
     """A job that hangs and is stopped names the rank that all wait for, and keeps the dumps."""
     logs = tmp_path / "logs"
-    job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "sleep")
+    job = launch("--preload=torch", "--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "sleep")
     job.wait_lines("joined|late", count=3, deadline=120)
     job.send(signal.SIGTERM)
     assert job.wait_exit() == 143
@@ -75,7 +75,7 @@ def test_a_stopped_job_says_which_rank_did_not_join(
 
 
 def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Callable[..., Launched], tmp_path: Path) -> None:
-    """A worker that ends by an exception writes its dump on the way out, with the stacks."""
+    """A worker that ends by an exception writes its dump on the way out, with the stacks, and imports no compiler."""
     logs = tmp_path / "logs"
     job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "raise")
     assert job.wait_exit(deadline=180) == 1
@@ -83,6 +83,7 @@ def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Callable[..., 
     (path,) = logs.glob(f"latest/attempt_0/{FILE_PREFIX}1")
     (dump,) = find_dumps([str(path)]).dumps
     assert dump.collectives[-1].where == "train.py:8 in <module>"
+    assert {line for line in job.stdout.splitlines() if "compiler" in line} == {"compiler: False"}
 
 
 def test_values_of_the_user_stay() -> None:
