@@ -98,15 +98,15 @@ def init_distributed(
             another backend.
         WorkerError: This build of torch has no distributed package.
     """
+    if _has_group():
+        return _existing_context(backend)
+    limit = _parse_timeout(timeout)
+    place = place_from(os.environ)
     import torch.distributed as dist  # noqa: PLC0415 - a second, which only callers of this function pay
 
     if not dist.is_available():
         message = "this build of torch has no torch.distributed"
         raise WorkerError(message)
-    if dist.is_initialized():
-        return _existing_context(backend)
-    limit = _parse_timeout(timeout)
-    place = place_from(os.environ)
     choice = _choose(place, backend, device)
     return _join(place, choice, limit)
 

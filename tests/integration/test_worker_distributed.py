@@ -326,8 +326,9 @@ def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str]
 def test_a_bad_environment_is_one_line(
     launch: Launch, script: Callable[[str], Path], place: dict[str, str], message: str
 ) -> None:
-    """Half an environment ends at once, with what is set and what is missing."""
-    job = launch(script("worker.init_distributed()"), program=PYTHON, env={**QUIET, **place})
+    """Half an environment ends at once, before torch is imported, with what is set and what is missing."""
+    path = script("sys.modules['torch'] = None; worker.init_distributed()")
+    job = launch(path, program=PYTHON, env={**QUIET, **place})
     assert job.wait_exit() == 1
     assert message in job.stderr
 
