@@ -65,6 +65,8 @@ def environment_token(
     assert not changed, f"signals are blocked or unblocked after it: {sorted(changed)}"
     if "unit" in request.path.parts:
         return  # pure: they start nothing, and a look at every process costs more than they do
+    if not processes_with_environment(token):
+        return
     try:
         wait_until(lambda: not find_left(token), deadline=_LEFTOVER_DEADLINE)
     except DeadlinePassedError:
