@@ -284,6 +284,8 @@ _TRAINS = """
 from datetime import timedelta
 import torch, torch.distributed as dist
 from torch.distributed import all_reduce
+while rank == 1 and dist.ProcessGroup.allreduce.__name__ != "call":
+    time.sleep(0.01)  # a forked worker is here before the fault
 dist.init_process_group("gloo", timeout=timedelta(seconds=3))
 inner = dist.new_group([0, 1], timeout=timedelta(seconds=3), group_desc="inner")
 if rank < 2:
@@ -306,7 +308,9 @@ say("end")
 def test_a_collective_that_differs(fault: str, cause: str, launch: Launch, worker: Worker) -> None:
     """The next collective of the rank is another one than its peers call, as the report says."""
     path = worker(_TRAINS)
-    job = launch("--nproc-per-node=3", "--flight-recorder", f"--inject-fault={fault}:rank=1", path)
+    flags = ("--nproc-per-node=3", "--flight-recorder", f"--inject-fault={fault}:rank=1")
+    start = () if fault == "wrong-collective" else ("--preload=torch",)  # an import takes each worker a second
+    job = launch(*start, *flags, path)
     assert job.wait_exit(deadline=120) in (1, 128 + signal.SIGABRT), job.stderr
     assert "rank 1 (pid " in job.stderr
     assert re.search(cause, closing_report(job.stderr)), job.stderr

@@ -1,4 +1,7 @@
-"""Collectives of `elastic_run.worker` on real gloo groups, beside what one process computes."""
+"""Collectives of `elastic_run.worker` on real gloo groups, beside what one process computes.
+
+The workers are forked from a template: their start is not what is tested, and an import of torch takes each a second.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ def run(launch: Launch, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     def run(body: str, *, workers: int) -> list[dict[str, Any]]:
         path = tmp_path / "collective.py"
         path.write_text(HEAD + textwrap.dedent(body), encoding="utf-8")
-        job = launch("--standalone", f"--nproc-per-node={workers}", path, env={"OMP_NUM_THREADS": "1"})
+        flags = ("--standalone", "--preload=torch", f"--nproc-per-node={workers}")
+        job = launch(*flags, path, env={"OMP_NUM_THREADS": "1"})
         assert job.wait_exit() == 0, job.stderr
         return sorted(map(json.loads, job.stdout.splitlines()), key=lambda word: int(word["rank"]))
 
@@ -210,6 +214,6 @@ def test_without_a_group_nobody_is_forgotten(launch: Launch, tmp_path: Path) -> 
     """A worker that hasn't joined the others is told so, and doesn't take its own value for everybody's."""
     path = tmp_path / "early.py"
     path.write_text("import elastic_run.worker as worker\nworker.reduce_mean(1.0)", encoding="utf-8")
-    job = launch("--standalone", "--nproc-per-node=2", path)
+    job = launch("--standalone", "--preload=torch", "--nproc-per-node=2", path)
     assert job.wait_exit() == 1
     assert "this is one of 2 workers, but there is no process group: call init_distributed() first" in job.stderr

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PYTHON = (sys.executable, "-W", "error")
 #: One thread each: no line about it, and no load.
 QUIET = {"OMP_NUM_THREADS": "1"}
+#: An import of torch takes each worker a second; that a script runs without this is the first test.
+WARM = ("--standalone", "--preload=torch")
 HEAD = """
 import atexit, json, os, sys
 import elastic_run.worker as worker
@@ -159,7 +161,7 @@ def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Cal
             except elastic_run.ChildFailedError as error:
                 sys.exit(f"RuntimeError: {error.get_first_failure()[1].message['message']}")
     """)
-    flags, program = ((), PYTHON) if how == "function" else (("--standalone", "--nproc-per-node=2"), None)
+    flags, program = ((), PYTHON) if how == "function" else ((*WARM, "--nproc-per-node=2"), None)
     job = launch(*flags, path, env=QUIET, **({"program": program} if program else {}))
     assert job.wait_exit(deadline=100) == 1, job.stderr
     assert "RuntimeError: bad data" in job.stderr
@@ -175,7 +177,7 @@ def test_a_group_can_be_left_and_made_again(launch: Launch, script: Callable[[st
             dist.destroy_process_group()
         say(mean=mean)
     """)
-    job = launch("--standalone", "--nproc-per-node=2", path, env=QUIET)
+    job = launch(*WARM, "--nproc-per-node=2", path, env=QUIET)
     assert job.wait_exit() == 0, job.stderr
     assert told(job) == [{"mean": 0.5}] * 2
 
@@ -190,7 +192,7 @@ def test_who_does_not_come_again_is_named(launch: Launch, script: Callable[[str]
             sys.stdin.buffer.read()  # until the launcher stops it
         worker.init_distributed(timeout=2)
     """)
-    job = launch("--standalone", "--nproc-per-node=2", path, env=QUIET, stdin=-1)
+    job = launch(*WARM, "--nproc-per-node=2", path, env=QUIET, stdin=-1)
     assert job.wait_exit() == 1
     assert re.search(r"JoinError: rank 0 on \S+: not all ranks have arrived .* 1 of 2 missing: rank 1", job.stderr)
 
@@ -207,7 +209,7 @@ def test_a_group_of_the_script_is_taken_as_it_is(launch: Launch, script: Callabl
         except ValueError as error:
             say(rank=context.rank, backend=context.backend, error=str(error))
     """)
-    job = launch("--standalone", "--nproc-per-node=2", path, env=QUIET)
+    job = launch(*WARM, "--nproc-per-node=2", path, env=QUIET)
     assert job.wait_exit() == 0, job.stderr
     error = "backend=nccl, but the process group is there already, with gloo"
     ranks = [{"rank": rank, "backend": "gloo", "error": error} for rank in range(2)]
@@ -222,7 +224,7 @@ def test_a_rank_that_does_not_come_is_named(launch: Launch, script: Callable[[st
             sys.stdin.buffer.read()  # until the launcher stops it
         worker.init_distributed(timeout=3)
     """)
-    job = launch("--standalone", "--nproc-per-node=3", path, env=QUIET, stdin=-1)
+    job = launch(*WARM, "--nproc-per-node=3", path, env=QUIET, stdin=-1)
     assert job.wait_exit() == 1
     assert re.search(
         r"JoinError: rank [02] on \S+: not all ranks have arrived \(timeout 3 s\): 1 of 3 missing: rank 1 \(did they",
@@ -251,7 +253,7 @@ def test_a_rank_that_fails_to_connect_is_named_with_its_host(launch: Launch, scr
             dist.init_process_group = hang
         worker.init_distributed(timeout=3)
     """)
-    job = launch("--standalone", "--nproc-per-node=2", path, env=QUIET, stdin=-1)
+    job = launch(*WARM, "--nproc-per-node=2", path, env=QUIET, stdin=-1)
     assert job.wait_exit() == 1
     assert re.search(r"JoinError: rank 0 on (\S+): .*1 of 2 missing: rank 1 on \1 \(did they fail", job.stderr)
 

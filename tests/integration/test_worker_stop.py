@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
 
 QUIET = {"OMP_NUM_THREADS": "1"}
+#: How workers start is not what is tested here, and an import of torch takes each of them a second.
+WARM = "--preload=torch"
 HEAD = """
 import json, os, signal, sys, threading, time
 import elastic_run.worker as worker
@@ -69,7 +71,7 @@ def is_served(port: int) -> bool:
 
 def test_all_ranks_leave_at_the_step_where_one_was_told(launch: Launch, script: Callable[[str], Path]) -> None:
     """One rank gets SIGTERM: all three leave the loop at the same step, and the job ends well."""
-    job = launch("--standalone", "--nproc-per-node=3", script(LOOP), env=QUIET)
+    job = launch("--standalone", WARM, "--nproc-per-node=3", script(LOOP), env=QUIET)
     job.wait_lines('"begins"', count=3)
     os.kill(told(job, "begins")[1]["pid"], signal.SIGTERM)
     assert job.wait_exit() == 0, job.stderr
@@ -80,7 +82,7 @@ def test_all_ranks_leave_at_the_step_where_one_was_told(launch: Launch, script: 
 
 def test_a_stopped_job_leaves_its_loop(launch: Launch, script: Callable[[str], Path]) -> None:
     """SIGTERM to the launcher reaches the workers as a request: they save and leave within the grace period."""
-    job = launch("--standalone", "--nproc-per-node=2", script(LOOP), env=QUIET)
+    job = launch("--standalone", WARM, "--nproc-per-node=2", script(LOOP), env=QUIET)
     job.wait_lines('"begins"', count=2)
     job.send(signal.SIGTERM)
     assert job.wait_exit() == 128 + signal.SIGTERM
@@ -92,7 +94,7 @@ def test_a_stopped_job_leaves_its_loop(launch: Launch, script: Callable[[str], P
 def test_a_scale_up_is_a_request(launch: Launch, script: Callable[[str], Path]) -> None:
     """--scale-up-signal, whatever signal that is, asks the workers to leave before they start again with new nodes."""
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=scale"]
-    flags = [*meeting, "--rdzv-conf=last_call_timeout=0", "--scale-up-delay=0", "--scale-up-signal=SIGUSR2"]
+    flags = [*meeting, WARM, "--rdzv-conf=last_call_timeout=0", "--scale-up-delay=0", "--scale-up-signal=SIGUSR2"]
     path = script(LOOP)
     first = launch(*flags, path, env=QUIET)
     first.wait_line('"begins"')
@@ -112,7 +114,7 @@ def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, sc
     """SIGTERM to one node's launcher: all ranks leave at one step, and those of the other node start again alone."""
     port = free_port()
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=leave"]
-    flags = [*meeting, "--rdzv-conf=last_call_timeout=30"]
+    flags = [*meeting, WARM, "--rdzv-conf=last_call_timeout=30"]
     path = script(LOOP)
     first = launch(*flags, path, env=QUIET)
     wait_until(lambda: is_served(port), what="the store")  # so that it is the first one's, which stays
