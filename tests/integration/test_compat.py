@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from elastic_run.compat.paths import PATHS
 from tests.support.compat import INSTALL, check, run
+from tests.support.torch_python import TorchPython
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 #: Names that torch's modules have and an alias doesn't: a type variable.
 LEFT_OUT = ("torch.distributed.elastic.utils.data.elastic_distributed_sampler T",)
@@ -22,16 +29,35 @@ OUTSIDE = (
 )
 
 
+@pytest.fixture(scope="module")
+def installed() -> Iterator[TorchPython]:
+    """Start an interpreter in which torch's paths mean ours, with warnings as errors."""
+    with TorchPython("-W", "error", head=INSTALL) as python:
+        yield python
+
+
+@pytest.fixture
+def check_installed(installed: TorchPython, tmp_path: Path) -> Callable[[str], str]:
+    """Run code that must succeed where torch's paths mean ours, and return what it printed."""
+
+    def check(code: str) -> str:
+        path = tmp_path / "program.py"
+        path.write_text(code, encoding="utf-8")
+        done = installed.run(path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return check
+
+
 def test_installing_imports_neither_torch_nor_the_launcher() -> None:
     """`install` costs next to nothing: torch and our launcher are imported when the program asks for them."""
     check(INSTALL + "import sys; assert not {'torch', 'elastic_run.run', 'elastic_run.launcher'} & set(sys.modules)")
 
 
-def test_each_path_of_the_table_means_ours() -> None:
+def test_each_path_of_the_table_means_ours(check_installed: Callable[[str], str]) -> None:
     """Every module of the table can be imported by torch's path, and gives out the very objects of ours."""
-    check(
-        INSTALL
-        + f"""
+    check_installed(f"""
 from importlib import import_module
 for path, home in {PATHS!r}.items():
     alias, ours = import_module(path), import_module(home)
@@ -44,28 +70,22 @@ for path, home in {PATHS!r}.items():
     assert set(names) <= set(dir(alias)), path
     package, _, child = path.rpartition(".")
     assert getattr(import_module(package), child) is alias, path
-"""
-    )
+""")
 
 
-def test_torchs_other_modules_of_these_packages_can_be_imported() -> None:
+def test_torchs_other_modules_of_these_packages_can_be_imported(check_installed: Callable[[str], str]) -> None:
     """What is outside of our promise is torch's own, and can be imported beside ours."""
-    check(
-        INSTALL
-        + f"""
+    check_installed(f"""
 from importlib import import_module
 for path in {OUTSIDE!r}:
     module = import_module(path)
     assert "/torch/distributed/elastic/" in module.__file__, module.__file__
-"""
-    )
+""")
 
 
-def test_torchs_private_modules_leave_our_registry_alone() -> None:
+def test_torchs_private_modules_leave_our_registry_alone(check_installed: Callable[[str], str]) -> None:
     """Torch's own rendezvous modules can be imported in each way there is, and `c10d` is still ours."""
-    check(
-        INSTALL
-        + """
+    check_installed("""
 from elastic_run.rendezvous import rendezvous_handler_registry as registry
 before = dict(registry._registry)
 from torch.distributed.elastic.rendezvous import _etcd_stub, dynamic_rendezvous, etcd_rendezvous
@@ -76,15 +96,12 @@ import torch.distributed.elastic.rendezvous as rendezvous
 assert not hasattr(rendezvous, "_name_that_nobody_has")  # for which torch's own module registers its backends
 assert registry._registry == before
 assert registry._registry["c10d"].__module__.startswith("elastic_run."), registry._registry
-"""
-    )
+""")
 
 
-def test_a_missing_name_is_told_with_its_home() -> None:
+def test_a_missing_name_is_told_with_its_home(check_installed: Callable[[str], str]) -> None:
     """A public name that we lack is an AttributeError that says whose module this is, and how to get torch's back."""
-    said = check(
-        INSTALL
-        + """
+    said = check_installed("""
 import torch.distributed.run as run
 assert not hasattr(run, "nothing")
 try:
@@ -95,8 +112,7 @@ try:
     from torch.distributed.run import nothing
 except ImportError as error:
     print(error)
-"""
-    ).splitlines()
+""").splitlines()
     assert said[0] == (
         "torch.distributed.run is elastic_run.run here (elastic_run.compat), which has no 'nothing'; "
         "elastic_run.compat.uninstall() brings torch's own back"
@@ -105,7 +121,7 @@ except ImportError as error:
     assert said[1].endswith("/elastic_run/run.py)")
 
 
-def test_names_that_torchs_modules_borrow_are_there() -> None:
+def test_names_that_torchs_modules_borrow_are_there(check_installed: Callable[[str], str]) -> None:
     """Every public name of torch's modules can be had by its path, also one from another module: ours if we have it."""
     names = check(
         f"""
@@ -121,9 +137,7 @@ for path in {list(PATHS)!r}:
     )
     wanted = [line.split() for line in names.splitlines() if line.rpartition(" ")[0] not in LEFT_OUT]
     assert ["torch.distributed.run", "elastic_launch", "torch.distributed.launcher.api"] in wanted
-    check(
-        INSTALL
-        + f"""
+    check_installed(f"""
 from importlib import import_module
 for path, name, home in {wanted!r}:
     value = getattr(import_module(path), name)
@@ -135,15 +149,12 @@ from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, record
 import elastic_run, elastic_run.agent, elastic_run.events
 assert (LaunchConfig, elastic_launch) == (elastic_run.LaunchConfig, elastic_run.elastic_launch)
 assert (DEFAULT_ROLE, record) == (elastic_run.agent.DEFAULT_ROLE, elastic_run.events.record)
-"""
-    )
+""")
 
 
-def test_our_package_stays_as_it_was() -> None:
+def test_our_package_stays_as_it_was(check_installed: Callable[[str], str]) -> None:
     """Importing by torch's paths writes nothing into our modules: no spec, no child, no name."""
-    check(
-        INSTALL
-        + """
+    check_installed("""
 import elastic_run.run, elastic_run.launcher, elastic_run.agent, elastic_run.rendezvous
 import torch.distributed.launcher.api
 import torch.distributed.elastic.agent.server.local_elastic_agent
@@ -152,15 +163,12 @@ assert elastic_run.launcher.__name__ == elastic_run.launcher.__spec__.name == "e
 assert not hasattr(elastic_run.launcher, "api")
 assert not hasattr(elastic_run.rendezvous, "dynamic_rendezvous")
 assert elastic_run.agent.__name__ == elastic_run.agent.__spec__.name == "elastic_run.agent"
-"""
-    )
+""")
 
 
-def test_who_patches_torchs_path_patches_ours() -> None:
+def test_who_patches_torchs_path_patches_ours(check_installed: Callable[[str], str]) -> None:
     """unittest.mock.patch on one of torch's paths changes what our launcher sees, and takes it back."""
-    check(
-        INSTALL
-        + """
+    check_installed("""
 import sys
 from unittest import mock
 import elastic_run.run
@@ -168,15 +176,12 @@ before = elastic_run.run.say
 with mock.patch("torch.distributed.run.say") as said:
     assert elastic_run.run.say is said
 assert elastic_run.run.say is before
-"""
-    )
+""")
 
 
-def test_exceptions_and_pickles_agree() -> None:
+def test_exceptions_and_pickles_agree(check_installed: Callable[[str], str]) -> None:
     """`except` by torch's path catches ours, and a pickle made by torch's path or by ours is read by the other."""
-    check(
-        INSTALL
-        + """
+    check_installed("""
 import pickle
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -189,8 +194,7 @@ parameters = RendezvousParameters("c10d", "h:1", "j", 1, 2, a="b")
 assert pickle.loads(pickle.dumps(parameters)).get("a") == "b"
 by_torchs_path = b"ctorch.distributed.elastic.rendezvous.api\\nRendezvousParameters\\n."
 assert pickle.loads(by_torchs_path) is RendezvousParameters
-"""
-    )
+""")
 
 
 def test_what_was_imported_before_is_replaced() -> None:
@@ -272,18 +276,15 @@ def test_children_of_multiprocessing_follow(tmp_path: Path) -> None:
     assert (without, module) == ("without", "multiprocessing.spawn")
 
 
-def test_uninstalled_torchs_own_are_imported_anew() -> None:
+def test_uninstalled_torchs_own_are_imported_anew(check_installed: Callable[[str], str]) -> None:
     """After `uninstall` a module that was first imported as ours is torch's, with its children."""
-    check(
-        INSTALL
-        + """
+    check_installed("""
 import torch.distributed.run, torch.distributed.elastic.rendezvous.dynamic_rendezvous
 compat.uninstall()
 import torch.distributed.run, torch.distributed.elastic.rendezvous.dynamic_rendezvous as dynamic
 assert torch.distributed.run.__file__.endswith("/torch/distributed/run.py")
 assert dynamic.DynamicRendezvousHandler.__mro__[1].__module__ == "torch.distributed.elastic.rendezvous.api"
-"""
-    )
+""")
 
 
 def test_a_class_derived_before_is_told() -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
 from tests.support.program import write_program
+from tests.support.torch_python import TorchPython
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -166,6 +167,18 @@ say(*sorted(name for name in names if name != "workers.trainer.healthy"))  # the
 """
 
 
+def _parts(classes: str, main: str, packages: dict[str, str], method: str) -> tuple[str, str, str]:
+    """Return the parts of a program, with torch's names or ours."""
+    return f"{_HEAD.format(**packages)}\nMETHOD = {method!r}", classes, main
+
+
+@pytest.fixture(scope="module")
+def torch_python() -> Iterator[TorchPython]:
+    """Start the interpreter of torch's side."""
+    with TorchPython() as python:
+        yield python
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """Run a program made of classes and what it does as the main program, with torch's names or ours."""
@@ -173,7 +186,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
     def start(classes: str, main: str, packages: dict[str, str], method: str = "spawn") -> Launched:
         place = tmp_path / f"program_{packages['elastic'].replace('.', '_')}.py"
-        path = write_program(place, f"{_HEAD.format(**packages)}\nMETHOD = {method!r}", classes, main)
+        path = write_program(place, *_parts(classes, main, packages, method))
         started.append(Launched((sys.executable, path), env=dict(os.environ)))
         return started[-1]
 
@@ -193,16 +206,20 @@ def run(tmp_path: Path) -> Iterator[Run]:
     ],
     ids=["own-restart", "own-restart-fork", "own-failure", "local-restart", "local-failure"],
 )
-def test_an_agent_written_for_torch(agent: str, entrypoint: str, method: str, run: Run) -> None:
+def test_an_agent_written_for_torch(
+    agent: str, entrypoint: str, method: str, run: Run, torch_python: TorchPython, tmp_path: Path
+) -> None:
     """The same class sees the same calls in the same order, and has the same result, restarts, states and events."""
-    said = []
+    path = tmp_path / "program.py"
     # torch's workers are forked: spawned ones import torch, each of them in each round.
-    for packages, own_method in ((_TORCHS, "fork"), (_OURS, method)):
-        job = run(agent, _MAIN.format(entrypoint=entrypoint), packages, own_method)
-        assert job.wait_exit(deadline=90) == 0, job.stderr
-        said.append(job.stdout.splitlines())
-    assert said[0] == said[1]
-    assert ("SUCCEEDED False" in "\n".join(said[1])) == (entrypoint == "work")
+    write_program(path, *_parts(agent, _MAIN.format(entrypoint=entrypoint), _TORCHS, "fork"))
+    theirs = torch_python.run(path, deadline=90)
+    assert theirs.returncode == 0, theirs.stderr
+    job = run(agent, _MAIN.format(entrypoint=entrypoint), _OURS, method)
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    said = job.stdout.splitlines()
+    assert theirs.stdout.splitlines() == said
+    assert ("SUCCEEDED False" in "\n".join(said)) == (entrypoint == "work")
 
 
 def test_a_stop_signal_shuts_the_agent_down(run: Run) -> None:

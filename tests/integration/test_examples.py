@@ -93,6 +93,7 @@ def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
 def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """`make demo`: a worker is killed, the job restarts, resumes and learns; the last line says so."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("PET_PRELOAD", "torch,torch._dynamo")  # four workers import them, which takes two seconds each
     demo = subprocess.run(
         [sys.executable, EXAMPLES / "resume" / "demo.py"], check=False, capture_output=True, text=True
     )

@@ -148,7 +148,7 @@ def test_the_flight_recorder_names_the_collective(
     script: Callable[[str], Path], launch: Launch, tmp_path: Path
 ) -> None:
     """It is on by itself, and its line stands below the places of the ranks."""
-    said = run_until_reported(launch, tmp_path / "logs", script(_SLEEPS))
+    said = run_until_reported(launch, tmp_path / "logs", "--preload=torch", script(_SLEEPS))
     assert "rank 1 is in load_batch (train.py:7), " in said
     assert "ranks 0, 2 wait in all_reduce (train.py:" in said
     assert "flight recorder: rank 1 did not join all_reduce number 4 of group 'default' that ranks 0, 2 wait in" in said
@@ -170,7 +170,7 @@ def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch
     program = 'if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n    load_batch()\ndist.barrier()\n'
     program += "dist.destroy_process_group()\n"
     flags = ("--hang-timeout=3", "--hang-action=restart", "--max-restarts=1")
-    job = launch("--nproc-per-node=2", *flags, script(program))
+    job = launch("--preload=torch", "--nproc-per-node=2", *flags, script(program))
     assert job.wait_exit(deadline=180) == 0, job.stderr
     assert "rank 1 (local 1, pid " in job.stderr
     assert " made no progress" in job.stderr

@@ -16,6 +16,7 @@ from elastic_run import multiprocessing as ours
 from tests.support.launch import Launched
 from tests.support.processes import descendants_of, switches_within, wait_gone
 from tests.support.program import write_program
+from tests.support.torch_python import TorchPython
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -58,16 +59,29 @@ def run(tmp_path: Path) -> Iterator[Run]:
         each.close()
 
 
-def _on_both(run: Run, functions: str, main: str, method: str = "spawn") -> str:
+@pytest.fixture(scope="module")
+def torch_python() -> Iterator[TorchPython]:
+    """Start the interpreter of torch's side."""
+    with TorchPython() as python:
+        yield python
+
+
+@pytest.fixture
+def on_both(run: Run, torch_python: TorchPython, tmp_path: Path) -> Callable[..., str]:
     """Return what a program says, which has to be the same on both."""
-    said = []
-    # torch's processes are forked: spawned ones import torch, each of them.
-    for package, own_method in ((TORCHS, "fork"), (OURS, method)):
-        job = run(functions, main, method=own_method, package=package)
+
+    def say(functions: str, main: str, method: str = "spawn") -> str:
+        path = tmp_path / "program_torch.py"
+        write_program(path, _HEAD.format(package=TORCHS), functions, main)
+        # torch's processes are forked: spawned ones import torch, each of them.
+        theirs = torch_python.run(path, "fork", deadline=_PATIENCE)
+        assert theirs.returncode == 0, theirs.stderr
+        job = run(functions, main, method=method)
         assert job.wait_exit(deadline=_PATIENCE) == 0, job.stderr
-        said.append(job.stdout)
-    assert said[0] == said[1]
-    return said[1]
+        assert theirs.stdout == job.stdout
+        return job.stdout
+
+    return say
 
 
 def _wait_for_rest(job: Launched, seconds: float) -> None:
@@ -92,10 +106,9 @@ def test_signatures(name: str) -> None:
 
 
 @all_methods
-def test_functions_on_both(method: str, run: Run) -> None:
+def test_functions_on_both(method: str, on_both: Callable[..., str]) -> None:
     """Values, paths of logs and the flag of failure are the same as torch's, by local rank."""
-    said = _on_both(
-        run,
+    said = on_both(
         "def work(number): return number * 2, os.environ['RANK']",
         """
         processes = start(work, {0: (1,), 1: (2,)})
@@ -109,10 +122,9 @@ def test_functions_on_both(method: str, run: Run) -> None:
     assert said.startswith("{0: (2, '0'), 1: (4, '1')} {} {0: '', 1: ''} False\n")
 
 
-def test_failing_functions_on_both(run: Run) -> None:
+def test_failing_functions_on_both(on_both: Callable[..., str]) -> None:
     """The one that failed is the failure, with its recorded exception, and the others are stopped."""
-    said = _on_both(
-        run,
+    said = on_both(
         """
         def work(number):
             if number == 2:
@@ -128,10 +140,9 @@ def test_failing_functions_on_both(run: Run) -> None:
     assert said == "True [1] 1 ValueError: two\n"
 
 
-def test_commands_on_both(run: Run) -> None:
+def test_commands_on_both(on_both: Callable[..., str]) -> None:
     """A command's arguments become strings; failures have exit codes, of those that were stopped for them too."""
-    said = _on_both(
-        run,
+    said = on_both(
         "",
         """
         result = start("/bin/sh", {0: ("-c", "test $0 = 5 && test $RANK = 0", 5), 1: ("-c", "true")}).wait()
@@ -143,10 +154,9 @@ def test_commands_on_both(run: Run) -> None:
     assert said == "{0: None, 1: None} {} False\n{0: -15, 1: 3}\n"
 
 
-def test_handlers_and_filtered_files_on_both(run: Run, tmp_path: Path) -> None:
+def test_handlers_and_filtered_files_on_both(on_both: Callable[..., str], tmp_path: Path) -> None:
     """A command's processes are there by local rank, each with what Popen has, and so are the files of chosen lines."""
-    said = _on_both(
-        run,
+    said = on_both(
         "",
         f"""
         import tempfile
@@ -176,10 +186,9 @@ def test_handlers_and_filtered_files_on_both(run: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_waiting_on_both(run: Run) -> None:
+def test_waiting_on_both(on_both: Callable[..., str]) -> None:
     """A timeout of 0 only looks, another one ends without a result, and closing stops what runs."""
-    said = _on_both(
-        run,
+    said = on_both(
         "",
         """
         processes = start("/bin/sleep", {0: ("1000",)})
@@ -193,10 +202,9 @@ def test_waiting_on_both(run: Run) -> None:
     assert said == "None None\ngone\n"
 
 
-def test_ranks_that_do_not_match_on_both(run: Run) -> None:
+def test_ranks_that_do_not_match_on_both(on_both: Callable[..., str]) -> None:
     """Maps with other ranks than 0 and up are refused with torch's exception, and nothing is started."""
-    said = _on_both(
-        run,
+    said = on_both(
         "",
         """
         for args, envs in (({0: (), 2: ()}, {0: {}, 2: {}}), ({0: (), 1: ()}, {0: {}})):
@@ -237,10 +245,9 @@ def test_what_is_no_variable(
         ours.start_processes("name", entrypoint, {0: (), 1: ()}, {0: {}, 1: env}, ours.DefaultLogsSpecs())
 
 
-def test_paths_may_be_variables_on_both(run: Run, tmp_path: Path) -> None:
+def test_paths_may_be_variables_on_both(on_both: Callable[..., str], tmp_path: Path) -> None:
     """What the system takes as text, a path say, is a variable of a command."""
-    said = _on_both(
-        run,
+    said = on_both(
         "",
         f"""
         import pathlib

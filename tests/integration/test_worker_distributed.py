@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.sessions import free_port
+from tests.support.torch_python import TorchPython
 from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.support.launch import Launched
@@ -62,6 +63,13 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def torch_python() -> Iterator[TorchPython]:
+    """Start an interpreter for scripts that are started without a launcher."""
+    with TorchPython("-W", "error", env=QUIET) as python:
+        yield python
 
 
 def told(job: Launched) -> list[dict[str, Any]]:
@@ -232,15 +240,17 @@ def test_a_rank_that_does_not_come_is_named(launch: Launch, script: Callable[[st
     )
 
 
-def test_a_rank_that_does_not_come_to_a_store_of_rank_0_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_rank_that_does_not_come_to_a_store_of_rank_0_is_named(
+    torch_python: TorchPython, script: Callable[[str], Path]
+) -> None:
     """Where rank 0 serves the store, as under srun, it names who is missing as well."""
     path = script("worker.init_distributed(timeout=1)")
     place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    job = launch(path, program=PYTHON, env={**QUIET, **place})
-    assert job.wait_exit() == 1  # at once: nobody came who might still ask its store
+    done = torch_python.run(path, env=place)
+    assert done.returncode == 1  # at once: nobody came who might still ask its store
     assert re.search(
         r"JoinError: rank 0 on \S+: not all ranks have arrived \(timeout 1 s\): 2 of 3 missing: rank 1, 2 \(did they",
-        job.stderr,
+        done.stderr,
     )
 
 
@@ -258,19 +268,19 @@ def test_a_rank_that_fails_to_connect_is_named_with_its_host(launch: Launch, scr
     assert re.search(r"JoinError: rank 0 on (\S+): .*1 of 2 missing: rank 1 on \1 \(did they fail", job.stderr)
 
 
-def test_a_store_that_is_not_there_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_store_that_is_not_there_is_named(torch_python: TorchPython, script: Callable[[str], Path]) -> None:
     """A worker that can't reach rank 0's store says where it looked, and what to look at."""
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    job = launch(script("worker.init_distributed(timeout=1)"), program=PYTHON, env={**QUIET, **place})
-    assert job.wait_exit() == 1
+    done = torch_python.run(script("worker.init_distributed(timeout=1)"), env=place)
+    assert done.returncode == 1
     assert re.search(
         r"JoinError: rank 1 on \S+ could not reach the workers' store at 127.0.0.1:1 \(MASTER_ADDR, MASTER_PORT\) "
         r"within 1 s \(does rank 0 run",
-        job.stderr,
+        done.stderr,
     )
 
 
-def test_a_port_that_is_taken_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_port_that_is_taken_is_named(torch_python: TorchPython, script: Callable[[str], Path]) -> None:
     """Rank 0, where it serves the store itself, says that its port may be taken, and by what variable to change it."""
     path = script("""
         import socket
@@ -281,9 +291,9 @@ def test_a_port_that_is_taken_is_named(launch: Launch, script: Callable[[str], P
             worker.init_distributed(timeout=5)
     """)
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    job = launch(path, program=PYTHON, env={**QUIET, **place})
-    assert job.wait_exit() == 1
-    assert re.search(r"JoinError: rank 0 on \S+ could not serve .* \(is the port taken\? set MASTER_PORT", job.stderr)
+    done = torch_python.run(path, env=place)
+    assert done.returncode == 1
+    assert re.search(r"JoinError: rank 0 on \S+ could not serve .* \(is the port taken\? set MASTER_PORT", done.stderr)
 
 
 def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str], Path]) -> None:
@@ -344,8 +354,10 @@ def test_a_bad_environment_is_one_line(
         ("'glue'", "glue"),
     ],
 )
-def test_bad_arguments_are_one_line(launch: Launch, script: Callable[[str], Path], call: str, message: str) -> None:
+def test_bad_arguments_are_one_line(
+    torch_python: TorchPython, script: Callable[[str], Path], call: str, message: str
+) -> None:
     """What can't be asked for is refused with what was given."""
-    job = launch(script(f"worker.init_distributed({call})"), program=PYTHON, env=QUIET)
-    assert job.wait_exit() == 1
-    assert message in job.stderr.splitlines()[-1]
+    done = torch_python.run(script(f"worker.init_distributed({call})"))
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]

@@ -76,11 +76,11 @@ def test_logs_specs_of_torchs_classes_lay_out_the_same_files(
     """Each plug-in gets what it gets from torchrun, and the files and the tee'd lines are the same, over a restart."""
     script = tmp_path / "train.py"
     script.write_text(
-        "import os, sys\n"
+        "import os, sys, time\n"
         "rank, first = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
         "os.write(1, f'rank {rank}\\n'.encode())\n"
         "if rank == '0': open(os.environ['WRITTEN'], 'w').close()\n"
-        "while rank == '1' and not os.path.exists(os.environ['WRITTEN']): pass\n"
+        "while rank == '1' and not os.path.exists(os.environ['WRITTEN']): time.sleep(0.01)\n"
         "sys.exit(first and rank == '1')\n",
         encoding="utf-8",
     )

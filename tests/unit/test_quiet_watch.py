@@ -48,8 +48,8 @@ def test_a_round_in_which_a_worker_writes_or_computes_is_not_told(worker: int) -
     """Neither needs the other."""
     said: list[float] = []
     with Loop() as loop:
-        watch = QuietWatch(loop, lambda: [worker], said.append, period=2.0)
-        loop.run_until(lambda: False, loop.now() + 4.5)
+        watch = QuietWatch(loop, lambda: [worker], said.append, period=1.0)
+        loop.run_until(lambda: False, loop.now() + 2.25)
         watch.close()
     assert said == []
 
