@@ -110,10 +110,14 @@ def reduce_all(rank: int, size: int) -> float | str:
 
 def _reduce(rank: int, size: int) -> float | str:
     try:
-        from datetime import timedelta  # noqa: PLC0415 - with torch
+        import gc  # noqa: PLC0415 - with torch
+        from datetime import timedelta  # noqa: PLC0415 - ditto
 
+        gc.disable()  # its looks at all of torch, during the import and at the end, take a third of this process's time
         import torch  # noqa: PLC0415 - slow, and not needed where the network is broken
         import torch.distributed as dist  # noqa: PLC0415 - ditto
+
+        gc.freeze()
 
         has_gpus = torch.cuda.is_available()
         dist.init_process_group("nccl" if has_gpus else "gloo", timeout=timedelta(seconds=_TO_REDUCE))
