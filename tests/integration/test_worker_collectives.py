@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
 
 HEAD = """
-import json, os, sys
+import atexit, gc, json, os, sys
+atexit.unregister(gc.unfreeze)  # no look at all of torch at the end
 import torch, torch.distributed as dist
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())

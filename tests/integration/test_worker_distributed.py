@@ -28,7 +28,8 @@ QUIET = {"OMP_NUM_THREADS": "1"}
 #: An import of torch takes each worker a second; that a script runs without this is the first test.
 WARM = ("--standalone", "--preload=torch")
 HEAD = """
-import atexit, json, os, sys
+import atexit, gc, json, os, sys
+atexit.unregister(gc.unfreeze)  # no look at all of torch at the end of a forked worker
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())
 """
@@ -300,13 +301,13 @@ def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str]
     """Where rank 0 serves the store, it waits at its end for the others, who may still use it."""
     path = script("""
         import subprocess, time
-        import torch.distributed as dist
         if "RANK" not in os.environ:
             ranks = [
                 subprocess.Popen([sys.executable, __file__], env={**os.environ, "RANK": str(rank)})
                 for rank in range(2)
             ]
             sys.exit(max(rank.wait() for rank in ranks))
+        import torch.distributed as dist
         context = worker.init_distributed()
         store = dist.distributed_c10d._get_default_store()
         if context.is_main:

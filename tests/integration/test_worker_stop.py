@@ -27,7 +27,8 @@ QUIET = {"OMP_NUM_THREADS": "1"}
 #: How workers start is not what is tested here, and an import of torch takes each of them a second.
 WARM = "--preload=torch"
 HEAD = """
-import json, os, signal, sys, threading, time
+import atexit, gc, json, os, signal, sys, threading, time
+atexit.unregister(gc.unfreeze)  # no look at all of torch at the end of a forked worker
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())
 """
