@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.launcher import LaunchConfig
+from tests.support.guardians import wait_guardians
 from tests.support.processes import catches, children_of, processes_with_environment, wait_gone
 from tests.support.wait import wait_until
 
@@ -335,6 +336,7 @@ def test_the_guardian_has_a_name_of_its_own(launch: Launch, worker: Worker) -> N
     """Neither the script's name nor the launcher's finds the guardian, so that `pkill -f` of either spares it."""
     job = launch("--standalone", worker("say('ready')\nwhile True: signal.pause()"))
     job.wait_line("ready")
+    wait_guardians(job.pid)  # which have their names a moment after their start
     names = [Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") for pid in children_of(job.pid)]
     (guardian,) = [name for name in names if b"worker1.py" not in name]
     assert guardian == f"guardian of {job.pid}".encode()

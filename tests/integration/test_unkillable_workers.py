@@ -94,19 +94,25 @@ def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(
     assert any(f"pid {pid}" in job.stderr for pid in pids)
 
 
-def test_a_worker_that_takes_long_to_give_back_its_memory_is_waited_for(launch: Launch, worker: Worker) -> None:
+def test_a_worker_that_takes_long_to_give_back_its_memory_is_waited_for(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
     """One that SIGKILL ends late, while its memory shrinks, is no unkillable worker: the job is restarted."""
-    path = worker("""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    path = worker(f"""
         import mmap
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say("ready")
         if attempt:
             sys.exit(0)
         if rank == 1:
+            open({str(gate)!r}).read()  # until the other one has its memory
             sys.exit(7)
         blocks = [mmap.mmap(-1, 1 << 18) for _ in range(40)]
         for block in blocks:
             block.write(b"x" * len(block))
+        open({str(gate)!r}, "w").close()
         while blocks:
             blocks.pop().close()
             time.sleep(0.05)
