@@ -101,9 +101,9 @@ def test_the_program_s_handler_is_called_and_comes_back(tmp_path: Path) -> None:
     lines = _run(
         tmp_path,
         _HABITS["reaps"]
-        + """
-own = os.posix_spawnp("sleep", ["sleep", "0.1"], os.environ)
-run("sh", "-c", "sleep 0.3")
+        + f"""
+own = os.posix_spawnp("sh", ["sh", "-c", "until test -e {tmp_path / "begun"}; do sleep 0.01; done"], os.environ)
+run("sh", "-c", f"> {tmp_path / "begun"}; while kill -0 {{own}}; do sleep 0.01; done")  # until the handler has it
 print(bool(seen), signal.getsignal(signal.SIGCHLD) is before)
 try: os.waitpid(own, os.WNOHANG)
 except ChildProcessError: print("reaped by the handler")

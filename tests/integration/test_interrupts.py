@@ -16,18 +16,23 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
 
-#: Ranks 0 to 2 wait at one place, rank 3 at another.
+#: Ranks 0 to 2 are interrupted at one place, rank 3 at another, also if Ctrl-C comes before they wait.
 _WAITING = """
 import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 print("runs", rank, flush=True)
+signal.sigwait({signal.SIGINT})
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 if rank == 3:
-    signal.pause()
-signal.pause()
+    signal.raise_signal(signal.SIGINT)
+signal.raise_signal(signal.SIGINT)
 """
 
 _LEAVING = """
 import signal
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+print("runs", rank, flush=True)
+signal.pause()
 """
 
 
@@ -46,7 +51,7 @@ def test_equal_interrupts_are_one_traceback(launch: Launch, worker: Worker, tmp_
 
 def test_sigterm_folds_nothing(launch: Launch, worker: Worker) -> None:
     """Only Ctrl-C folds: a traceback that a program writes for another reason is shown for each rank."""
-    job = launch("--nproc-per-node=2", str(worker(_LEAVING + _WAITING)))
+    job = launch("--nproc-per-node=2", str(worker(_LEAVING)))
     job.wait_lines(r"runs \d", count=2)
     job.send(signal.SIGTERM)
     job.wait_exit()
