@@ -161,18 +161,32 @@ def _read_recorder(*, has_stacks: bool) -> dict[str, Any]:
     return next((document for document in documents if document.get("entries")), documents[-1])
 
 
+class _NoCompiler:
+    """Stands for torch's compiler: for this thread it has nothing, and any other thread gets the compiler itself."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> object:
+        if threading.get_ident() == self._thread:
+            raise AttributeError(name)
+        import importlib  # noqa: PLC0415 - torch has imported it
+
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
 def _dump(dump: Callable[..., bytes], *, has_stacks: bool) -> bytes:
     """Return a dump of torch's, and spare it the import of its compiler.
 
     For stacks torch asks the compiler about compiled code, and imports it for that: 1.2 s of CPU time. If the program
-    has no compiler, a stand-in without any code answers. An import in another thread replaces the stand-in.
+    has no compiler yet, a stand-in answers. An import in another thread replaces the stand-in.
     """
-    names, stand_in = vars(sys.modules["torch"]), object()
+    names, stand_in = vars(sys.modules["torch"]), _NoCompiler()
     names.setdefault("_inductor", stand_in)
     try:
         return dump(True, has_stacks, False)  # noqa: FBT003 - torch's signature
     finally:
-        if names["_inductor"] is stand_in:
+        if names.get("_inductor") is stand_in:
             del names["_inductor"]
 
 

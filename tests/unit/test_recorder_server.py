@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,30 @@ def _replace_torch(monkeypatch: pytest.MonkeyPatch, dump: Callable[..., bytes], 
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "torch._C", core)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+
+
+def test_another_thread_has_the_compiler_while_a_dump_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A dump goes without torch's compiler, but a program that uses it in that moment gets it."""
+    seen: list[object] = []
+
+    def dump(*_: bool) -> bytes:
+        seen.append(getattr(sys.modules["torch"]._inductor, "config", None))
+        thread = Thread(target=lambda: seen.append(sys.modules["torch"]._inductor.config))
+        thread.start()
+        thread.join()
+        return pickle.dumps({"pg_config": {}, "entries": []})
+
+    _replace_torch(monkeypatch, dump, ranks=[0, 1])
+    compiler = ModuleType("torch._inductor")
+    compiler.config = "the program's"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch._inductor", compiler)
+    monkeypatch.setenv(contract.ENV_RECORDER_PREFIX[0], str(tmp_path / "rank_"))
+    monkeypatch.setenv(contract.ENV_RANK, "1")
+    assert write_dump(has_stacks=True)
+    assert seen == [None, "the program's"]
+    assert not hasattr(sys.modules["torch"], "_inductor")
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], []], ids=["group", "no group"])
