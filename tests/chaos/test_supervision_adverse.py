@@ -362,9 +362,11 @@ print("child", child.wait(), "pid", os.getpid())
     assert done.stdout.strip() == "child 3 pid 1", done.stderr
 
 
-def test_a_guardian_that_cannot_live_is_given_up(worker: Worker, tmp_path: Path) -> None:
+def test_a_guardian_that_cannot_live_is_given_up(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Where no guardian can run the job does all the same, and says so once."""
-    path = worker("time.sleep(4)")  # longer than all pauses between guardians
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    path = worker(f"open({str(gate)!r}).close()")
     broken = tmp_path / "python3"  # by its name an interpreter, and executed as one
     broken.write_text("#!/bin/sh\n")
     broken.chmod(0o755)
@@ -378,9 +380,12 @@ elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), pyth
 print("done")
 """,
     )
-    done = subprocess.run([sys.executable, host], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == "done"
-    assert len(done.stderr.splitlines()) == 2, done.stderr
+    job = launch(program=(sys.executable, str(host)))
+    job.wait_line("each guardian process was killed")  # after all pauses between guardians
+    gate.open("w").close()
+    assert job.wait_exit() == 0
+    assert job.stdout.strip() == "done"
+    assert len(job.stderr.splitlines()) == 2, job.stderr
 
 
 def test_a_line_end_in_the_temporary_directory(launch: Launch, worker: Worker, tmp_path: Path) -> None:

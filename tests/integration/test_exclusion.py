@@ -126,7 +126,7 @@ def test_status_lists_the_nodes_that_are_left_out(launch: Launch, worker: Worker
     """Each node of the job answers with the excluded node, its reason and when it may come back."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    body = f"{LEMON}\n    open({str(gate)!r}).read()\n"
+    body = f"{LEMON}\n    open({str(gate)!r}).close()\n"
     flags = ("--exclude-exit-codes=77", "--exclude-after=9/1h")
     agents, _ = start(launch, worker(body), *flags, code=77)
     assert agents[1].wait_exit() == contract.EXIT_EXCLUDED
@@ -136,5 +136,5 @@ def test_status_lists_the_nodes_that_are_left_out(launch: Launch, worker: Worker
         assert (found["kind"], found["host"]) == ("excluded", os.uname().nodename)
         assert "exit code 77 is listed in --exclude-exit-codes" in found["reason"]
         assert 3000 < found["expires"] < 3600
-    gate.write_text("go on")
-    assert [agents[0].wait_exit(), agents[2].wait_exit()] == [0, 0]
+    with gate.open("w"):  # until each of the two has come to it
+        assert [agents[0].wait_exit(), agents[2].wait_exit()] == [0, 0]

@@ -42,7 +42,9 @@ def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, e
         "mark = f'{sys.argv[1]}.{size}.{local_rank}'\n"
         "if not os.path.exists(mark):\n"
         "    open(mark, 'w').close()\n"
-        "    sys.exit(3) if size == '1' else signal.pause()\n"
+        "    if size == '2': signal.pause()\n"
+        "    while not all(os.path.exists(f'{sys.argv[1]}.2.{other}') for other in '01'): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
     )
     mark = str(Path(script).with_name("mark"))
     common = ("--nnodes=2", "--rdzv-backend=torchs-own", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
