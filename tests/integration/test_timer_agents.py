@@ -79,7 +79,7 @@ def test_an_expiry_on_one_of_two_nodes(launch: Launch, tmp_path: Path, lives: in
         "import os, signal, time\n"
         "from elastic_run import timer\n"
         "rank, life = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "with timer.expires(after=0.4 if rank == '1' else 100, scope=f'step of {rank}'):\n"
+        "with timer.expires(after=0.4 if (rank, life) == ('1', '0') else 100, scope=f'step of {rank}'):\n"
         "    if life == '0': signal.pause()\n"
         "os.write(1, f'rank {rank} in life {life}\\n'.encode())\n",
         encoding="utf-8",

@@ -19,8 +19,9 @@ _ROOT = Path(__file__).parents[2]
 #: In the first attempt the others fail when the gate is opened; rank 0, told to stop, goes when it is opened again.
 ENDS_AT_THE_GATE = (
     "if attempt == 0 and rank == 0:\n"
-    "    signal.signal(signal.SIGTERM, lambda *_: say('stopping'))\n"
-    "    say('there')\n    signal.pause()\n    open(os.environ['GATE']).read()\n    sys.exit(0)\n"
+    "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+    "    say('there')\n    signal.sigwait({signal.SIGTERM})\n    say('stopping')\n"
+    "    open(os.environ['GATE']).read()\n    sys.exit(0)\n"
     "if attempt == 0: open(os.environ['GATE']).read(); sys.exit(1)\n"
 )
 #: Whether the worker came from a template that had imported the module.
