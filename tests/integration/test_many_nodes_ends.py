@@ -59,7 +59,8 @@ def test_a_rank_that_does_not_stop_is_the_cause_everywhere(launch: Launch, worke
         "        signal.pause()\n"
         "if rank == 3:\n"
         "    load_batch()\n"
-        "while not os.path.exists(ready) or rank == 2:\n"
+        "open(f'{__file__}.{rank}', 'w').close()\n"
+        "while not all(map(os.path.exists, (ready, __file__ + '.0', __file__ + '.1'))) or rank == 2:\n"
         "    time.sleep(0.01)\n"
         "raise RuntimeError('[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13965')"
     )
