@@ -351,7 +351,8 @@ def test_stacks_before_sigkill_tell_the_cause_of_lost_peers(launch: Launch, work
             signal.pause()
     if rank == 2:
         load_batch()
-    while not os.path.exists(ready):
+    open(f"{ready}.{rank}", "w").close()
+    while not all(map(os.path.exists, (ready, ready + ".0", ready + ".1"))):
         time.sleep(0.01)
     raise RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13965")
     """
