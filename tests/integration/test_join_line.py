@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.hosts import virtual_hosts
 from tests.support.joining import COPIED, copied, token_of, wait_join_line
-from tests.support.processes import descendants_of
+from tests.support.processes import descendants_of, describe
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.launch import Launched
 
@@ -81,9 +81,9 @@ def test_the_token_stands_nowhere_else(launch: Launch, worker: Worker, tmp_path:
         what="workers",
     )
     pids = [pid for agent in (first, second) for pid in (agent.pid, *descendants_of(agent.pid))]
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+    commands = [describe(pid) for pid in pids]
     assert len(commands) >= 6
-    assert not any(token.encode() in command for command in commands if b"bash" not in command)
+    assert not any(token in command for command in commands if "bash" not in command)
     for agent in (first, second):
         assert agent.process.stdin is not None
         agent.process.stdin.close()
