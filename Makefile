@@ -7,8 +7,9 @@ PYTEST :=
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
-# A third of the tests' time is waiting, so three files at a time keep two processors busy; the longest files come first.
-TESTING := $(PYTHON_IN_VENV) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# More than half of the tests' time is waiting, so four files at a time keep two processors busy, and three of those that
+# take long and measure; the longest files come first.
+TESTING := $(PYTHON_IN_VENV) -m pytest --dist loadfile --no-loadscope-reorder
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
 CHAOS :=
 # Packages to change, all unless given, and options: make mutate MUTATE="report store --sample 30 --seed 2"
@@ -26,13 +27,13 @@ setup: ## make or refresh .venv; does nothing when it is up to date
 demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower loss
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
-test: setup ## the tests, but those that take long; 10 minutes on two processors
+test: setup ## the tests, but those that take long; 8 minutes on two processors
 	@tools/test-tools.sh
-	$(TESTING) -m "not long" $(PYTEST)
+	$(TESTING) -n 4 -m "not long" $(PYTEST)
 
 test-long: setup ## the tests that take long: most simulated jobs, Slurm, chaos, type checkers, times beside torchrun's
 	@tools/test-tools.sh
-	$(TESTING) -m long $(PYTEST)
+	$(TESTING) -n 3 -m long $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
