@@ -1,10 +1,9 @@
 """What a Python worker does before its program: it registers handlers that write its stacks, and shows its rank.
 
 Rules
-- Each worker imports this module at its start: with the package, two small files. It imports only what an interpreter
-  has by then, and C modules. So it has no `from __future__`, for which Python reads one more file, and writes the one
-  name of `contract` that it needs once more. A text of the same code in the .pth file would be compiled at each start,
-  which takes longer.
+- Each worker imports this module and the package at its start. Both import no other file, because each file delays the
+  start of every worker. So this module has no `from __future__`, and repeats one name of `contract`; a test compares
+  the two. Python would compile the same code in the .pth file at each start, which takes longer.
 - faulthandler's handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that
   lock, and it changes nothing that the program can see but the system call that it interrupts, which goes on. But it
   reads frames without a lock. Those of a thread that runs Python may be gone in that moment, and the process would end
@@ -54,8 +53,8 @@ def begin(value: str, title: "str | None") -> None:
     """Register the handlers in a process that was executed as a worker, and show its rank; called by the .pth file.
 
     Args:
-        value: Of `contract.ENV_STACK_PIPE`.
-        title: Of `contract.ENV_TITLE`; "0" leaves the title as it is.
+        value: The value of `contract.ENV_STACK_PIPE`.
+        title: The value of `contract.ENV_TITLE`, or None; with "0" the process keeps its title.
     """
     if os.getsid(0) == os.getpid() and register_for_pipe(value) and title != "0":
         show_rank(int(os.environ["RANK"]))
@@ -65,7 +64,7 @@ def register_for_pipe(value: str) -> bool:
     """Let this process write its stacks from now on, if it has the pipe; return whether it does.
 
     Args:
-        value: Of `contract.ENV_STACK_PIPE`: descriptor, inode and signal.
+        value: The value of `contract.ENV_STACK_PIPE`: descriptor, inode and signal.
     """
     fd, inode, number = map(int, value.split(":"))
     is_ours = os.fstat(fd).st_ino == inode

@@ -3,9 +3,9 @@
 Rules
 - Where most ranks of an innermost group wait in it, the others are named.
 - In a tie, as in a group of two, the ranks of equal groups decide. Equal groups have the same description and size, and
-  each rank is in one of them (its tensor-parallel group, for example). For each rank, the collectives of its own group
-  that it called before the outer collective are counted. If all ranks outside of the tie have the same count, and the
-  dumps hold all their calls, a rank of the tie with another count is named.
+  each rank is in one of them (its tensor-parallel group, for example). Each rank has a count: how many
+  collectives of its own group it called before the outer collective. If all ranks outside of the tie have the same
+  count, and the dumps hold all their calls, a rank of the tie with another count is named.
 - Elsewhere the ranks of both sides of the tie are named.
 """
 

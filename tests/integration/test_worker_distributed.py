@@ -29,7 +29,7 @@ QUIET = {"OMP_NUM_THREADS": "1"}
 WARM = ("--standalone", "--preload=torch")
 HEAD = """
 import atexit, gc, json, os, sys
-atexit.unregister(gc.unfreeze)  # no look at all of torch at the end of a forked worker
+atexit.unregister(gc.unfreeze)  # the garbage collector would look at all of torch when a forked worker ends
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())
 """

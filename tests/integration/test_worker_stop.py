@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
 
 QUIET = {"OMP_NUM_THREADS": "1"}
-#: How workers start is not what is tested here, and an import of torch takes each of them a second.
+#: These tests do not test the start of workers, and each import of torch takes a second.
 WARM = "--preload=torch"
 HEAD = """
 import atexit, gc, json, os, signal, sys, threading, time
-atexit.unregister(gc.unfreeze)  # no look at all of torch at the end of a forked worker
+atexit.unregister(gc.unfreeze)  # the garbage collector would look at all of torch when a forked worker ends
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())
 """
@@ -134,7 +134,7 @@ def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, sc
 
 
 def test_a_handler_of_the_script_still_gets_its_signal(launch: Launch, script: Callable[[str], Path]) -> None:
-    """Who caught SIGTERM before is called too, and alone in a process that a watching worker has forked."""
+    """The script's own handler of SIGTERM runs as well. In a fork of a watching worker, it runs alone."""
     path = script("""
         signal.signal(signal.SIGTERM, lambda *_: say(own=1))
         before = worker.stop_requested()

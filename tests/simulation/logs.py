@@ -66,8 +66,8 @@ class Log:
         start = find_start(store.values.get(LOG_START))
         start = start if self.is_copy else None
         if start is not None and start.is_restart and (start.slot > self.next_slot or start.term > self.term):
-            # The store has lost what nodes had read: nothing of before counts for those who read on. A slot behind the
-            # start may be created anew, if a request that came late had deleted it.
+            # The store has lost what nodes had read: nothing of before counts for those who read on. A request that
+            # came late may have deleted a slot behind the start; then a node creates that slot again.
             self.next_slot = max(min(self.next_slot, slot), start.slot)
             self.term, self.coordinator = start.term, ""
             self.entries = [entry for entry in self.entries if entry["kind"] != "end"]

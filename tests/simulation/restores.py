@@ -1,4 +1,4 @@
-"""Faults of a store that goes back in time: it is restored from a snapshot, also while something else goes wrong."""
+"""Faults that restore a store from an older snapshot, alone or together with another fault."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ class World:
         self.oracle.judge()
 
     def _run_out(self) -> None:
-        """At the end, let arrive what is on its way: the last clean-up, or a kill after which another node comes."""
+        """Run on for some seconds: the last clean-up may be under way, or a new node after a kill."""
         if not self._goes_on:
             self.clockwork.run(self.clockwork.now + 5.0)
 

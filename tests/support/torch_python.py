@@ -1,4 +1,4 @@
-"""Programs that import torch, which takes a second: a process that has torch already forks for each of them."""
+"""Runs programs that import torch as forks of a process that has torch: each import of torch takes a second."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _Injection:
 
     @property
     def is_from_start(self) -> bool:
-        """Whether the worker itself has made the fault when it started, so that it is only told here."""
+        """Whether the worker makes the fault itself at its start; the agent then only reports it."""
         return self._fault.action.startswith("import ")
 
     @property

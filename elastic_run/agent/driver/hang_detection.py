@@ -1,9 +1,9 @@
 """Watches one round for a hang: reads signs at each tick, takes looks, and brings both to `core.diagnosis.hang`.
 
 Runs only with --hang-timeout. A look asks all running workers for their stacks, their flight recorders for the number
-of collectives, and the GPUs' driver for the processes whose GPUs compute. The activity of the processes is read before,
-since the answers take processor time themselves, and followed for some moments where a thread runs: one that polls goes
-to sleep. A look is dated by its beginning.
+of collectives, and the GPUs' driver for the processes whose GPUs compute. The agent reads the activity of the processes
+before it asks, since the answers take processor time too. If a thread runs, the agent reads its state a few times
+more: a thread that polls soon sleeps again, and a thread that computes does not. The time of a look is its beginning.
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
 together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it would

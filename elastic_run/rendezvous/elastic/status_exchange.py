@@ -8,8 +8,9 @@ trims the stream, and removes its line, except that of a drain: nodes that come 
 trim that.
 
 If two nodes ask the same question at the same time, each may use the answers to both. One question may be lost, since
-no lock protects the key. One asker may also trim an answer before the other asker has read it. So an asker that misses
-answers asks again after a part of its time. It takes a new id, because a node does not answer the same line twice.
+no lock protects the key. One asker may also trim an answer before the other asker has read it. So an asker
+asks again if answers are missing when a part of its time is over. It takes a new id, because a node does not answer the
+same line twice.
 
 A node that has just come takes no part in a drain that was asked for before: it may have the name, or the rank, of the
 node that had to leave.
