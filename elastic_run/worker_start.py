@@ -1,9 +1,9 @@
-"""What a Python worker does before its program: it registers handlers that write its stacks, and shows its rank.
+"""What a Python worker does before its program: it lets the agent ask for its stacks, and shows its rank.
 
 Rules
 - Each worker imports this module and the package at its start. Both import no other file, because each file delays the
-  start of every worker. So this module has no `from __future__`, and repeats one name of `contract`; a test compares
-  the two. Python would compile the same code in the .pth file at each start, which takes longer.
+  start of every worker. So this module has no `from __future__`, and repeats names of `contract`; a test compares
+  them. Python would compile the same code in the .pth file at each start, which takes longer.
 - faulthandler's handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that
   lock, and it changes nothing that the program can see but the system call that it interrupts, which goes on. But it
   reads frames without a lock. Those of a thread that runs Python may be gone in that moment, and the process would end
@@ -20,8 +20,8 @@ Rules
 - When Python ends, faulthandler restores the handlers that it has replaced, and Python sets its own handlers to the
   default, which kills the process. So the worker ignores the signals before it registers, and again at its end:
   otherwise a signal in that moment would kill a worker that has ended well.
-- A process that is executed registers them by a line of our .pth file, before its program begins. A fork does it when
-  it becomes a worker.
+- A process that is executed does all this by a line of our .pth file, before its program begins. A fork does it when
+  it becomes a worker. No error in here may keep the program from its start.
 - Only the worker itself registers: it leads its session, and has the pipe of which its environment tells. A fork of the
   worker has the handlers as well, but the agent signals nobody but workers. What the worker executes has neither
   handlers nor pipe.
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 #: As in `contract`, see above.
+ENV_STACK_PIPE, ENV_TITLE, ENV_PTRACE = "ELASTIC_RUN_STACK_PIPE", "ELASTIC_RUN_TITLE", "ELASTIC_RUN_PTRACE"
+ENV_FLIGHT_RECORDER, ENV_FAULTS = "ELASTIC_RUN_FLIGHT_RECORDER", "ELASTIC_RUN_FAULTS"
 STACK_HANDLER_FILE = "<frozen importlib elastic_run>"
 #: Threads, and frames of each, that a worker writes; as faulthandler.
 _MOST = 100
@@ -49,15 +51,51 @@ _ARG_START, _STAT_SIZE, _PATH_SIZE = 45, 1024, 4096
 _NAME_SIZE = 15
 
 
-def begin(value: str, title: "str | None") -> None:
-    """Register the handlers in a process that was executed as a worker, and show its rank; called by the .pth file.
+def begin() -> None:
+    """Begin all that the variables of this worker ask for; called by the .pth file where there is one of them."""
+    for part in (_begin_stacks, _begin_recorder, _begin_faults):
+        try:
+            part()
+        except Exception:  # noqa: BLE001, S110 - the program starts in any case
+            pass
 
-    Args:
-        value: The value of `contract.ENV_STACK_PIPE`.
-        title: The value of `contract.ENV_TITLE`, or None; with "0" the process keeps its title.
-    """
-    if os.getsid(0) == os.getpid() and register_for_pipe(value) and title != "0":
+
+def begin_diagnosis() -> None:
+    """Begin what only --flight-recorder and --inject-fault ask for; called in a fork that has become a worker."""
+    _begin_recorder()
+    _begin_faults()
+
+
+def _begin_stacks() -> None:
+    # Popped first: Python reads the .pth files of a virtual environment twice.
+    pipe = os.environ.pop(ENV_STACK_PIPE, "")
+    if not pipe:
+        return
+    if os.environ.get(ENV_PTRACE) == "1":
+        _permit_tracing()
+    if os.getsid(0) == os.getpid() and register_for_pipe(pipe) and os.environ.get(ENV_TITLE) != "0":
         show_rank(int(os.environ["RANK"]))
+
+
+def _permit_tracing() -> None:
+    import ctypes  # noqa: PLC0415 - only when asked for
+
+    set_tracer, any_process = 0x59616D61, ctypes.c_ulong(-1)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
+    ctypes.CDLL(None).prctl(set_tracer, any_process, 0, 0, 0)
+
+
+def _begin_recorder() -> None:
+    if ENV_FLIGHT_RECORDER in os.environ:
+        from elastic_run.diagnosis import recorder_hook  # noqa: PLC0415 - only when asked for
+
+        recorder_hook.begin()
+
+
+def _begin_faults() -> None:
+    if ENV_FAULTS in os.environ:
+        from elastic_run.diagnosis import fault_thread  # noqa: PLC0415 - only when asked for
+
+        fault_thread.begin()
 
 
 def register_for_pipe(value: str) -> bool:

@@ -138,6 +138,6 @@ def test_a_worker_permits_it_if_asked(value: str, calls: int, monkeypatch: pytes
     monkeypatch.setenv("ELASTIC_RUN_PTRACE", value)
     monkeypatch.setenv("ELASTIC_RUN_STACK_PIPE", "9:9:9")
     path = Path(elastic_run.compat.__file__).with_name("elastic-run-compat.pth")
-    (line,) = [line for line in path.read_text(encoding="utf-8").splitlines() if "ELASTIC_RUN_PTRACE" in line]
+    (line,) = [line for line in path.read_text(encoding="utf-8").splitlines() if "ELASTIC_RUN_STACK_PIPE" in line]
     exec(line, {})  # noqa: S102 - as Python itself does with it
     assert called == [(0x59616D61, (1 << 64) - 1, 0, 0, 0)] * calls

@@ -31,10 +31,9 @@ ALLOWED: dict[str, set[str]] = {
     "signals": set(),
     "slurm_node_lists": set(),
     "slurm_port": set(),
-    "worker_start": set(),
+    "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
     "store": {"contract", "core", "loop", "utils"},
-    "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
-    | {"diagnosis.fault_thread", "diagnosis.recorder_hook", "worker_start"},
+    "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"} | {"worker_start"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
     | {"store.jobstore.api", "rendezvous.session"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"},

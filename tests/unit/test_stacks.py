@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread, parse_s
 from elastic_run.diagnosis.kernel_view import describe_threads
 from elastic_run.diagnosis.stack_files import render_stacks, write_stacks
 from elastic_run.report import stack_lines
+from tests.support.compat import PTH
 
 _TEXTS = Path(__file__).parents[1] / "data" / "faulthandler"
 _TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -74,9 +76,17 @@ def test_a_torn_or_foreign_text() -> None:
     assert find_place(parse_stacks("Thread 0x0f (most recent call first):\n  <no Python frame>\n")).problem
 
 
+def test_what_a_worker_repeats_of_the_contract() -> None:
+    """The module that each worker imports does not import `contract`; the .pth file reads nothing but the variables."""
+    names = [name for name in vars(worker_start) if name.isupper() and not name.startswith(("_", "TYPE"))]
+    assert len(names) == 6
+    assert [getattr(worker_start, name) for name in names] == [getattr(contract, name) for name in names]
+    asked = re.findall("ELASTIC_RUN_[A-Z_]+", PTH.read_text(encoding="ascii").splitlines()[2])
+    assert asked == [contract.ENV_STACK_PIPE, contract.ENV_FLIGHT_RECORDER, contract.ENV_FAULTS]
+
+
 def test_the_frame_of_our_own_handler_is_passed_over() -> None:
     """A handler of the program may interrupt it and hang there: the place is what the program's line has called."""
-    assert worker_start.STACK_HANDLER_FILE == contract.STACK_HANDLER_FILE
     ours = Frame(contract.STACK_HANDLER_FILE, 1, "write_stacks")
     calls = [
         ("/w/fault.py", 3, "sleep_for_ever"),

@@ -10,7 +10,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.worker_start import register_for_pipe, show_rank
+from elastic_run.worker_start import begin_diagnosis, register_for_pipe, show_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,14 +102,7 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
     _renew_stream(sys.__stderr__, 2, "<stderr>")
     _look_anew()
     _draw_anew()
-    if contract.ENV_FLIGHT_RECORDER in os.environ:
-        from elastic_run.diagnosis.recorder_hook import begin  # noqa: PLC0415 - only with --flight-recorder
-
-        begin()
-    if contract.ENV_FAULTS in os.environ:
-        from elastic_run.diagnosis import fault_thread  # noqa: PLC0415 - only with --inject-fault
-
-        fault_thread.begin()
+    begin_diagnosis()
 
 
 def _look_anew() -> None:
