@@ -28,9 +28,29 @@ def main() -> None:
             signals.install_handler(number, _end)
     # A collection in the middle of start-up finds nothing and delays the workers; the launcher turns it on again.
     gc.disable()
+    _import_argparse()
     from elastic_run import run  # noqa: PLC0415 - after that
 
     run.run_command()
+
+
+def _import_argparse() -> None:
+    """Import argparse without gettext, which has nothing to translate: all lines of the parser are our own.
+
+    gettext compiles expressions, imports `locale` and looks for files: a twentieth of the time until the workers start.
+    """
+    if "gettext" in sys.modules:
+        return
+    stand_in = type(sys)("gettext")
+    stand_in.gettext = lambda text: text  # type: ignore[attr-defined]
+    stand_in.ngettext = lambda one, more, count: one if count == 1 else more  # type: ignore[attr-defined]
+    sys.modules["gettext"] = stand_in
+    try:
+        import argparse  # noqa: F401, PLC0415 - for `run`
+    except ImportError:
+        pass  # it wants more of gettext, and gets it when it is imported again
+    finally:
+        del sys.modules["gettext"]  # a plug-in that wants translations gets them
 
 
 def _end(number: int, _: object) -> None:

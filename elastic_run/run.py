@@ -25,9 +25,8 @@ from elastic_run.cli.config import (
     keep_static_place,
     make_config,
 )
-from elastic_run.cli.derivation import has_left_slurm
 from elastic_run.cli.flags import CONFIGURATION, FLAGS
-from elastic_run.cli.origins import name_source, write_given
+from elastic_run.cli.origins import has_left_slurm, name_source, write_given
 from elastic_run.cli.parser import LauncherArgumentParser, print_text
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
 from elastic_run.errors import UsageError

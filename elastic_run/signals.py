@@ -65,6 +65,8 @@ IGNORED_BY_PYTHON: tuple[int, ...] = tuple(
 
 #: Second names of signals, which `signal.Signals` doesn't use.
 _ALIASES = frozenset(("SIGCLD", "SIGPOLL", "SIGIOT"))
+#: Names by number, filled when the first one is asked for; what is no signal stands under None.
+_names: dict[int | None, str] = {}
 
 
 def signal_number(name: str) -> int | None:
@@ -76,8 +78,9 @@ def signal_number(name: str) -> int | None:
 
 def signal_name(number: int) -> str:
     """Return a signal's name as `signal.Signals` gives it, or its number where it has none."""
-    names = [name for name in dir(_signal) if signal_number(name) == number]
-    return next((name for name in names if name not in _ALIASES), str(number))
+    if not _names:
+        _names.update((signal_number(name), name) for name in dir(_signal) if name not in _ALIASES)
+    return _names.get(number, str(number))
 
 
 def block_signals(numbers: Iterable[int]) -> frozenset[int]:

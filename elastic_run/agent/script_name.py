@@ -13,12 +13,13 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.core.job.role_scripts import ScriptFile
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, is_interpreters_name, own_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from elastic_run.core.job.role_scripts import ScriptFile
 
 __all__ = ["find_script_file", "name_script", "program_name"]
 
@@ -60,6 +61,8 @@ def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile |
     if word.startswith("-") or len(path) > _LONGEST_PATH:
         return None
     import zlib  # noqa: PLC0415 - only on several nodes
+
+    from elastic_run.core.job.role_scripts import ScriptFile  # noqa: PLC0415 - ditto
 
     try:
         with open(path, "rb") as file:

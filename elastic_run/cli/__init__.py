@@ -4,7 +4,7 @@
 |---|---|
 | `flags` | the table of all flags: names, values, default, variable, help |
 | `parser` | the argparse parser: words and variables to a namespace with a value for each flag |
-| `origins` | where each value comes from: flag, variable, file, Slurm, or another value |
+| `origins` | where each value comes from: flag, variable, file, Slurm (or left-over variables), or another value |
 | `values` | one value: text to a checked value |
 | `checks` | values against each other and against this machine, before anything is started |
 | `program_checks` | the workers' program: is it there, and can it be run |
@@ -12,7 +12,7 @@
 | `slurm_step` | values that follow from the Slurm step of this launcher |
 | `indexed_job` | values that follow from the indexed Job of Kubernetes of this pod |
 | `meeting_place` | refuses a place where the launchers of a scheduler's job can't meet |
-| `derivation` | the record of such values, and whether they are left over |
+| `derivation` | the record of such values |
 | `node_gpus` | one worker for each GPU of this node; more workers than GPUs |
 | `threads` | OpenMP threads of each worker |
 | `faults` | the value of ``--inject-fault`` |

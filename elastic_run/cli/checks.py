@@ -12,8 +12,8 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.config import hosts_rendezvous, names_rendezvous, read_token
-from elastic_run.cli.derivation import has_left_slurm
 from elastic_run.cli.node_gpus import describe_shortage
+from elastic_run.cli.origins import has_left_slurm
 from elastic_run.cli.program_checks import check_health_check, check_program, describe_shell_words, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError

@@ -6,9 +6,8 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.derivation import has_left_slurm
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.origins import DERIVED, VARIABLE, Origin, derive
+from elastic_run.cli.origins import DERIVED, VARIABLE, Origin, derive, has_left_slurm
 from elastic_run.cli.threads import choose_threads
 from elastic_run.cli.values import node_range
 from elastic_run.core.agent.config import AgentConfig

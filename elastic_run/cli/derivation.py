@@ -1,4 +1,4 @@
-"""What follows from the cluster's scheduler: values, and that its variables are left over."""
+"""What follows from the cluster's scheduler: values for a command line, and notices."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Mapping
 
     from elastic_run.core.node.config import LaunchStep
-
-__all__ = ["Derivation", "has_left_slurm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +34,3 @@ class Derivation:
     notices: list[str] = field(default_factory=list)
     location: str = ""
     launch_step: LaunchStep | None = None
-
-
-def has_left_slurm(args: Namespace) -> bool:
-    """Whether Slurm's variables are left over from a step in which this launcher does not run.
-
-    It is found out at the start, since the process above the launcher may end before it.
-    """
-    return getattr(args, "has_left_slurm", False)

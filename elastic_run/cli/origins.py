@@ -28,6 +28,7 @@ __all__ = [
     "VARIABLE",
     "Origin",
     "derive",
+    "has_left_slurm",
     "name_source",
     "write_given",
 ]
@@ -66,6 +67,14 @@ def derive(args: Namespace, origins: Origins, origin: Origin, **values: object) 
         if getattr(args, dest) != value:
             setattr(args, dest, value)
             origins[dest] = Origin(origin.kind, origin.source, origin.text, origins.get(dest))
+
+
+def has_left_slurm(args: Namespace) -> bool:
+    """Whether Slurm's variables are no origin: they are left over from a step in which this launcher does not run.
+
+    It is found out at the start, since the process above the launcher may end before it.
+    """
+    return getattr(args, "has_left_slurm", False)
 
 
 def name_source(message: str, origins: Mapping[str, Origin], environ: Mapping[str, str]) -> str:

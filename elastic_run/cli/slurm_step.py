@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cli.derivation import Derivation, has_left_slurm
+from elastic_run.cli.derivation import Derivation
 from elastic_run.cli.node_gpus import count_node_gpus
-from elastic_run.cli.origins import SLURM
+from elastic_run.cli.origins import SLURM, has_left_slurm
 from elastic_run.cli.values import node_range
 from elastic_run.cluster.slurm import (
     StepError,

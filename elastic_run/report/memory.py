@@ -53,5 +53,5 @@ def _counter(read: Callable[[str], str], path: str) -> int | None:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()

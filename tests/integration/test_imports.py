@@ -40,6 +40,14 @@ if report:
     sys.addaudithook(note)
 """
 
+#: The same, but it notes what is imported at the launcher's end.
+AT_THE_END = """
+import atexit, os, sys
+report = os.environ.pop("SPY_REPORT", None)
+if report:
+    atexit.register(lambda: print(*sys.modules, file=open(report, "w")))
+"""
+
 #: Law 1.
 NEVER = {"torch", "asyncio", "multiprocessing", "importlib.metadata", "requests"}
 #: Each costs milliseconds that the first worker would wait. argparse, with re, enum and
@@ -53,6 +61,8 @@ TOO_SLOW = {
     "uuid",
     "random",
     "json",
+    "gettext",
+    "locale",
     "inspect",
     "traceback",
     "tomllib",
@@ -107,6 +117,16 @@ def test_the_event_log_does_not_hold_up_the_first_lines(launch: Callable[..., La
     env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "callers")}
     assert launch("--tee=3", "--no-python", "sleep", "0.2", env=env, cwd=tmp_path).wait_exit() == 0
     assert "run_until" in (tmp_path / "callers").read_text(encoding="utf-8").split()
+
+
+def test_a_job_of_one_node_speaks_with_nobody(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """It imports neither the codec of messages nor JSON, which would take processor time from workers that start."""
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
+    env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "imported")}
+    assert launch("--nproc-per-node=2", "--no-python", "true", env=env, cwd=tmp_path).wait_exit() == 0
+    imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
+    assert "elastic_run.agent.history" in imported
+    assert not {"json", "elastic_run.core.protocol.codec", "elastic_run.cluster.gpu_processes"} & imported
 
 
 def imported_before_the_last_worker(flags: list[str], launch: Callable[..., Launched], directory: Path) -> set[str]:

@@ -11,7 +11,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 import signal
 
 from elastic_run.agent.background import Background
@@ -24,7 +23,6 @@ from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
 from elastic_run.agent.driver.step import Step
 from elastic_run.agent.senders import Senders
-from elastic_run.cluster.gpu_processes import find_query
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE, KILL_LIMIT
 from elastic_run.loop import Loop
@@ -369,7 +367,7 @@ class Supervisor:
     def _check_first(self, number: int, go_on: Callable[[], None]) -> None:
         """Go on towards the next round when its checks hold; see `round_checks`."""
         former = () if (current := self._rounds.current) is None else tuple(current.workers.pids.values())
-        if not (self._options.node_config.health_check or (former and find_query(os.environ))):
+        if not (self._options.node_config.health_check or former):
             go_on()
             return
         from elastic_run.agent.driver.round_checks import RoundChecks  # noqa: PLC0415 - only when there is something to check
