@@ -285,6 +285,19 @@ def test_a_value_is_withdrawn_only_where_it_is_the_expected_one(store: JobStore,
     assert store.get(["d/1"]) == [None]
 
 
+def test_keys_are_deleted_only_where_others_have_the_expected_values(store: JobStore, other: JobStore) -> None:
+    """In a store that was restored from a backup, keys stay that the job needs there."""
+    large = bytes(range(256)) * 100
+    store.write({"d/start": b"7", "d/9": large, "d/1": b"one", **{f"s/{number}": b"x" for number in range(300)}})
+    for expected in ({"d/start": b"8"}, {"d/start": b"7", "d/9": b"nine"}, {"d/start": b"7", "d/8": b"eight"}):
+        other.delete_where(["d/1", "s/299"], expected)
+    assert store.get(["d/1", "s/299"]) == [b"one", b"x"]
+    other.delete_where(["d/1", *(f"s/{number}" for number in range(300))], {"d/start": b"7", "d/9": large})
+    assert store.get(["d/1", "s/0", "s/299", "d/start"]) == [None, None, None, b"7"]
+    other.delete_where(["d/start"], {})
+    assert store.get(["d/start"]) == [None]
+
+
 def test_many_that_raise_a_number_never_lower_it(store: JobStore) -> None:
     """Whatever the order in which writers come, the highest number is there at the end."""
 

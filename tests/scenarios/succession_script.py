@@ -418,8 +418,9 @@ class Bed:
             self.values.update(cleanup.documents)
             self.heads += [value for key, value in cleanup.documents.items() if key == HEAD]
             self._raise_start(cleanup.log_start)
-            for key in cleanup.deleted:
-                self.values.pop(key, None)
+            if all(self.values.get(key) == value for key, value in cleanup.expected.items()):
+                for key in cleanup.deleted:
+                    self.values.pop(key, None)
             self.coordinators[node] = slots.garbage_deleted(self.coordinators[node])
             if self.coordinators[node].is_over:
                 self._end_term(node)

@@ -172,7 +172,7 @@ class Agent(Host):
             return
         store = wish.store or store
         if thread is self.coordinating:
-            pause = self.world.faults.note_operation(self)
+            pause = self.world.faults.note_operation(self, wish.operation)
             if not self.is_alive:
                 return
             if pause:

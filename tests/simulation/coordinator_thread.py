@@ -123,9 +123,10 @@ def _start_term(
 
 def _clean_up(cleanup: Cleanup) -> Generator[Request | Pause, Any, None]:
     yield Request("write", (cleanup.documents,))
+    expected = {**cleanup.expected}
     if cleanup.log_start is not None:
-        yield from raise_start(cleanup.log_start)
-    yield Request("delete", (cleanup.deleted,))
+        expected[LOG_START] = yield from raise_start(cleanup.log_start)
+    yield Request("delete_where", (cleanup.deleted, expected))
     if cleanup.trimmed is not None:
         yield Request("trim", (cleanup.trimmed,))
 

@@ -366,8 +366,12 @@ class Faults:
                 self._world.say(f"{agent.node} wanders to the store at {place}")
                 agent.follow_store(place)
 
-    def note_operation(self, agent: Agent) -> float:
+    def note_operation(self, agent: Agent, operation: str) -> float:
         """Count an operation of a coordinator; it may die of it.
+
+        Args:
+            agent: Its node.
+            operation: Its name.
 
         Returns:
             For how many true seconds it stands still before its request is sent.
@@ -380,7 +384,11 @@ class Faults:
             self.kill(agent)
         elif is_fatal:
             clockwork.at(clockwork.now, self.kill, agent)
-        if not is_late or not agent.is_alive:
+        if not agent.is_alive:
+            return 0.0
+        if operation == "delete_where" and (pause := self._restores.note_cleanup(agent)):
+            return pause
+        if not is_late:
             return 0.0
         return self.stop(agent, is_suspended=self.has(SUSPEND) and self._random.random() < 0.3)
 

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.role_scripts import RoleScript, describe_other_script
 from elastic_run.core.node import messages as node_messages
+from elastic_run.core.protocol.job_keys import LOG_START
+from elastic_run.core.protocol.log_start import find_start
+from elastic_run.core.protocol.messages import LogStart
 from tests.simulation.logs import Log
 from tests.simulation.progress import Progress
 from tests.simulation.properties import (
     ASSIGNMENTS,
+    DELETED,
     ENDS,
     ONE_DECIDER,
     REFUSALS,
@@ -61,6 +65,16 @@ class Oracle:
     def note_copy(self, store: Store, snapshot: Store) -> None:
         """A store was copied."""
         self._logs[id(snapshot)] = self._logs[id(store)].copy()
+
+    def note_delete(self, store: Store, key: str) -> None:
+        """A key was deleted in a clean-up."""
+        start = find_start(store.values.get(LOG_START)) or LogStart(0, 0)
+        kind, _, number = key.partition("/")
+        if kind == "d":
+            require(int(number) < start.slot, DELETED, f"slot {number}, and the log begins at {start.slot}")
+        elif kind == "s":
+            newest = self._logs[id(store)].find_state(start)
+            require(number != newest, DELETED, f"the state {number}, and it is the newest")
 
     def note_formed(self, agent: Agent, place: Assignment) -> None:
         """A node was told its place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ASSIGNMENTS",
     "BUDGET",
+    "DELETED",
     "ENDS",
     "KNOWN_BROKEN",
     "ONE_DECIDER",
@@ -27,6 +28,7 @@ WORKERS_STORE = "one round per workers' store"
 ASSIGNMENTS = "assignments that fit together"
 BUDGET = "restarts within the budget"
 RESTARTS_USED = "a failure ends a job only when its restarts are used"
+DELETED = "only what is out of use is deleted"
 ONE_HISTORY = "each round follows the last one that all members were told"
 VERDICT = "one verdict per incarnation"
 SUCCESS = "success only for a round that all its members ran"

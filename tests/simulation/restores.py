@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.simulation.agent import Agent
     from tests.simulation.faults import Faults
     from tests.simulation.store import Store
     from tests.simulation.world import World
@@ -17,6 +18,9 @@ RESTORES = "stores that are restored twice, to their beginning, or while somethi
 #: Decisions at which a store is restored, and longest seconds until it is restored once more.
 _RESTORED_AT = ("claim", "resync", "recovered", "form", "halt")
 _RESTORED_AGAIN = 9.0
+#: Probability that a coordinator that stood still before it deleted keys is killed after that, and in how many seconds.
+_DIES = 0.5
+_SOON = 2.0
 
 
 class Restores:
@@ -34,6 +38,7 @@ class Restores:
         self._faults = faults
         self._random = world.random
         self._restored_at: tuple[str, int, Store] | None = None
+        self._cleanup: tuple[int, Store] | None = None
 
     def plan(self, horizon: float) -> list[Callable[[], None]]:
         """Plan restores.
@@ -47,7 +52,7 @@ class Restores:
         kinds = [self._roll_back]
         if self._faults.has(RESTORES):
             kinds += 2 * [self._roll_back_twice, self._roll_back_under_pause, self._arm_restore]
-            kinds += 2 * [self._roll_back_and_kill, self._arm_restore]
+            kinds += 2 * [self._roll_back_and_kill, self._arm_restore, self._arm_cleanup]
             self._plan_restore_to_beginning(horizon)
         for _ in range(self.least):
             self._world.clockwork.at(self._random.random() * horizon, self._random.choice(kinds))
@@ -110,3 +115,21 @@ class Restores:
         if self._restored_at is None:
             kind, count = self._random.choice(_RESTORED_AT), self._random.choice((0, 0, 0, 1, 2))
             self._restored_at = kind, count, self._world.take_snapshot()
+
+    def _arm_cleanup(self) -> None:
+        """Take a snapshot, and restore it while a coordinator that is about to delete keys stands still."""
+        self._cleanup = self._random.choice((0, 0, 0, 1, 2)), self._world.take_snapshot()
+
+    def note_cleanup(self, agent: Agent) -> float:
+        """Count a clean-up of a coordinator; returns for how many true seconds it stands still before it deletes."""
+        if self._cleanup is None:
+            return 0.0
+        count, snapshot = self._cleanup
+        self._cleanup = (count - 1, snapshot) if count else None
+        pause = 0.0 if count else self._faults.stop(agent)
+        if pause:
+            now = self._world.clockwork.now
+            self._plan_restore(snapshot, now + self._random.random() * pause)
+            if self._random.random() < _DIES:
+                self._world.clockwork.at(now + pause + _SOON * self._random.random(), self._faults.kill, agent)
+        return pause

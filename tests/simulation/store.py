@@ -87,12 +87,14 @@ class Store:
         kept_slots: Slots that were in the snapshot from which it was restored.
         expires_beats: Whether it says that a node has no beat any more, as etcd does.
         note_slot: Called with this store and each slot that was created: number, node, value.
+        note_delete: Called with this store and each key that a clean-up has deleted.
     """
 
     clockwork: Clockwork
     random: Random
     network: Network
     note_slot: Callable[[Store, int, str, bytes], None] = lambda *_: None
+    note_delete: Callable[[Store, str], None] = lambda *_: None
     birth: str = ""
     server: Host | None = None
     is_closed: bool = False
@@ -313,9 +315,11 @@ class Store:
     def _write(self, _: Thread, documents: dict[str, bytes]) -> None:
         self.values.update(documents)
 
-    def _delete(self, _: Thread, keys: tuple[str, ...]) -> None:
-        for key in keys:
-            self.values.pop(key, None)
+    def _delete_where(self, _: Thread, keys: tuple[str, ...], expected: dict[str, bytes]) -> None:
+        is_same = all(self.values.get(key) == value for key, value in expected.items())
+        for key in keys if is_same else ():
+            if self.values.pop(key, None) is not None:
+                self.note_delete(self, key)
 
     def _withdraw(self, _: Thread, key: str, value: bytes) -> None:
         if self.values.get(key) == value:

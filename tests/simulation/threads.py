@@ -125,7 +125,7 @@ def _restart_log(agent: Agent) -> Generator[Request | Pause, Any, LogStart | Non
     log = agent.member.log
     there, raw = yield Request("get", ([decision_key((log.next_slot or 0) - 1), LOG_START],))
     start = find_restart(log.next_slot, log.term, log.last_entry, log.restart, there=there, raw=raw)
-    return None if start is None else (yield from raise_start(start))
+    return None if start is None else find_start((yield from raise_start(start)))
 
 
 def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:
@@ -264,13 +264,14 @@ def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, tupl
     return None, start
 
 
-def raise_start(start: LogStart) -> Generator[Request | Pause, Any, LogStart]:
-    """Let the log begin at a slot, if it begins before that slot; returns where it begins then."""
+def raise_start(start: LogStart) -> Generator[Request | Pause, Any, bytes]:
+    """Let the log begin at a slot, if it begins before that slot; returns what says where it begins then."""
     value = to_json(start)
+    there: bytes
     (there,) = yield Request("get", ([LOG_START],))
     while (found := find_start(there)) is None or found.slot < start.slot:
         there = yield Request("replace", (LOG_START, there, value))
-    return found
+    return there
 
 
 def _idle(agent: Agent, thread_name: str, seconds: float) -> Generator[Request | Pause, Any, None]:

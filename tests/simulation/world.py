@@ -128,8 +128,15 @@ class World:
 
     def _make_store(self, server: Agent | None = None) -> Store:
         birth = f"store {len(self.stores)}"
+        oracle = self.oracle
         store = Store(
-            self.clockwork, self.random, self.network, note_slot=self.oracle.note_slot, birth=birth, server=server
+            self.clockwork,
+            self.random,
+            self.network,
+            note_slot=oracle.note_slot,
+            note_delete=oracle.note_delete,
+            birth=birth,
+            server=server,
         )
         store.expires_beats = server is None and self.random.random() < 0.5
         self.stores.append(store)

@@ -1,4 +1,4 @@
-"""The coordinator's thread lets the facts of a large crowd come in batches."""
+"""The coordinator's thread: it reads the facts of a large crowd in batches, and deletes nothing in a restored store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.job.coordinator import start_term
+from elastic_run.core.job.coordinator_state import Cleanup
 from elastic_run.core.node.messages import Coordinate
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.backend_table import read_settings
@@ -18,6 +20,8 @@ from tests.support.configs import plain_setup
 from tests.support.wait import NotingEvent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from elastic_run.rendezvous.elastic.context import SessionContext
 
 _MOST = 5000
@@ -43,6 +47,21 @@ def join(store: MemoryJobStore, context: SessionContext, numbers: range) -> None
         store.append(job_keys.FACTS, messages.to_json(fact))
 
 
+class RestoredStore(MemoryJobStore):
+    """A store that loses a key right before a coordinator deletes others."""
+
+    def __init__(self, space: JobSpace, lost: str) -> None:
+        super().__init__(space)
+        self.is_restored = False
+        self._lost = lost
+
+    def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
+        """Lose the key, then delete."""
+        if self.is_restored:
+            self.delete([self._lost])
+        super().delete_where(keys, expected)
+
+
 @pytest.mark.parametrize(("nodes", "pauses"), [(1, []), (15, []), (16, [0.005]), (1000, [0.005]), (4000, [0.02])])
 def test_a_crowd_is_read_in_batches(nodes: int, pauses: list[float]) -> None:
     """From 16 nodes on some more come before the next facts are read; a small job never waits for that."""
@@ -62,3 +81,22 @@ def test_a_crowd_is_read_in_batches(nodes: int, pauses: list[float]) -> None:
     join(store, context, range(nodes, nodes + 1))
     turn_until(nodes + 1)
     assert closing.waits == pytest.approx(pauses)
+
+
+@pytest.mark.parametrize("lost", ["d/1", job_keys.LOG_START])
+def test_nothing_is_deleted_in_a_store_that_has_lost_what_was_written(lost: str) -> None:
+    """A coordinator that was stopped before it deleted keys finds the store restored: the job may need them there."""
+    space = JobSpace()
+    store = RestoredStore(space, lost)
+    context, _ = make_context(space)
+    thread = CoordinatorThread(context, Coordinate(term=1, slot=0, state_slot=-1, state_term=0))
+    store.write({"d/0": b"claim", "d/1": b"entry", "s/0.1": b"state"})
+    known = start_term("a", term=1, slot=0, state=None, now=0.0)
+    cleanup = Cleanup({}, ("d/0", "s/0.1"), {"d/1": b"entry"}, None, messages.LogStart(1, 1))
+    store.is_restored = True
+    thread._clean_up(store, known, cleanup)
+    assert store.get(["d/0", "s/0.1"]) == [b"claim", b"state"]
+    store.is_restored = False
+    store.write({"d/1": b"entry"})
+    thread._clean_up(store, known, cleanup)
+    assert store.get(["d/0", "s/0.1"]) == [None, None]

@@ -11,9 +11,9 @@ The driver's loop, on a thread and a connection of its own, from `Coordinate` to
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
    then, and with where the log begins, which is read with the slot or after it. Where the connection breaks, open
    another and do all of the same proposal again. What `settle` returns beside is a cleanup: raise its `log_start`,
-   delete its keys, then say `garbage_deleted`. Where the connection breaks meanwhile, do the `unfinished_cleanup`
-   before anything else but the next proposal. Before `notes` are written, `check` what lies there: another term may
-   have begun.
+   delete its keys where the store has what is `expected`, then say `garbage_deleted`. Where the connection breaks
+   meanwhile, do the `unfinished_cleanup` before anything else but the next proposal. Before `notes` are written,
+   `check` what lies there: another term may have begun.
 3. `coordinator.is_over`: stop. The term or the job has ended. Where the coordinator `is_superseded`, tell the member
    (`TermEnded`).
 
@@ -38,10 +38,11 @@ from elastic_run.core.job.machine import Silent
 from elastic_run.core.job.snapshot import read_state
 from elastic_run.core.protocol import liveness
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.job_keys import HEAD, STATUS, copy_key
+from elastic_run.core.protocol.job_keys import HEAD, STATUS, copy_key, decision_key
 from elastic_run.core.protocol.liveness import Leases
 from elastic_run.core.protocol.log_start import find_start
 from elastic_run.core.protocol.messages import (
+    Claim,
     Failover,
     FailoverRequest,
     Resign,
@@ -122,7 +123,8 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
                 fresh = ask_anew(fresh, (), now)
     restarts = max(fresh.job.restart_count, known_restarts)
     job = replace(fresh.job, term=term, slot=slot + 1, coordinator=node, store_id=store_id, restart_count=restarts)
-    coordinator = replace(fresh, job=job, known_restarts=known_restarts)
+    written = MappingProxyType({decision_key(slot): to_json(Claim(term, node))})
+    coordinator = replace(fresh, job=job, known_restarts=known_restarts, written=written)
     return coordinator if coordinator.pending is not None else decide_next(coordinator, (), now, jitter)
 
 

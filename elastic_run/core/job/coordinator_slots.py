@@ -3,6 +3,10 @@
 A decision and the state after it are one: the state document is written first, under a key that only this term uses,
 and counts from the moment in which the slot is created. So a successor goes on from exactly what was decided, and folds
 the facts behind the position that the state names once more.
+
+A coordinator may be stopped before it deletes keys. In a store that was restored from a backup meanwhile, others may
+need these keys. So they are deleted only where the coordinator's newest entry is still there, and the log begins where
+it did after the start was raised.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_run.core.job.coordinator_state import Coordinator, Pending
+    from elastic_run.core.protocol.messages import Decision
 
 #: Rounds whose assignments are kept.
 KEPT_ROUNDS = 2
@@ -61,15 +66,22 @@ def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter
     """
     pending = coordinator.pending
     if pending is None or coordinator.is_over:
-        return coordinator, Cleanup({}, (), None)
+        return coordinator, Cleanup({}, (), {}, None)
     if winner == to_json(pending):
         return _take_own_entry(coordinator, pending, now, jitter)
+    decision = _read_entry(winner)
+    is_claim = isinstance(decision, Claim)
+    # Another decision of this very term is another coordinator's, which has claimed it in a store that was restored
+    # from a backup. This one is the wrong one, and the documents of its proposal lie at the keys of the other's.
+    is_shared = decision is not None and not is_claim and decision.term == coordinator.term
     proposal = propose(coordinator, now)
-    useless = tuple(proposal.documents) if proposal is not None else ()
+    useless = () if proposal is None or is_shared else tuple(proposal.documents)
     after = replace(coordinator, garbage_keys=(*coordinator.garbage_keys, *useless))
+    if winner is None:
+        after = replace(after, written=MappingProxyType({}))  # it may be trimmed as well
     # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
-    is_superseded = winner is None or _ends_term(winner, coordinator.term)
-    after = supersede(after) if is_superseded else _try_next_slot(after)
+    is_newer = is_claim and decision is not None and decision.term > coordinator.term
+    after = supersede(after) if winner is None or is_newer or is_shared else _try_next_slot(after)
     return after, _clean_up(after, {}, None)
 
 
@@ -114,6 +126,7 @@ def _take_own_entry(
         state_slot=slot,
         state_term=term,
         garbage_keys=tuple(garbage_keys),
+        written=MappingProxyType({decision_key(slot): to_json(pending)}),
         pending=None,
         is_over=is_over,
     )
@@ -124,7 +137,7 @@ def _take_own_entry(
 def _clean_up(coordinator: Coordinator, documents: Mapping[str, bytes], trimmed: int | None) -> Cleanup:
     is_raised = coordinator.raised >= coordinator.oldest
     start = None if is_raised else LogStart(coordinator.oldest, coordinator.term)
-    return Cleanup(documents, coordinator.garbage_keys, trimmed, start)
+    return Cleanup(documents, coordinator.garbage_keys, coordinator.written, trimmed, start)
 
 
 def supersede(coordinator: Coordinator) -> Coordinator:
@@ -148,13 +161,11 @@ def _try_next_slot(coordinator: Coordinator) -> Coordinator:
     return replace(coordinator, slot=slot, job=job)
 
 
-def _ends_term(winner: bytes, term: int) -> bool:
+def _read_entry(entry: bytes | None) -> Decision | None:
     try:
-        decision = read_decision(winner)
+        return None if entry is None else read_decision(entry)
     except MessageError:
-        return False
-    # Any other decision of this very term would be another coordinator of it: that can't be, and we'd be the wrong one.
-    return decision.term > term if isinstance(decision, Claim) else decision.term == term
+        return None
 
 
 def _write_state(coordinator: Coordinator, now: float) -> bytes:

@@ -60,11 +60,14 @@ class Cleanup:
         documents: Key to value: to be written.
         log_start: Where the log begins from now on, or None for where it does already: to be raised before `deleted`.
         deleted: Keys that nobody needs any more.
+        expected: Key to value: where a key has another value the store was restored from a backup, and `deleted` stays.
+            So it does where the log does not begin where it did after `log_start` was raised.
         trimmed: Facts up to this position of the stream are no longer needed, or None.
     """
 
     documents: Mapping[str, bytes]
     deleted: tuple[str, ...]
+    expected: Mapping[str, bytes]
     trimmed: int | None
     log_start: LogStart | None = None
 
@@ -96,6 +99,7 @@ class Coordinator:
         state_slot: The slot of the newest state document, -1 for none.
         state_term: Its term.
         garbage_keys: Keys to delete, as far as it knows: nobody needs them any more.
+        written: Key to value: its newest entry. Another coordinator may use its keys where that is not there.
         known_restarts: The restarts that its node had heard of when its term began.
         pending: The decision that is being written, or None.
         last: The last decision, to be written after the pending one, or None.
@@ -126,6 +130,7 @@ class Coordinator:
     state_slot: int = -1
     state_term: int = 0
     garbage_keys: tuple[str, ...] = ()
+    written: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     known_restarts: int = 0
     pending: Pending | None = None
     last: Resign | Failover | None = None

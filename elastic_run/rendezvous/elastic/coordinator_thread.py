@@ -224,10 +224,11 @@ class CoordinatorThread:
         """Write and delete what follows a decision; where the connection breaks, the next turn does it again."""
         if cleanup.documents:
             store.write(cleanup.documents)
+        expected = {**cleanup.expected}
         if cleanup.log_start is not None:
-            decision_log.raise_start(store, cleanup.log_start)
+            expected[job_keys.LOG_START] = decision_log.raise_start(store, cleanup.log_start)
         if cleanup.deleted:
-            store.delete(cleanup.deleted)
+            store.delete_where(cleanup.deleted, expected)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
         self._coordinator = slots.garbage_deleted(coordinator)

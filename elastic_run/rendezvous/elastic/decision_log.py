@@ -88,7 +88,7 @@ def wait_entry(store: JobStore, slot: int, timeout: float) -> Entry | None:
     return None if value is None else EntryRead(slot, value, start)
 
 
-def raise_start(store: JobStore, start: LogStart) -> LogStart:
+def raise_start(store: JobStore, start: LogStart) -> bytes:
     """Let the log begin at a slot, if it begins before that slot.
 
     Args:
@@ -96,22 +96,22 @@ def raise_start(store: JobStore, start: LogStart) -> LogStart:
         start: Where it begins.
 
     Returns:
-        Where it begins now.
+        What lies at `job_keys.LOG_START` now.
 
     Raises:
         StoreConnectionError: The store can't be reached; whether the start was raised is unknown.
     """
     value = messages.to_json(start)
     there = store.get([job_keys.LOG_START])[0]
-    while (found := find_start(there)) is None or found.slot < start.slot:
+    while there is None or (found := find_start(there)) is None or found.slot < start.slot:
         try:
             now = store.replace(job_keys.LOG_START, there, value)
         except StoreForgedError:
             # A stranger's value hides the start, so nobody knows what to compare with.
             store.write({job_keys.LOG_START: value})
-            return start
+            return value
         there = now
-    return found
+    return there
 
 
 def restart_log(store: JobStore, known: LogPosition) -> LogStart | None:
@@ -130,7 +130,7 @@ def restart_log(store: JobStore, known: LogPosition) -> LogStart | None:
     there = get_document(store, job_keys.decision_key((known.next_slot or 0) - 1))
     raw = store.get([job_keys.LOG_START])[0]
     start = find_restart(known.next_slot, known.term, known.last_entry, known.restart, there=there, raw=raw)
-    return None if start is None else raise_start(store, start)
+    return None if start is None else find_start(raise_start(store, start))
 
 
 def read_head(store: JobStore) -> HeadRead:

@@ -193,6 +193,11 @@ class JobStore(ABC):
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys; those that are not there don't matter."""
 
+    def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
+        """Do `delete` if other keys have the expected values; in one step where the store can be restored meanwhile."""
+        if self.get([*expected]) == [*expected.values()]:
+            self.delete(keys)
+
     def withdraw(self, key: str, value: bytes) -> None:
         """Remove a key if it has this value; in one step where the store can be restored from a backup meanwhile."""
         if self.get([key]) == [value]:

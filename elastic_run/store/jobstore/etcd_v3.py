@@ -133,13 +133,19 @@ class EtcdV3JobStore(EtcdJobStore):
         with self._closes_on_loss():
             self._delete(self._key(key) for key in keys)
 
+    def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
+        # By value: a store that was restored counts on from an older number, so another value may have the same one.
+        compare = [_has_value(self._key(key), value) for key, value in expected.items()]
+        with self._closes_on_loss():
+            for some in _batches([_removal(self._key(key)) for key in keys]):
+                self._api.call("kv/txn", {"compare": compare, "success": some})
+
     def withdraw(self, key: str, value: bytes) -> None:
         path = self._key(key)
         with self._closes_on_loss():
             items = parse_items(self._api.call("kv/range", range_request(path)))
             if _decompressed(items) == value:
-                removal = [{"request_delete_range": range_request(path)}]
-                self._api.call("kv/txn", {"compare": [_is_same(path, items)], "success": removal})
+                self._api.call("kv/txn", {"compare": [_is_same(path, items)], "success": [_removal(path)]})
 
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
@@ -201,7 +207,7 @@ class EtcdV3JobStore(EtcdJobStore):
         }
 
     def _delete(self, paths: Iterable[str]) -> None:
-        for some in _batches([{"request_delete_range": range_request(path)} for path in paths]):
+        for some in _batches([_removal(path) for path in paths]):
             self._api.call("kv/txn", {"success": some})
 
     def _with_job_lease(self, ask: Callable[[], _T]) -> _T:
@@ -227,6 +233,14 @@ def _is_same(path: str, items: list[Item]) -> Document:
     """Return the condition that a key has not changed since it was read."""
     number = str(items[0].changed) if items else "0"  # a key that isn't there has 0
     return {"key": encode_key(path), "target": "MOD", "result": "EQUAL", "mod_revision": number}
+
+
+def _has_value(path: str, value: bytes) -> Document:
+    return {"key": encode_key(path), "target": "VALUE", "result": "EQUAL", "value": encode(compress(value))}
+
+
+def _removal(path: str) -> Document:
+    return {"request_delete_range": range_request(path)}
 
 
 def _batches(operations: list[Document]) -> Iterator[list[Document]]:

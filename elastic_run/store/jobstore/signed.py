@@ -108,6 +108,9 @@ class SignedStore(JobStore):
     def delete(self, keys: Sequence[str]) -> None:
         self._store.delete(keys)
 
+    def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
+        self._store.delete_where(keys, {key: self._add_signature(_KEY, key, value) for key, value in expected.items()})
+
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         signed = None if last is None else self._add_signature(_BEAT, node, last)
