@@ -56,6 +56,8 @@ class MemberUpdate(StoreUpdate):
         if head is not None and not _is_void(head, start):
             if self._leads_on(head) or self._is_behind(start):
                 self._jump(head)
+                if start is not None and start.is_restart:
+                    self._set_log(restart=start.slot)
             self._set_log(needs_head=False)
         elif start is not None:
             if self._is_behind(start):
