@@ -173,18 +173,14 @@ def show_rank(rank: int) -> None:
     """Show this worker's global rank before its command line and behind its name."""
     words = b"rank %d" % rank
     try:
-        comm = os.open("/proc/self/comm", os.O_RDWR)
-        os.write(comm, os.read(comm, _NAME_SIZE + 1).strip()[: _NAME_SIZE - 1 - len(words)] + b" " + words)
-        os.close(comm)
-        stat = os.open("/proc/self/stat", os.O_RDONLY)
-        start = int(os.read(stat, _STAT_SIZE).rpartition(b")")[2].split()[_ARG_START])
-        os.close(stat)
-        memory = os.open("/proc/self/mem", os.O_RDWR)
-        try:
-            path = os.pread(memory, _PATH_SIZE, start).partition(b"\0")[0]
+        # Some kernels let no process write to the first and the last of these files.
+        with open("/proc/self/comm", "r+b", buffering=0) as comm:
+            comm.write(comm.read(_NAME_SIZE + 1).strip()[: _NAME_SIZE - 1 - len(words)] + b" " + words)
+        with open("/proc/self/stat", "rb", buffering=0) as stat:
+            start = int(stat.read(_STAT_SIZE).rpartition(b")")[2].split()[_ARG_START])
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            path = os.pread(memory.fileno(), _PATH_SIZE, start).partition(b"\0")[0]
             if path.rfind(b"/") > len(words):
-                os.pwrite(memory, words + b": " + path[len(words) + 2 :], start)
-        finally:
-            os.close(memory)  # some kernels let no process write there
+                os.pwrite(memory.fileno(), words + b": " + path[len(words) + 2 :], start)
     except (OSError, IndexError, ValueError):
         pass

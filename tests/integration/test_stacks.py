@@ -292,6 +292,23 @@ def test_a_title_can_be_left(launch: Launch, worker: Worker, name: str) -> None:
     assert job.stdout == f"{Path(sys.executable).name} {sys.executable} -u {path} --lr 1\n"
 
 
+def test_a_kernel_that_takes_no_title_costs_no_descriptor(launch: Launch, worker: Worker) -> None:
+    """Where a file of /proc can be opened but not written, the worker keeps no descriptor of it."""
+    body = """
+    from elastic_run import worker_start
+    # The file of another process: the kernel lets this one open it, and refuses to write.
+    with open(worker_start.__file__) as file:
+        code = file.read().replace("/proc/self/comm", f"/proc/{os.getppid()}/comm")
+    exec(code)
+    before = os.listdir("/proc/self/fd")
+    show_rank(3)
+    say(len(os.listdir("/proc/self/fd")) - len(before), open("/proc/self/comm").read().strip())
+    """
+    job = launch("--standalone", worker(body))
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == f"0 {Path(sys.executable).name} rank 0\n"
+
+
 def test_stacks_come_before_sigkill(launch: Launch, worker: Worker) -> None:
     """A worker that does not stop in the grace period is shown before SIGKILL ends it, no later than without that."""
     body = """
