@@ -14,7 +14,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.checks import check_arguments, check_master, find_notices
+from elastic_run.cli.checks import check_arguments, check_master
 from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.config import (
     choose_rendezvous,
@@ -25,6 +25,7 @@ from elastic_run.cli.config import (
     keep_static_place,
     make_config,
 )
+from elastic_run.cli.flag_notices import find_notices
 from elastic_run.cli.flags import CONFIGURATION, FLAGS
 from elastic_run.cli.origins import has_left_slurm, name_source, write_given
 from elastic_run.cli.parser import LauncherArgumentParser, print_text

@@ -7,6 +7,7 @@
 | `origins` | where each value comes from: flag, variable, file, Slurm (or left-over variables), or another value |
 | `values` | one value: text to a checked value |
 | `checks` | values against each other and against this machine, before anything is started |
+| `flag_notices` | notices on values with which the job can run, such as a flag without effect |
 | `program_checks` | the workers' program: is it there, and can it be run |
 | `cluster_values` | values that follow from the cluster's scheduler, where no flag names them |
 | `slurm_step` | values that follow from the Slurm step of this launcher |

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 
 from elastic_run import contract
-from elastic_run.cli.config import hosts_rendezvous, names_rendezvous, read_token
-from elastic_run.cli.node_gpus import describe_shortage
-from elastic_run.cli.origins import has_left_slurm
-from elastic_run.cli.program_checks import check_health_check, check_program, describe_shell_words, name_reason
+from elastic_run.cli.config import hosts_rendezvous, names_rendezvous
+from elastic_run.cli.program_checks import check_health_check, check_program, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError
-from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.rendezvous.backend_table import BACKENDS, read_settings
 
 TYPE_CHECKING = False
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 #: Length of a log file's path below --log-dir: the directories of the run with its id, the attempt and the worker.
 _LONGEST_BELOW = "/d" * 170
-#: Bytes of a token: half of 16 random bytes in hexadecimal form, which still can't be guessed.
-_SHORTEST_TOKEN = 16
 #: Seconds for the look-up of the master's name. Without an answer in time, the nodes notice a wrong name when they
 #: meet.
 _LOOK_UP = 1.0
@@ -52,79 +46,6 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_numa_binding(args, worker_count)
     check_program(args, environ)
     check_health_check(args.health_check, environ)
-
-
-def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Return notices on values with which the job can run, a sentence each."""
-    notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]
-    if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
-        notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
-    if args.exclude_after is not None and node_range(args.nnodes)[1] == 1:
-        notices.append("--exclude-after: has no effect on a job of one node")
-    if args.hang_action != "report" and args.hang_timeout is None:
-        notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
-    if args.requeue is not None and ("SLURM_JOB_ID" not in environ or has_left_slurm(args)):
-        notices.append("--requeue: has no effect outside of a Slurm job")
-    notices += describe_shell_words(args.health_check)
-    notices += describe_shortage(str(args.nproc_per_node), environ)
-    if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
-        notices.append(
-            "python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and adds "
-            "no argument --local-rank (python -W ignore hides this line)"
-        )
-    return notices
-
-
-def _unused_flags(args: Namespace) -> list[str]:
-    """Name flags of the static backend that another backend ignores; torch ignores some of them silently."""
-    if args.rdzv_backend == "static" and not args.standalone:
-        return []
-    backend = "--standalone" if args.standalone else f"--rdzv-backend={args.rdzv_backend}"
-    given = (
-        ("--master-port", args.master_port, None),
-        ("--master-addr", args.master_addr, "127.0.0.1"),
-        ("--node-rank", args.node_rank if args.standalone else 0, 0),
-    )
-    return [
-        f"{name}: {value} is not used: only --rdzv-backend=static uses it, and this job has {backend}"
-        for name, value, default in given
-        if value not in {default, "", -1}
-    ]
-
-
-def _token_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Warn of a short token. The store proves the token to each client that asks, and a client can then try tokens."""
-    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
-        return []
-    try:
-        token = read_token(args.rdzv_token_file, environ)
-    except UsageError:
-        return []  # it is told when the job is put together
-    if not token or len(token) >= _SHORTEST_TOKEN:
-        return []
-    source = "--rdzv-token-file" if args.rdzv_token_file else contract.ENV_RDZV_TOKEN
-    return [
-        (
-            f"{source}: a token of {len(token)} bytes can be guessed by any program that reaches the job's store; "
-            "make a random token (openssl rand -hex 16)"
-        )
-    ]
-
-
-def _interpreter_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Compare the active environment with the interpreter that will run the workers."""
-    if environ.get(contract.ENV_PYTHON_EXEC) or (args.no_python and not args.run_path):
-        return []
-    variable = "VIRTUAL_ENV" if environ.get("VIRTUAL_ENV") else "CONDA_PREFIX"
-    active = environ.get(variable)
-    if not active or os.path.realpath(active) == os.path.realpath(sys.prefix):
-        return []
-    return [
-        (
-            f"{variable} is {active}, but workers run {own_interpreter()}; "
-            f"install elastic-run there, or set {contract.ENV_PYTHON_EXEC}"
-        )
-    ]
 
 
 # --- flags among themselves ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.cli import node_gpus
-from elastic_run.cli.checks import find_notices
+from elastic_run.cli.flag_notices import find_notices
 from elastic_run.cluster import cpus, devices
 from elastic_run.core.job.config import Window
 from elastic_run.core.node.config import NodeConfig

@@ -12,8 +12,9 @@ import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
-from elastic_run.cli.checks import check_arguments, find_notices
+from elastic_run.cli.checks import check_arguments
 from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.cli.flag_notices import find_notices
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE
 from elastic_run.run import (
@@ -410,6 +411,11 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--nnodes 1:2 --exclude-after 2/6h train.py", {}, None),
         ("--hang-action fail train.py", {}, "--hang-action: fail has no effect without --hang-timeout"),
         ("--hang-action fail --hang-timeout auto train.py", {}, None),
+        ("--duplicate-stdout-filters a train.py", {}, "--duplicate-stdout-filters: has no effect without --tee=1 or"),
+        ("--duplicate-stderr-filters a --tee 0:1 train.py", {}, "--duplicate-stderr-filters: has no effect without"),
+        ("--duplicate-stderr-filters a --tee 0:1,1:3 train.py", {}, None),
+        ("--duplicate-stdout-filters a --tee 3 train.py", {}, None),
+        ("--duplicate-stdout-filters a --logs-specs mine train.py", {}, None),
     ],
 )
 def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:

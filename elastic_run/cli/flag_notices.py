@@ -1,0 +1,111 @@
+"""Notices on values with which the job can run, but not as the user may think: flags without effect, and the like."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.cli.config import names_rendezvous, read_token
+from elastic_run.cli.node_gpus import describe_shortage
+from elastic_run.cli.origins import has_left_slurm
+from elastic_run.cli.program_checks import describe_shell_words
+from elastic_run.cli.values import node_range
+from elastic_run.errors import UsageError
+from elastic_run.multiprocessing.output.stream_option import parse_streams
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+
+#: Bytes of a token: half of 16 random bytes in hexadecimal form, which still can't be guessed.
+_SHORTEST_TOKEN = 16
+
+
+def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Return the notices, a sentence each."""
+    notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]
+    if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
+        notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
+    if args.exclude_after is not None and node_range(args.nnodes)[1] == 1:
+        notices.append("--exclude-after: has no effect on a job of one node")
+    if args.hang_action != "report" and args.hang_timeout is None:
+        notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
+    if args.requeue is not None and ("SLURM_JOB_ID" not in environ or has_left_slurm(args)):
+        notices.append("--requeue: has no effect outside of a Slurm job")
+    notices += _filter_notices(args)
+    notices += describe_shell_words(args.health_check)
+    notices += describe_shortage(str(args.nproc_per_node), environ)
+    if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
+        notices.append(
+            "python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and adds "
+            "no argument --local-rank (python -W ignore hides this line)"
+        )
+    return notices
+
+
+def _unused_flags(args: Namespace) -> list[str]:
+    """Name flags of the static backend that another backend ignores; torch ignores some of them silently."""
+    if args.rdzv_backend == "static" and not args.standalone:
+        return []
+    backend = "--standalone" if args.standalone else f"--rdzv-backend={args.rdzv_backend}"
+    given = (
+        ("--master-port", args.master_port, None),
+        ("--master-addr", args.master_addr, "127.0.0.1"),
+        ("--node-rank", args.node_rank if args.standalone else 0, 0),
+    )
+    return [
+        f"{name}: {value} is not used: only --rdzv-backend=static uses it, and this job has {backend}"
+        for name, value, default in given
+        if value not in {default, "", -1}
+    ]
+
+
+def _filter_notices(args: Namespace) -> list[str]:
+    """Name filters of a stream that --tee shows for no rank; a plug-in may show it. torch makes an empty file, too."""
+    streams = (("stdout", 1, args.duplicate_stdout_filters), ("stderr", 2, args.duplicate_stderr_filters))
+    tee = parse_streams(args.tee)
+    shown = {tee} if isinstance(tee, int) else set(tee.values())
+    return [
+        f"--duplicate-{name}-filters: has no effect without --tee={stream} or --tee=3: it copies only lines that --tee "
+        "shows"
+        for name, stream, filters in streams
+        if filters and args.logs_specs is None and not any(value & stream for value in shown)
+    ]
+
+
+def _token_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Warn of a short token. The store proves the token to each client that asks, and a client can then try tokens."""
+    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
+        return []
+    try:
+        token = read_token(args.rdzv_token_file, environ)
+    except UsageError:
+        return []  # it is told when the job is put together
+    if not token or len(token) >= _SHORTEST_TOKEN:
+        return []
+    source = "--rdzv-token-file" if args.rdzv_token_file else contract.ENV_RDZV_TOKEN
+    return [
+        (
+            f"{source}: a token of {len(token)} bytes can be guessed by any program that reaches the job's store; "
+            "make a random token (openssl rand -hex 16)"
+        )
+    ]
+
+
+def _interpreter_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Compare the active environment with the interpreter that will run the workers."""
+    if environ.get(contract.ENV_PYTHON_EXEC) or (args.no_python and not args.run_path):
+        return []
+    variable = "VIRTUAL_ENV" if environ.get("VIRTUAL_ENV") else "CONDA_PREFIX"
+    active = environ.get(variable)
+    if not active or os.path.realpath(active) == os.path.realpath(sys.prefix):
+        return []
+    return [
+        (
+            f"{variable} is {active}, but workers run {own_interpreter()}; "
+            f"install elastic-run there, or set {contract.ENV_PYTHON_EXEC}"
+        )
+    ]
