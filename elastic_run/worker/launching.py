@@ -41,7 +41,7 @@ def launch_subprocesses(fn: Callable[..., _T], config: LaunchConfig | int, *args
         PlaceError: The environment doesn't say which worker this is.
         ChildFailedError: A worker failed, and restarts are used up.
     """
-    place = place_from(os.environ)
+    place = place_from(os.environ, pid=os.getpid())
     if place.launcher != "none":
         return {place.rank: fn(*args)}
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - where it is used; a worker never needs it

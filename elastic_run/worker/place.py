@@ -1,6 +1,7 @@
 """Which worker this process is, read from its environment: a pure function of the variables.
 
-Who set RANK comes first: a launcher that runs inside a Slurm job has said more than Slurm knows. Then a step of Slurm.
+Who set RANK comes first: a launcher that runs inside a Slurm job has said more than Slurm knows. But where srun has
+started this process, RANK may be left over from another shell. Then a step of Slurm.
 A batch script is no step, though Slurm sets SLURM_PROCID=0 and SLURM_NTASKS for it too: a python that is
 started there directly is one process. A process without a launcher is rank 0 of 1.
 """
@@ -75,17 +76,20 @@ class Place:
         }
 
 
-def place_from(environment: Mapping[str, str]) -> Place:
+def place_from(environment: Mapping[str, str], *, pid: int = 0) -> Place:
     """Find out which worker a process is.
 
     Args:
         environment: Its environment.
+        pid: Its pid; 0 for an environment that is no task's of Slurm.
 
     Raises:
-        PlaceError: Variables are missing, no numbers, or out of range; the message names them.
+        PlaceError: Variables are missing, no numbers, out of range or another process's; the message names them.
     """
     if environment.get("RANK"):
-        return _launched_place(environment)
+        place = _launched_place(environment)
+        _check_task(environment, place, pid)
+        return place
     if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
         try:
             return _slurm_place(environment)
@@ -111,6 +115,22 @@ def _launched_place(environment: Mapping[str, str]) -> Place:
         nodes=_number(environment, "GROUP_WORLD_SIZE", 1),
         is_store_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def _check_task(environment: Mapping[str, str], place: Place, pid: int) -> None:
+    """Refuse fewer ranks than tasks in a task that srun itself has started: several tasks have the same rank.
+
+    The variables come from the shell of srun then. A launcher in a task may start such workers; they are no tasks.
+    """
+    count = environment.get("SLURM_STEP_NUM_TASKS", "")
+    is_task = environment.get("SLURM_TASK_PID") == str(pid)
+    if is_task and count.isdecimal() and place.world_size < int(count):
+        message = (
+            f"RANK={place.rank} and WORLD_SIZE={place.world_size} are set, but this process is task "
+            f"{environment.get('SLURM_PROCID')} of the {count} tasks of a Slurm step: unset RANK and WORLD_SIZE before "
+            "srun for one job of all tasks, or unset SLURM_TASK_PID for separate jobs"
+        )
+        raise PlaceError(message)
 
 
 def _launcher_name(environment: Mapping[str, str]) -> str:

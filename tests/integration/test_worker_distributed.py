@@ -362,3 +362,15 @@ def test_bad_arguments_are_one_line(
     done = torch_python.run(script(f"worker.init_distributed({call})"))
     assert done.returncode == 1
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_a_task_of_srun_with_the_rank_of_another_shell_is_refused(
+    launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """Else each task would train a model of its own, and end with 0."""
+    left_over = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    step = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+    task = ("sh", "-c", 'SLURM_TASK_PID=$$ exec "$@"', "sh", *PYTHON)
+    job = launch(script("worker.init_distributed()"), program=task, env={**QUIET, **left_over, **step})
+    assert job.wait_exit() == 1
+    assert "PlaceError: RANK=0 and WORLD_SIZE=1 are set, but this process is task 1 of the 4 tasks" in job.stderr

@@ -92,6 +92,23 @@ def test_a_step_on_one_node_looks_up_no_name() -> None:
 def test_a_launcher_inside_slurm_comes_first() -> None:
     """A worker of elastic-run that runs in a step of srun is elastic-run's."""
     assert place_from({**STEP, **LAUNCHED}).rank == 5
+    alone = {**STEP, **LAUNCHED, "RANK": "0", "WORLD_SIZE": "1", "SLURM_TASK_PID": "7"}
+    assert place_from(alone, pid=8).world_size == 1
+
+
+@pytest.mark.parametrize(("world_size", "tasks"), [("8", "8"), ("8", "1"), ("1", "1"), ("1", "")])
+def test_a_task_may_set_its_own_rank(world_size: str, tasks: str) -> None:
+    """A wrapper of a task may number the tasks in its own order, and those of several steps."""
+    environment = {**STEP, **LAUNCHED, "RANK": "0", "WORLD_SIZE": world_size, "SLURM_STEP_NUM_TASKS": tasks}
+    assert place_from({**environment, "SLURM_TASK_PID": "7"}, pid=7).world_size == int(world_size)
+
+
+def test_a_task_with_the_rank_of_another_shell_is_refused() -> None:
+    """Each of three tasks would be rank 0 of 1, and train a model of its own."""
+    left_over = {**LAUNCHED, "RANK": "0", "WORLD_SIZE": "1", "SLURM_TASK_PID": "7"}
+    told = "RANK=0 and WORLD_SIZE=1 are set, but this process is task 2 of the 3 tasks of a Slurm step: unset RANK"
+    with pytest.raises(PlaceError, match=told):
+        place_from({**STEP, **left_over}, pid=7)
 
 
 @pytest.mark.parametrize("more", [{}, BATCH, {"MASTER_ADDR": "node0", "MASTER_PORT": "1"}, {"WORLD_SIZE": "1"}])
