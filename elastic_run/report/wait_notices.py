@@ -68,6 +68,7 @@ class WaitNotices:
         self._last_look = -math.inf
         self._is_shown = False
         self._told_spare = ""
+        self._told_lost: tuple[str, ...] = ()
 
     def first_due(self, now: float) -> float:
         """Return the monotonic time of the first look of a wait, infinity where none is due; notes that a wait begins.
@@ -132,6 +133,7 @@ class WaitNotices:
             line = describe_missing(hosts, present, wanted, left)
             self._deliver(Notice("; ".join((line, *remarks))))
             return
+        self._tell_lost(status.lost)
         until = None if left is None else now + left
 
         def texts(at: float) -> tuple[str, ...]:
@@ -139,6 +141,13 @@ class WaitNotices:
             return "; ".join((forms[0], *remarks)), *forms
 
         self._show(Waiting(texts, is_for_nodes=True))
+
+    def _tell_lost(self, clauses: tuple[str, ...]) -> None:
+        """Tell of each node that is missing in a line that stays, once: a line that is rewritten may have no room."""
+        for clause in clauses:
+            if clause not in self._told_lost:
+                self._deliver(Notice(f"not in the job: {clause}"))
+        self._told_lost = clauses
 
     def _tell_spare(self, line: str) -> None:
         if self._shows_waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run import contract
 from tests.support.hosts import virtual_hosts
 from tests.support.sessions import free_port
+from tests.support.shortened import shortened
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
@@ -193,3 +196,18 @@ def test_other_nodes_that_are_missing(launch: Launch, worker: Worker) -> None:
     agent = launch(*flags, worker("pass"))
     agent.wait_line(r"waiting: 1/3 nodes \(")
     assert 2.0 <= time.monotonic() - agent.started_at < stretched(LATEST)
+
+
+def test_a_node_that_was_refused(launch: Launch, worker: Worker) -> None:
+    """The node that waits says which nodes were refused and why."""
+    place = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j", "--nnodes=2")
+    conf, script = "--rdzv-conf=keep_alive_interval=0.5", worker("pass")
+    often = shortened({"elastic_run.report.wait_texts.INTERVAL": 0.5})
+    waiting = launch(*place, conf, script, program=often)
+    waiting.wait_line(r"waiting: 1/2 nodes")
+    refused = [launch(*place, conf, worker("pass")), launch(*place, conf, "--nnodes=3", script)]
+    assert [agent.wait_exit() for agent in refused] == [contract.EXIT_REFUSED] * 2
+    host = re.escape(os.uname().nodename)
+    script_told = "the script of role 'default' is 'worker2.py' there and 'worker1.py' in the job"
+    waiting.wait_line(rf"waiting: 1/2 nodes .*; {host} \(refused: --nnodes is 3:3 there and 2:2 in the job\)")
+    waiting.wait_line(rf"waiting: 1/2 nodes .* {host} \(refused: {script_told}: nodes of one role run the same script")

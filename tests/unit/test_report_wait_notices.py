@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from elastic_run.core.node.state import RUNNING, WAITING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.messages import Status
+from elastic_run.records import replace
+from elastic_run.rendezvous.session import Notice
 from elastic_run.report.wait_notices import WaitNotices
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 
 if TYPE_CHECKING:
-    from elastic_run.rendezvous.session import Notice, Waiting
+    from elastic_run.rendezvous.session import Waiting
 
 _GATHERING = Status("gathering", 0, 2, 4, 1, ("a",), (), 30.0)
 
@@ -91,3 +93,16 @@ def test_a_spare_is_told_once() -> None:
     node.write(Status("running", 1, 2, 4, 4, ("a", "b", "c", "d"), (), None))
     node.look(0.0, 2.0, 12.0, 22.0)
     assert node.told == [2.0]
+
+
+def test_each_node_that_is_missing_is_told_once_beside_the_line_that_is_rewritten() -> None:
+    """The line may have no room for the reason."""
+    node = Node(shows_waiting=True)
+    node.write(replace(_GATHERING, lost=("b (refused: too old)",)))
+    node.look(0.0, 2.0, 3.0)
+    node.write(replace(_GATHERING, lost=("c (unhealthy)", "b (refused: too old)")))
+    node.look(4.0, 5.0)
+    told = [
+        (seconds, event.text) for seconds, event in zip(node.told, node.events, strict=True) if type(event) is Notice
+    ]
+    assert told == [(2.0, "not in the job: b (refused: too old)"), (4.0, "not in the job: c (unhealthy)")]

@@ -17,9 +17,10 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
-from elastic_run.core.job.config import describe_difference
+from elastic_run.core.job.config import JobConfig, describe_difference
 from elastic_run.core.job.exclusion import find_exclusion
 from elastic_run.core.job.rank_claims import has_rival
+from elastic_run.core.job.refusals import forget_refused, has_missed_refusal, note_refused
 from elastic_run.core.job.reported_failure import read_report
 from elastic_run.core.job.role_scripts import describe_other_script, settle_script
 from elastic_run.core.job.state import (
@@ -109,14 +110,6 @@ def drop_refused(job: Job, name: str, detail: str) -> Job:
     return note_refused(book.close(), name)
 
 
-def note_refused(job: Job, name: str) -> Job:
-    """Return the state with a note that a node is refused in this slot."""
-    gone = job.gone.get(name)
-    if gone is None or gone.reason != REFUSED:
-        return job
-    return replace(job, gone=MappingProxyType({**job.gone, name: replace(gone, refused_in=job.slot)}))
-
-
 class _JobUpdate:
     """A job's state while a batch of facts is entered; a thousand joins don't copy it a thousand times."""
 
@@ -135,11 +128,12 @@ class _JobUpdate:
             self._enter_seat_dead(event)
             return
         known = self._nodes.get(event.node) or self._gone.get(event.node)
-        if known is not None and event.sequence <= known.sequence and not _has_missed_refusal(known, event):
+        if known is not None and event.sequence <= known.sequence and not has_missed_refusal(known, event):
             return
         if isinstance(event, Foreign):
             mend = "install the same release of elastic-run on all nodes"
-            self._refuse(event.node, f"this node uses protocol {event.protocol}, the job {PROTOCOL}: {mend}")
+            told = f"uses protocol {event.protocol}, the job {PROTOCOL}: {mend}"
+            self._refuse(event.node, f"this node {told}", f"it {told}")
         elif isinstance(event, Join):
             self._enter_join(event)
         elif isinstance(event, Failing):
@@ -158,6 +152,7 @@ class _JobUpdate:
         if not self._nodes and self._job.round == 0:
             # Whoever comes next begins anew, with a configuration that may be better.
             self._set(config=None, scripts=())
+            forget_refused(self._gone)
         return replace(self._job, nodes=MappingProxyType(self._nodes), gone=MappingProxyType(self._gone))
 
     def _set(self, **changes: object) -> None:
@@ -219,9 +214,9 @@ class _JobUpdate:
         if self._job.config is None:
             self._set(config=fact.config, since=self._now)
         config, script = self._job.config or fact.config, fact.node_info.role_script
-        difference = describe_difference(config, fact.config) or describe_other_script(self._job.scripts, script)
+        difference = self._describe_difference(fact, config, "here")
         if difference:
-            self._refuse(fact.node, difference)
+            self._refuse(fact.node, difference, self._describe_difference(fact, config, "there"))
             return
         self._set(scripts=settle_script(self._job.scripts, script))
         if fact.highest_round > self._job.highest_round:
@@ -244,6 +239,12 @@ class _JobUpdate:
             self._set(refusals=(*self._job.refusals, Refusal(fact.node, exclusion.reason, EXCLUDED)))
         self._nodes[fact.node] = node
         self._note_rank(node)
+
+    def _describe_difference(self, fact: Join, config: JobConfig, here: str) -> str:
+        script = fact.node_info.role_script
+        return describe_difference(config, fact.config, here=here) or describe_other_script(
+            self._job.scripts, script, here=here
+        )
 
     def _place(self, node: Node, fact: Join) -> Node:
         """Return a node where it stands in the round that runs."""
@@ -280,6 +281,7 @@ class _JobUpdate:
         """Return a new node, or one that was silent for a while, as it was but for its membership."""
         gone = self._gone.pop(fact.node, None)
         if gone is None or gone.was is None:
+            forget_refused(self._gone, fact.node_info.host)
             order = self._next_order()
             return Node(
                 fact.node, _kept(fact.node_info), fact.offer, fact.sequence, arrived=order, arrived_at=self._now
@@ -292,8 +294,9 @@ class _JobUpdate:
     def drop_refused(self, name: str, detail: str) -> None:
         self._drop(name, REFUSED, detail, sequence=LAST_SEQUENCE)
 
-    def _refuse(self, name: str, detail: str) -> None:
-        self.drop_refused(name, detail)
+    def _refuse(self, name: str, detail: str, noted: str) -> None:
+        """Refuse a node: its user reads `detail`, those of the nodes that wait read what is noted."""
+        self.drop_refused(name, noted)
         self._set(refusals=(*self._job.refusals, Refusal(name, detail)))
 
     # --- the round ---------------------------------------------------------------------------------------------------
@@ -373,11 +376,6 @@ class _JobUpdate:
             # proof with its seat's record says so: the last round that it was in may be another log's.
             is_lost = was.is_member and was.outcome != DONE
             self._set_seat(was.rank, UNKNOWN if reason in (SILENT, DIED) else gone, is_lost=is_lost)
-
-
-def _has_missed_refusal(known: Node | Gone, event: Event) -> bool:
-    """Whether a node that was refused has passed over the slot that says so: it read so slowly that it was trimmed."""
-    return isinstance(event, Join) and isinstance(known, Gone) and 0 <= known.refused_in <= event.seen
 
 
 def _is_suspecting(node: Node, fact: Ready) -> bool:

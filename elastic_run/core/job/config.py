@@ -117,23 +117,24 @@ class JobConfig:
         return 2 if self.min_nodes >= _CROWD else 1
 
 
-def describe_difference(job: JobConfig, node: JobConfig) -> str:
+def describe_difference(job: JobConfig, node: JobConfig, *, here: str = "here") -> str:
     """Tell in what a node disagrees with its job so that it can't be taken in.
 
     Args:
         job: The job's configuration.
         node: The node's.
+        here: The node's place for the reader, who may be another node's user.
 
     Returns:
-        A clause for the node's user with both values, or "" where they agree.
+        A clause with both values, or "" where they agree.
     """
     if job == node:
         return ""
     clauses = []
     if (job.min_nodes, job.max_nodes) != (node.min_nodes, node.max_nodes):
-        clauses.append(f"--nnodes is {_show_nodes(node)} here and {_show_nodes(job)} in the job")
+        clauses.append(f"--nnodes is {_show_nodes(node)} {here} and {_show_nodes(job)} in the job")
     clauses += [
-        f"{flag} is {_show(getattr(node, name))} here and {_show(getattr(job, name))} in the job"
+        f"{flag} is {_show(getattr(node, name))} {here} and {_show(getattr(job, name))} in the job"
         for name, flag in _AGREED.items()
         if getattr(job, name) != getattr(node, name)
     ]

@@ -25,9 +25,10 @@ import math
 
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
 from elastic_run.core.job import formation, majority
-from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused, note_refused
+from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.rank_claims import counts_at, describe_dispute, find_disputes
+from elastic_run.core.job.refusals import describe_refused, note_refused
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.round_outcome import change_allowed_at, describe_lost, end_with, settle
 from elastic_run.core.job.state import (
@@ -187,7 +188,7 @@ def describe(job: Job, now: float) -> Status:
         max_nodes=config.max_nodes,
         present=len(job.nodes),
         hosts=_hosts(job),
-        lost=describe_lost(job, _SHOWN),
+        lost=(*describe_lost(job, _SHOWN), *describe_refused(job, _SHOWN)),
         seconds_left=left,
         missing_majority=majority.describe_majority(job, config) if job.phase == GATHERING else "",
     )
@@ -348,6 +349,9 @@ def _give_up_waiting(job: Job, config: JobConfig) -> End:
     lost = describe_lost(job, _SHOWN)
     if lost:
         detail = f"{detail}; lost: {', '.join(lost)}"
+    refused = describe_refused(job, _SHOWN)
+    if refused:
+        detail = f"{detail}; not taken in: {', '.join(refused)}"
     return End(job.term, verdict, verdict_exit_code(verdict), detail, None, job.attempts)
 
 

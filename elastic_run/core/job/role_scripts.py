@@ -46,17 +46,26 @@ class RoleScript:
     file: ScriptFile | None = None
 
 
-def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> str:
-    """Tell in what a node's script differs from that of the other nodes of its role, with both; "" if they agree."""
+def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript, *, here: str = "here") -> str:
+    """Tell in what a node's script differs from that of the other nodes of its role.
+
+    Args:
+        scripts: The scripts of all roles.
+        own: The node's.
+        here: The node's place for the reader, who may be another node's user.
+
+    Returns:
+        A sentence with both scripts, or "" where they agree.
+    """
     known = _find(scripts, own.role)
     if not own.script or known is None or _are_one(known, own):
         return ""
-    here, there = own.script, known.script
-    if here == there and own.file is not None and known.file is not None:
-        here, there = own.file.path, known.file.path
+    script, other = own.script, known.script
+    if script == other and own.file is not None and known.file is not None:
+        script, other = own.file.path, known.file.path
     return (
-        f"the script of role {own.role!r} is {here!r} here and {there!r} in the job: nodes of one role run the same "
-        "script, and each job needs an --rdzv-id of its own"
+        f"the script of role {own.role!r} is {script!r} {here} and {other!r} in the job: nodes of one role run the "
+        "same script, and each job needs an --rdzv-id of its own"
     )
 
 

@@ -10,7 +10,17 @@ from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.ranks import assign_worker_ranks
 from elastic_run.core.job.reported_failure import verdict_exit_code
-from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Gone, Job, Root, remember
+from elastic_run.core.job.state import (
+    AWAITED,
+    GATHERING,
+    PAUSING,
+    REMEMBERED,
+    Gone,
+    Job,
+    Root,
+    name_host,
+    remember,
+)
 from elastic_run.core.protocol.messages import DONE, STOPPED, UNHEALTHY, End
 from elastic_run.records import dataclass, replace
 
@@ -75,18 +85,13 @@ def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
     joined.
     """
     lost = [gone for gone in job.gone.values() if _is_lost(job, gone)]
-    return tuple(f"{_name_host(gone)} ({gone.detail})" for gone in lost[: -limit - 1 : -1])
+    return tuple(f"{name_host(gone)} ({gone.detail})" for gone in lost[: -limit - 1 : -1])
 
 
 def _is_lost(job: Job, gone: Gone) -> bool:
     if gone.was is None or gone.was.rank is None:
         return gone.reason == UNHEALTHY and not gone.is_told
     return job.seats[gone.was.rank].status != AWAITED
-
-
-def _name_host(gone: Gone) -> str:
-    """Return the host of a node; the id of a node that never joined begins with it."""
-    return gone.node.rsplit("_", 2)[0] if gone.was is None else gone.was.node_info.host
 
 
 def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:

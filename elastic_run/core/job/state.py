@@ -103,7 +103,8 @@ class Gone:
         reason: `silent`, `refused`, `moved` (it has not followed the store yet), or that of its `Leave`.
         detail: A clause for the user.
         was: What it was, or None where it never was one of the job's.
-        is_told: Whether a round was formed since then, whose nodes were told of it.
+        is_told: Whether nodes that wait need not be told of it any more: a round was formed since then, or another node
+            of a refused node's host has joined.
         refused_in: The slot of its `Refuse`, -1 for none.
     """
 
@@ -345,6 +346,11 @@ class Job:
             for node in self.nodes.values()
             if not (node.is_member or node.is_busy or node.is_to_read or node.is_excluded)
         )
+
+
+def name_host(gone: Gone) -> str:
+    """Return the host of a node that is gone; the id of a node that never joined begins with it."""
+    return gone.node.rsplit("_", 2)[0] if gone.was is None else gone.was.node_info.host
 
 
 def forget_place(gone: Gone) -> Gone:

@@ -117,7 +117,7 @@ class Status:
         max_nodes: Of the configuration.
         present: The number of nodes there.
         hosts: The host names of the first of them.
-        lost: What happened to those that are missing, a clause each.
+        lost: What happened to those that are missing, or why they were refused, a clause each.
         seconds_left: Until the job ends for want of nodes, or begins with those that are there; None if neither.
         missing_majority: Which nodes of the last round are needed before another round may form; "" for none.
     """
