@@ -205,20 +205,16 @@ class Session(ABC):
             Documents as `rendezvous.elastic.left_out_nodes` makes them.
         """
 
-    @property
-    @abstractmethod
-    def serves_only_store(self) -> bool:
-        """Whether the job's store is served by this node, and would be gone with it."""
-
     @abstractmethod
     def close(self, timeout: float) -> None:
         """Flush what was said, linger where others depend on this node, and stop all threads; harmless when closed.
 
         A node that hosts the store stays until the live agents have read the verdict. If it has left since it is
-        unhealthy, and no other node can serve the store, it stays until the other nodes have ended.
+        unhealthy, and no other node can serve the store, it stays until the other nodes have ended; before the first
+        round it waits a moment for other nodes.
 
         Args:
-            timeout: Seconds that all this may take.
+            timeout: Seconds that all this may take; an unhealthy node does not heed it.
         """
 
     @abstractmethod

@@ -204,6 +204,33 @@ def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, wor
     assert [agent.wait_exit() for agent in others] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("successors", [0, 1])
+def test_an_unhealthy_node_that_is_to_serve_the_store_serves_it(
+    launch: Launch, worker: Worker, check: Check, successors: int
+) -> None:
+    """The others meet there and begin without it; else they would look for its store, and not learn why."""
+    path, port = worker("say('world', os.environ['WORLD_SIZE'])"), free_port()
+    more = "".join(f",localhost:{free_port()}" for _ in range(successors))
+    flags = (*place(port, "last_call_timeout=600"), f"--rdzv-endpoint=localhost:{port}{more}", "--nnodes=2:3")
+    sick = launch(*flags, f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)
+    sick.wait_line("serves the job's store: for 30 s it tells nodes that come why it takes no part")
+    others = [launch(*flags, path)]
+    sick.wait_line("stays without workers until the other nodes have ended")
+    others[0].wait_line(r"waiting: 1/3 nodes .*unhealthy: the health check ended with exit code 1: GPU 3 is lost")
+    others += [launch(*flags, path) for _ in range(2)]
+    assert [agent.wait_exit() for agent in others] == [0, 0, 0]
+    assert [agent.stdout for agent in others] == ["world 3\n"] * 3
+    assert sick.wait_exit() == UNHEALTHY
+    assert sick.stdout == ""
+
+
+def test_an_unhealthy_node_of_which_nobody_knows_ends_at_once(launch: Launch, worker: Worker, check: Check) -> None:
+    """Without an endpoint no other node can have been told where it is."""
+    sick = launch("--nnodes=2", f"--health-check={check('exit 1')}", worker("pass"))
+    assert sick.wait_exit(deadline=10) == UNHEALTHY
+    assert "join with" not in sick.stderr
+
+
 def test_a_signal_ends_an_unhealthy_node_that_waits_for_the_store(launch: Launch, worker: Worker, check: Check) -> None:
     """Nobody has to wait for a launcher that can't tell anybody."""
     conf = (*place(free_port(), "is_host=false"), "--nnodes=2:3", f"--health-check={check('exit 1')}")

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _SHORTEST_BARRIER = 2.0
 #: Seconds that an agent may take to write its last facts if no other node needs it to stay.
 _LAST_WORDS = 3.0
-#: The same for an unhealthy node whose store is not there yet: other nodes that come later are to learn its reason.
-_LATE_STORE = 30.0
 #: Nodes that may all ask all others.
 _FEW_NODES = 16
 #: Seconds for the loop to open a store, which never blocks.
@@ -208,7 +206,7 @@ class MultiNodeJob:
 
         timeout = max(barrier, _SHORTEST_BARRIER) if self.ended is not None and not self._has_left else _LAST_WORDS
         if self._is_unhealthy:
-            timeout = LONGEST_WAIT if session.serves_only_store else _LATE_STORE
+            timeout = LONGEST_WAIT  # the session knows how long the others need it
         is_closed = threading.Event()
 
         def close() -> None:

@@ -123,6 +123,7 @@ class SessionSignals:
     Args:
         closing: The session ends. The closing thread sets it; all threads read it.
         is_leaving: The agent leaves the job. The agent's thread sets it, once; all threads read it.
+        is_unhealthy: It leaves since its node is unhealthy; set and read in the same way.
         wake: The sender has something to do. Every thread sets it; the sender clears it.
         has_sent: The store has confirmed all facts. The sender sets it; the closing thread waits for it and clears it.
         has_failed_over: A decision to move the store was read, or no other node uses this node's store any more. The
@@ -141,6 +142,7 @@ class SessionSignals:
 
     closing: threading.Event = field(default_factory=threading.Event)
     is_leaving: bool = False
+    is_unhealthy: bool = False
     wake: threading.Event = field(default_factory=threading.Event)
     has_sent: threading.Event = field(default_factory=threading.Event)
     has_failed_over: threading.Event = field(default_factory=threading.Event)

@@ -23,6 +23,7 @@ from elastic_run.store.errors import StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.jobstore.api import JobStore
 
@@ -43,6 +44,8 @@ _NAMED = 4
 
 #: Seconds for the coordinator to tell the others; when it left with this node, the next one must be elected first.
 _TELL = 2.0
+#: Seconds after which a connection is another node's, and no look at the store.
+_GLANCE = 0.5
 #: Seconds for the others to hang up.
 _HANG_UP = 1.0
 
@@ -143,14 +146,15 @@ def describe_failover(context: SessionContext) -> str:
     return f"; this node serves the job's store: the store moves to {format_endpoint(*successors[0])}"
 
 
-def stay_for_store(context: SessionContext) -> None:
+def stay_for_store(context: SessionContext, come_by: float) -> None:
     """Serve the job's only store until no other node is connected to it.
 
     Args:
         context: What the session's threads share. This node has left, and its agent runs no worker.
+        come_by: Monotonic seconds until which it waits for a first one.
     """
     hosted = context.backend.hosted
-    if hosted is None or hosted.wait_alone(context.count_connections, 0.0):
+    if hosted is None or not _wait_others(context, hosted, come_by):
         return
     text = (
         "this node serves the job's store, so it stays without workers until the other nodes have ended; a signal ends "
@@ -158,6 +162,22 @@ def stay_for_store(context: SessionContext) -> None:
     )
     context.events.deliver(Notice(text))
     hosted.wait_alone(context.count_connections, LONGEST_WAIT)
+
+
+def _wait_others(context: SessionContext, hosted: HostedStore, come_by: float) -> bool:
+    """Wait until another node is connected; return whether there is one."""
+    if not hosted.wait_alone(context.count_connections, 0.0):
+        return True
+    left = come_by - time.monotonic()
+    if left > 0:
+        text = f"this node serves the job's store: for {left:.0f} s it tells nodes that come why it takes no part"
+        context.events.deliver(Notice(text))
+    while left > 0 and hosted.wait_others(context.count_connections, left):
+        # A connection of this node's own is counted a moment before this node knows of it.
+        if not hosted.wait_alone(context.count_connections, _GLANCE):
+            return True
+        left = come_by - time.monotonic()
+    return False
 
 
 def fail_over(context: SessionContext, deadline: float, *, is_refused: bool) -> None:

@@ -49,6 +49,9 @@ _PATIENCE = 5.0
 _MOMENT = 0.2
 #: Seconds for a node that was told to go to say so, and to end its term.
 _LEAVE_TIME = 1.0
+#: The same for an unhealthy node whose store is not there yet, or that serves the store: nodes that come later are to
+#: learn its reason.
+_LATE_STORE = 30.0
 #: The guardian imports it when the agent has died.
 _NOTICE_MODULE = "elastic_run.rendezvous.elastic.node_death.notice"
 #: Seconds for a name server to say which of this machine's addresses others use.
@@ -136,6 +139,7 @@ class JobSession(Session):
 
     def leave(self, reason: str, detail: str = "") -> None:
         self._context.signals.is_leaving = True
+        self._context.signals.is_unhealthy = reason == UNHEALTHY
         self._leaving = node_messages.Leaving(reason, detail)
         self._feed(self._leaving)
 
@@ -163,7 +167,7 @@ class JobSession(Session):
         except OSError as error:
             context.events.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return
-        if self._describe_join is not None:
+        if self._describe_join is not None and self._leaving is None:
             context.events.deliver(Notice(self._describe_join(context.sender.local_addr, context.backend.port)))
         node_info = replace(context.node_info, serves_store=context.backend.is_host)
         begun = member.begin(
@@ -318,7 +322,7 @@ class JobSession(Session):
         with self._lock:
             if context.signals.closing.is_set():
                 return
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + (_LATE_STORE if context.signals.is_unhealthy else timeout)
             if context.signals.is_leaving:
                 self._send_leave(deadline)
             else:
@@ -326,8 +330,8 @@ class JobSession(Session):
             is_going = context.signals.is_leaving or self._is_refused
             if self._has_end and (context.backend.is_host or self._has_ended_the_job):
                 exit_barrier.wait_exit_barrier(context, deadline, removes_job=not context.backend.dies_with_host)
-            elif self._is_unhealthy and self.serves_only_store:
-                exit_barrier.stay_for_store(context)
+            elif context.signals.is_unhealthy and context.backend.is_host and self._is_needed:
+                exit_barrier.stay_for_store(context, deadline if self._is_awaited else 0.0)
             elif is_going and context.backend.is_host and not context.events.is_lost:
                 exit_barrier.fail_over(context, deadline, is_refused=self._is_refused)
             context.signals.closing.set()
@@ -345,7 +349,7 @@ class JobSession(Session):
 
     def _send_leave(self, deadline: float) -> None:
         """Say that this node goes, and end its term, so that nobody has to find out by a lease."""
-        if self._is_unhealthy:
+        if self._context.signals.is_unhealthy:
             # Its user waits for nothing, and the others should know why it does not come: it may not be there yet.
             self._has_begun.wait(max(0.0, deadline - time.monotonic()))
         else:
@@ -355,12 +359,14 @@ class JobSession(Session):
             self._terms[-1].join(max(0.0, deadline - time.monotonic()))
 
     @property
-    def serves_only_store(self) -> bool:
-        return self._context.backend.is_host and not self._context.backend.successors
+    def _is_needed(self) -> bool:
+        """Whether no other node can serve the store. Before the first round, a successor may not have started yet."""
+        return not self._context.backend.successors or self._is_awaited
 
     @property
-    def _is_unhealthy(self) -> bool:
-        return self._leaving is not None and self._leaving.reason == UNHEALTHY
+    def _is_awaited(self) -> bool:
+        """Whether other nodes may still come to this node's store, to learn why it takes no part."""
+        return self._context.signals.formed_at is None and self._describe_join is None
 
     @property
     def _has_ended_the_job(self) -> bool:

@@ -87,7 +87,8 @@ class Sender:
         """Write facts and heartbeats until the session ends."""
         self._retry_deadline.begin()
         try:
-            if not self._context.signals.is_leaving:  # a node that comes to say why it goes serves no store
+            # An unhealthy node comes to say why it goes. If it is to serve the store, no node could read it otherwise.
+            if self._context.signals.is_unhealthy or not self._context.signals.is_leaving:
                 self._context.backend.prepare()
         except OSError as error:
             self._context.events.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))

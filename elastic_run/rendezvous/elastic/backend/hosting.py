@@ -66,6 +66,7 @@ class HostedStore:
         self._is_over = False
         self._count_own: Callable[[], int] | None = None
         self._alone = threading.Event()
+        self._others = threading.Event()
         self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
         self._thread.start()
 
@@ -119,6 +120,16 @@ class HostedStore:
         self.set_when_alone(alone, count_own)
         return alone.wait(timeout)
 
+    def wait_others(self, count_own: Callable[[], int], timeout: float) -> bool:
+        """Wait until more clients are connected than this agent has itself; the rest as for `wait_alone`."""
+        others = threading.Event()
+
+        def begin() -> None:
+            self._count_own, self._others = count_own, others
+
+        self._call(begin)
+        return others.wait(timeout)
+
     def close(self) -> None:
         """Close the port and every connection; harmless when closed."""
         if not self._is_over:
@@ -134,8 +145,9 @@ class HostedStore:
 
     def _is_to_end(self) -> bool:
         """Asked after every turn of the loop, so whenever a client has come or gone."""
-        if self._count_own is not None and self._server.connections <= self._count_own():
-            self._alone.set()
+        if self._count_own is not None:
+            is_alone = self._server.connections <= self._count_own()
+            (self._alone if is_alone else self._others).set()
         return self._is_over
 
     def _end(self) -> None:
