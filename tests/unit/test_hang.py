@@ -38,10 +38,21 @@ def spins(look: Look) -> Callable[[float], tuple[Signs, Look]]:
     return lambda now: (Signs((0,), now), replace(look, cpu=now, is_running=True))
 
 
+def writes_until(last: float) -> Callable[[float], tuple[Signs, Look]]:
+    """Return a rank that writes up to a moment, and never again."""
+    return lambda now: (Signs((int(min(now, last) * 100),), 0.0), LOADS)
+
+
 def find_verdict(
-    *ranks: Callable[[float], tuple[Signs, Look]], timeout: float = 60.0, until: float = 2000.0
+    *ranks: Callable[[float], tuple[Signs, Look]], timeout: float = 60.0, until: float = 2000.0, delay: float = 1e-6
 ) -> tuple[float, int] | None:
     """Play a watch over some ranks.
+
+    Args:
+        ranks: What each rank shows.
+        timeout: The hang timeout in seconds.
+        until: Seconds after which the job does not hang.
+        delay: Seconds by which each tick is late: a timer is never early.
 
     Returns:
         When the job was said to hang, in seconds, and the number of looks before; or None.
@@ -54,7 +65,7 @@ def find_verdict(
             watch = hang.look(watch, now, {rank: show(now)[1] for rank, show in enumerate(ranks)})
             if hang.count_seconds(hang.measure(watch, now)) >= watch.timeout:
                 return now, looks
-        now += watch.period + 1e-6  # a timer is never early
+        now += hang.count_pause(watch, now) + delay
     return None
 
 
@@ -76,9 +87,19 @@ def test_the_verdict_counts_from_the_last_sign() -> None:
 @pytest.mark.parametrize("last", [100.0, 100.15, 100.3, 100.45, 100.59])
 def test_the_verdict_comes_soon_after_the_timeout(last: float) -> None:
     """The other nodes' answers and the looks themselves have to fit into the rest of the 2 s."""
-    found = find_verdict(still(WAITS), lambda now: (Signs((int(min(now, last) * 100),), 0.0), LOADS))
+    found = find_verdict(still(WAITS), writes_until(last))
     assert found is not None
     assert 60 <= found[0] - last <= 61.25
+
+
+@pytest.mark.parametrize("delay", [1e-6, 3e-4, 2e-3])
+@pytest.mark.parametrize("timeout", [1.0, 3.0, 4.9, 10.0, 60.0, 300.0, 3600.0])
+def test_the_verdict_comes_soon_after_every_timeout(timeout: float, delay: float) -> None:
+    """Late ticks add up in a long timeout; 0.95 s stay for the looks and the answers of other nodes."""
+    for last in (2.0, 2.26, 2.49):
+        found = find_verdict(still(WAITS), writes_until(last), timeout=timeout, until=timeout + 10, delay=delay)
+        assert found is not None
+        assert timeout <= found[0] - last <= timeout + 1.05
 
 
 @pytest.mark.parametrize(

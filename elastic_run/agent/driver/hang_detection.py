@@ -146,18 +146,23 @@ class HangDetection:
         return hang.measure(self._watch, self._loop.now() if at is None else at)
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._watch.period, self._tick)
-        if self._is_looking:  # stacks that are written and not yet read would be taken for output
-            self._watch = replace(self._watch, ticked_at=self._loop.now())
-            return
-        signs = read_signs(self._round, self._heartbeats)
-        self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
-        if wants_look and signs:
+        wants_look = self._take_signs()
+        self._timer = self._loop.call_later(hang.count_pause(self._watch, self._loop.now()), self._tick)
+        if wants_look:
             self._is_looking = True
             self._looks_at = self._loop.now()
             self._look = _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
-        elif self._job is not None:
+        elif self._job is not None and not self._is_looking:
             self._judge()
+
+    def _take_signs(self) -> bool:
+        """Return whether to look at the ranks."""
+        if self._is_looking:  # stacks that are written and not yet read would be taken for output
+            self._watch = replace(self._watch, ticked_at=self._loop.now())
+            return False
+        signs = read_signs(self._round, self._heartbeats)
+        self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
+        return wants_look and bool(signs)
 
     def _conclude(
         self, dumps: Mapping[int, Dump], answers: Mapping[int, str], samples: Mapping[int, ProcessSample]

@@ -42,7 +42,7 @@ _LOOKS = 4
 _TICKS = 8
 #: Seconds between two ticks, at most. A verdict is late by two of them: one until the last sign is seen, one until the
 #: first look. With several nodes, their answers come on top; all of it should take less than 2 s.
-_LONGEST_TICK = 0.6
+_LONGEST_TICK = 0.5
 #: Looks within a timeout, at most, where the ranks that compute change all the time.
 _MOST_LOOKS = 64
 #: Seconds of processor time that a look itself takes of a rank, at most.
@@ -164,8 +164,8 @@ class HangWatch:
 
     @property
     def period(self) -> float:
-        """Seconds between two ticks: a part of the timeout, so that a tick comes when it is over."""
-        return self.timeout / max(_TICKS, -(-self.timeout // self.longest_tick))
+        """Seconds between two ticks, at most."""
+        return min(self.timeout / _TICKS, self.longest_tick)
 
 
 def tick(watch: HangWatch, now: float, signs: Mapping[int, Signs]) -> tuple[HangWatch, bool]:
@@ -192,6 +192,19 @@ def tick(watch: HangWatch, now: float, signs: Mapping[int, Signs]) -> tuple[Hang
     if _is_look_due(watch, now, has_change=busy != watch.busy):
         return replace(watch, busy=busy), True
     return watch, False
+
+
+def count_pause(watch: HangWatch, now: float) -> float:
+    """Return the seconds until the next tick: the period, or less if no rank will have made progress for the timeout.
+
+    Args:
+        watch: What is known.
+        now: Monotonic seconds.
+    """
+    if watch.looked_at is None or watch.told is not None:
+        return watch.period
+    beyond = count_seconds(measure(watch, now + watch.period)) - watch.timeout
+    return watch.period - beyond if 0 <= beyond < watch.period else watch.period
 
 
 def look(watch: HangWatch, now: float, looks: Mapping[int, Look]) -> HangWatch:
