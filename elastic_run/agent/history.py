@@ -55,6 +55,7 @@ class History:
         self._versions = ""
         self._blamed: WorkerEnd | None = None
         self._overdue: Mapping[int, Dump] = {}
+        self._before_stop: Mapping[int, Dump] = {}
         self._stuck: Mapping[int, Place] | None = None
 
     def begin(self) -> None:
@@ -79,6 +80,10 @@ class History:
     def blame(self, end: WorkerEnd) -> None:
         """Take a worker of this round for the cause, however the stop of the round lets it end."""
         self._blamed = end
+
+    def keep_before_stop(self, dumps: Mapping[int, Dump]) -> None:
+        """Keep the stacks of workers of this round that run on when another one has lost a peer, by global rank."""
+        self._before_stop = dumps
 
     def keep_overdue(self, dumps: Mapping[int, Dump]) -> None:
         """Keep the stacks of workers of this round that did not stop in time, by global rank."""
@@ -136,13 +141,16 @@ class History:
     def _add_places(self) -> None:
         """Note at each worker that did not stop in time where it was."""
         dumps, self._overdue = self._overdue, {}
+        before, self._before_stop = self._before_stop, {}
         if dumps:
-            from elastic_run.core.diagnosis.stack_groups import find_place  # noqa: PLC0415 - imported by now
+            from elastic_run.core.diagnosis.stack_groups import find_place, has_not_moved  # noqa: PLC0415 - imported
             from elastic_run.core.diagnosis.stack_text import parse_stacks  # noqa: PLC0415 - ditto
 
             for end in self._ends:
                 dump = dumps.get(end.rank) if end.was_stopped else None
-                end.stuck_at = None if dump is None else find_place(parse_stacks(dump.text), dump.problem)
+                if dump is not None:
+                    end.stuck_at = find_place(parse_stacks(dump.text), dump.problem)
+                    end.is_unmoved = has_not_moved(before.get(end.rank), dump)
 
     def root_cause_document(self, failure: Failure | None) -> dict[str, Any] | None:
         """Return the last round's failure on this node as a document for the other nodes, or None."""

@@ -6,12 +6,13 @@ import os
 import time
 
 from elastic_run import contract
+from elastic_run.core.diagnosis.stack_groups import STOPPED
 from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
 from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 #: Meaning of a state's letter for a user who waits for the process.
-_STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
+_STATES = {b"T": STOPPED, b"t": "is stopped by a debugger", b"Z": "has ended"}
 #: The bits of the signals for stacks in the kernel's masks.
 _NUMBERS = (STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, LOCK_STACK_SIGNAL)
 _BITS = sum(1 << (number - 1) for number in _NUMBERS if number > 0)

@@ -25,9 +25,11 @@ def describe_peer_loss(ends: Sequence[WorkerEnd]) -> PeerLoss | None:
     Args:
         ends: How the workers of the node ended.
     """
-    stuck = [_name(end.rank, end.stuck_at) for end in ends if end.stuck_at is not None and is_stuck(end)]
+    found = sorted(filter(is_stuck, ends), key=lambda end: not end.is_unmoved)
+    stuck = [_name(end.rank, end.stuck_at) for end in found[:MOST_STUCK] if end.stuck_at is not None]
     failed = sum(map(has_failed, ends))
-    return PeerLoss(failed, len(stuck), tuple(stuck[:MOST_STUCK])) if stuck or failed else None
+    unmoved = sum(end.is_unmoved for end in found)
+    return PeerLoss(failed, len(found), tuple(stuck), unmoved) if stuck or failed else None
 
 
 def read_places(stuck: Sequence[StuckRank]) -> dict[int, Place]:

@@ -114,6 +114,41 @@ def test_the_cause_is_not_awaited_for_ever(launch: Launch, worker: Worker) -> No
     assert "cause rank 0 on " in " ".join(job.stderr.split())
 
 
+STUCK = """
+import datetime, torch, torch.distributed as dist
+def save_checkpoint(*_):
+    time.sleep(600)
+def load_batch():
+    signal.signal(signal.SIGTERM, {})
+    os.kill(os.getpid(), signal.{})
+    time.sleep(600)
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+if rank == 1:
+    load_batch()
+dist.all_reduce(torch.ones(1), group=group)
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "sent", "named"),
+    [
+        ("signal.SIG_DFL", "SIGSTOP", "cause rank 1 is stopped (SIGSTOP, or a job control): it did not stop"),
+        ("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"),
+        ("save_checkpoint", "SIGCONT", "cause rank 0 on "),
+    ],
+    ids=["stopped", "asleep", "saves"],
+)
+def test_of_two_ranks_the_one_that_was_stuck_before_the_stop_is_the_cause(
+    launch: Launch, worker: Worker, handler: str, sent: str, named: str
+) -> None:
+    """The other one waited for it, until gloo's timeout; a rank that saves a checkpoint because of the stop is not."""
+    job = launch("--nproc-per-node=2", "--shutdown-timeout=1", worker(STUCK.format(handler, sent)))
+    assert job.wait_exit() == 1
+    assert named in " ".join(job.stderr.split()), job.stderr
+
+
 @pytest.mark.parametrize("code", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(7)", "raise ValueError('own')"])
 def test_a_true_cause_is_not_awaited(launch: Launch, worker: Worker, code: str) -> None:
     """A signal, an exit code or an exception of the program's own stops the others at once, also in the wait."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import EXIT_HUNG, HANG
-from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.diagnosis.stack_groups import STOPPED, Dump, Place, has_not_moved
 from elastic_run.core.failure import evidence as kinds
 from elastic_run.core.failure.diagnose import diagnose, find_stuck
 from elastic_run.core.failure.evidence import Evidence, RecorderFinding, Rule
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 LOST = "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:39320.\n"
 IN_DATA = Place("load_batch", "/home/ada/data.py", 41)
+_LOADING = (
+    "Thread 0x1 (most recent call first):\n"
+    '  File "/lib/python3.11/site-packages/trainer.py", line 41 in fetch\n'
+    '  File "/home/ada/train.py", line 9 in <module>\n'
+)
+_SAVING = _LOADING.replace("  File", '  File "/lib/python3.11/site-packages/trainer.py", line 80 in save\n  File', 1)
 OWN = "Traceback (most recent call last):\nValueError: bad batch\n"
 
 
@@ -217,6 +223,41 @@ def test_many_ranks_that_do_not_stop_are_no_cause() -> None:
     assert [kind for kind, *_ in named(Evidence(root=lost, ends=(lost, *stuck)))] == [kinds.LOST_PEER]
     assert [kind for kind, *_ in named(Evidence(root=own, ends=(own, stuck[0])))] == [kinds.EXCEPTION]
     assert not find_stuck(own, (own, lost, stuck[0]))
+
+
+def test_a_rank_that_had_been_there_before_the_stop_is_the_cause_however_few_failed() -> None:
+    """It cannot be busy with the stop: of two ranks, or if the launcher stops the others before they fail."""
+    root = worker_end(0, 1, LOST)
+    moved, held = [worker_end(rank, -9, was_stopped=True, stuck_at=IN_DATA) for rank in (1, 2)]
+    held.is_unmoved = True
+    barrier = Place("barrier", "/t.py", 8, is_waiting=True)
+    waited = worker_end(3, -9, was_stopped=True, stuck_at=barrier, is_unmoved=True)
+    ends = (root, moved, held, waited)
+    assert named(Evidence(root=root, ends=ends))[0] == (kinds.STUCK, (2,), kinds.LIKELY)
+    assert [kind for kind, *_ in named(Evidence(root=root, ends=(root, waited)))] == [kinds.LOST_PEER]
+    told = describe_peer_loss(ends[1:])
+    assert told is not None
+    assert (told.failed, told.stuck_count, told.unmoved, [stuck.rank for stuck in told.stuck]) == (0, 2, 1, [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_unmoved"),
+    [
+        (Dump(_LOADING), Dump(_LOADING), True),
+        (Dump(_LOADING), Dump(_LOADING.replace("41", "42")), False),
+        (Dump(_LOADING), Dump(_SAVING), False),
+        (None, Dump(_LOADING), False),
+        (Dump(), Dump(), False),
+        (Dump(problem="shows no Python stacks"), Dump(problem="shows no Python stacks"), False),
+        (None, Dump(problem=STOPPED), True),
+    ],
+    ids=["same", "other line", "handler", "not asked", "no frames", "no Python", "stopped"],
+)
+def test_a_rank_is_unmoved_if_all_of_its_calls_are_the_same(
+    before: Dump | None, after: Dump, *, is_unmoved: bool
+) -> None:
+    """A handler of SIGTERM is one call more, also where the program's own innermost line is the same."""
+    assert has_not_moved(before, after) == is_unmoved
 
 
 def test_a_hang_is_a_cause_of_its_own() -> None:

@@ -74,6 +74,7 @@ class RoundDriver:
             current_round=lambda: self.current,
             find_state=lambda: parts.find_agent().state,
             keep=lambda dumps: parts.find_history().keep_overdue(dumps),
+            keep_before_stop=lambda dumps: parts.find_history().keep_before_stop(dumps),
         )
         self.watches = Watches(
             parts.loop,

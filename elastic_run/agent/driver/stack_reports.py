@@ -33,6 +33,7 @@ class StackReports:
         current_round: Returns the round that runs, or None.
         find_state: Returns the state of the agent's machine.
         keep: Takes the stacks of workers that did not stop in time.
+        keep_before_stop: Takes the stacks of workers that run on when another one has lost a peer.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class StackReports:
         current_round: Callable[[], Round | None],
         find_state: Callable[[], str],
         keep: Callable[[Mapping[int, Dump]], None],
+        keep_before_stop: Callable[[Mapping[int, Dump]], None],
     ) -> None:
         self._context = context
         self._loop = loop
@@ -51,6 +53,7 @@ class StackReports:
         self._current_round = current_round
         self._find_state = find_state
         self._keep = keep
+        self._keep_before_stop = keep_before_stop
         self._asked_at: float | None = None
 
     def show_on_quit(self) -> bool:
@@ -70,6 +73,12 @@ class StackReports:
 
         self._console.say(no_workers(self._find_state(), _TWICE))
         return True
+
+    def ask_before_stop(self) -> None:
+        """Ask the workers that run on when another one has lost a peer: one of them may be stuck."""
+        current = self._current_round()
+        if current is not None and is_possible():
+            current.ask_stacks(_PATIENCE_BEFORE_KILL, self._keep_before_stop)
 
     def tell_before_kill(self) -> None:
         """Show the stacks of workers that did not stop, before the end of their grace period."""

@@ -349,6 +349,7 @@ class Supervisor:
 
     def _perform_await_cause(self, command: messages.AwaitCause) -> None:
         self._history.tell_awaiting_cause(command.delay)
+        self._rounds.stacks.ask_before_stop()
         self._loop.call_later(command.delay, lambda: self._feed(messages.PatienceOver(command.round)))
 
     def _perform_finish(self, command: messages.Finish) -> None:

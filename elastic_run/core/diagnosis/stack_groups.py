@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread
 
+#: The problem of a process that runs no more until somebody continues it.
+STOPPED = "is stopped (SIGSTOP, or a job control)"
 _DISTRIBUTED = "/torch/distributed/"
 #: Parts of it that write and compute; their collectives are calls of `_COLLECTIVES`.
 _NO_WAITS = ("/torch/distributed/checkpoint/", "/torch/distributed/tensor/")
@@ -133,6 +135,21 @@ def shorten_groups(groups: Sequence[Group], most: int) -> tuple[Sequence[Group],
         return groups, (), ()
     first, last = most // 2, len(groups) - (most - most // 2)
     return groups[:first], tuple(rank for group in groups[first:last] for rank in group.ranks), groups[last:]
+
+
+def has_not_moved(before: Dump | None, after: Dump) -> bool:
+    """Return whether a worker is where it was: its main thread in the same calls, or the whole process stopped.
+
+    Args:
+        before: What was known of it at a moment before, or None.
+        after: What is known of it now.
+    """
+    if after.problem == STOPPED:
+        return True
+    if before is None or before.problem or after.problem:
+        return False
+    main = parse_stacks(after.text).main
+    return main is not None and parse_stacks(before.text).main == main
 
 
 def find_place(stacks: Stacks, problem: str = "") -> Place:

@@ -119,9 +119,10 @@ def has_failed(end: WorkerEnd) -> bool:
 def find_stuck(
     root: WorkerEnd, ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None = None
 ) -> Mapping[int, Place]:
-    """Return the places of ranks that did not stop and waited for nobody, if they are fewer than those that failed.
+    """Return the places of ranks that did not stop and waited for nobody.
 
-    Many workers that do not stop are busy with the stop itself: they save a checkpoint, for example.
+    If those are as many as the ranks that failed, or more, only those count that had been there before the stop: many
+    workers that do not stop are busy with the stop itself. They save a checkpoint, for example.
 
     Args:
         root: The first failure; only if that is a lost peer, others are asked for the cause.
@@ -132,8 +133,10 @@ def find_stuck(
         return {}
     if of_job is not None:
         return of_job
-    stuck = {end.rank: end.stuck_at for end in ends if end.stuck_at is not None and is_stuck(end)}
-    return stuck if len(stuck) < sum(map(has_failed, ends)) else {}
+    stuck = [end for end in ends if is_stuck(end)]
+    if len(stuck) >= sum(map(has_failed, ends)):
+        stuck = [end for end in stuck if end.is_unmoved]
+    return {end.rank: end.stuck_at for end in stuck if end.stuck_at is not None}
 
 
 def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:

@@ -68,6 +68,7 @@ class WorkerEnd:
         kernel_line: The line of the kernel's log that tells why, or "".
         oom_kills: Kills by the OOM killer on its node during its round, or None if they are not known.
         stuck_at: Where it was at the end of its grace period, before SIGKILL, or None.
+        is_unmoved: Whether it had been in the same calls before it was told to stop; see `stack_groups.has_not_moved`.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class WorkerEnd:
     kernel_line: str = ""
     oom_kills: OomKills | None = None
     stuck_at: Place | None = None
+    is_unmoved: bool = False
 
     @property
     def certain_exception(self) -> ExceptionText | None:

@@ -160,16 +160,17 @@ def _describe_early(job: Job, root: Root) -> str:
 
 
 def _find_stuck(job: Job, root: Root) -> tuple[StuckRank, ...]:
-    """Return the ranks that did not stop and waited for nobody, if they are fewer than those that lost a peer.
+    """Return the ranks that did not stop and waited for nobody.
 
-    Many ranks that do not stop are busy with the stop itself: they save a checkpoint, for example.
+    If those are as many as the ranks that lost a peer, or more, only those count that had been there before the stop:
+    many ranks that do not stop are busy with the stop itself. They save a checkpoint, for example.
     """
     if root.severity < SECONDARY_FAILURE:
         return ()
     losses = [node.peer_loss for node in _list_members(job) if node.peer_loss is not None]
-    if sum(loss.stuck_count for loss in losses) >= sum(loss.failed for loss in losses):
-        return ()
-    return tuple(sorted((stuck for loss in losses for stuck in loss.stuck), key=lambda stuck: stuck.rank))[:_MOST_STUCK]
+    has_many = sum(loss.stuck_count for loss in losses) >= sum(loss.failed for loss in losses)
+    stuck = (each for loss in losses for each in (loss.stuck[: loss.unmoved] if has_many else loss.stuck))
+    return tuple(sorted(stuck, key=lambda each: each.rank))[:_MOST_STUCK]
 
 
 def _list_members(job: Job) -> list[Node]:

@@ -245,12 +245,14 @@ class PeerLoss:
     Args:
         failed: Workers of the node that failed by themselves.
         stuck_count: Workers that did not stop and waited for no other rank.
-        stuck: The first `MOST_STUCK` of these.
+        stuck: The first `MOST_STUCK` of these; those that had been at their places before the stop come first.
+        unmoved: Number of these.
     """
 
     failed: int = 0
     stuck_count: int = 0
     stuck: tuple[StuckRank, ...] = ()
+    unmoved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
