@@ -1,4 +1,4 @@
-"""The job store over etcd's version 2 API: single keys, and times to live. How it reads stands in `etcd_job_store`.
+"""The job store over etcd's version 2 API: single keys, and times to live. Reads are in `jobstore.etcd`.
 
 Rules
 - An entry of a stream is a key that etcd names in order.

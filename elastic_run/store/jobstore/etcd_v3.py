@@ -1,4 +1,4 @@
-"""The job store over etcd's version 3 API: transactions and leases. How it reads stands in `etcd_job_store`.
+"""The job store over etcd's version 3 API: transactions and leases. Reads are in `jobstore.etcd`.
 
 Rules
 - An entry of a stream is a key with a name of its own, so a thousand nodes that append at once don't collide.
