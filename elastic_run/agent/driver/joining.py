@@ -12,46 +12,29 @@ from elastic_run.store.tcpstore.listener import PortTakenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.driver.job import MultiNodeJob
-    from elastic_run.agent.driver.round_join import RoundJoin
+    from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.core.agent.messages import Event
-    from elastic_run.loop import Loop
 
 
 class Joining:
     """Joins the rounds of one agent.
 
     Args:
-        context: The state that all rounds of the agent share.
-        round_join: Offers this node's store, and takes part in a handler's rendezvous.
-        job: This node's part in a job of several nodes, or None.
-        loop: The agent's loop.
-        feed: Takes the machine's events.
+        parts: The parts of the agent.
 
     Attributes:
         began_at: Monotonic seconds at which the last round was asked for.
         handler_error: The exception of a foreign handler, or None.
     """
 
-    def __init__(
-        self,
-        context: AgentContext,
-        round_join: RoundJoin,
-        job: MultiNodeJob | None,
-        *,
-        loop: Loop,
-        feed: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, parts: AgentParts) -> None:
         self.began_at = 0.0
         self.handler_error: Exception | None = None
-        self._context = context
-        self._round_join = round_join
-        self._job = job
-        self._loop = loop
-        self._feed = feed
+        self._context = parts.context
+        self._round_join = parts.round_join
+        self._job = parts.job
+        self._loop = parts.loop
+        self._feed = parts.feed
 
     def begin(self, number: int, *, is_joined: bool) -> None:
         """Join a round; an event tells when it is formed, or that it can't be.
@@ -89,9 +72,8 @@ class Joining:
         """Ask the handler for a place, in any thread, and bring the answer to the loop's thread."""
         event: Event
         if not self._round_join.is_immediate and self._context.mask is not None:
-            restore_signals(
-                self._context.mask
-            )  # a process that a plug-in starts here must not begin with signals blocked
+            # A process that a plug-in starts here must not begin with signals blocked.
+            restore_signals(self._context.mask)
         try:
             self._round_join.take_place()
             event = RoundFormed(number)

@@ -11,25 +11,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
-    from elastic_run.agent.history import History
-    from elastic_run.agent.senders import Senders
-    from elastic_run.core.agent.messages import Event
-    from elastic_run.loop import Loop
 
 
 class SignalWatch:
     """Watches the signals of one agent.
 
     Args:
-        loop: The agent's loop.
-        context: The user's settings.
-        senders: Takes the sender of each signal.
-        feed: Takes the machine's events.
+        parts: The parts of the agent.
         hurry: Called at each signal that stops the job.
-        current_round: Returns the round that runs, or None.
-        history: Returns the agent's history.
+        find_round: Returns the round that runs, or None.
         show_stacks: Called at SIGQUIT; returns whether it shows stacks, so that the signal stops nothing.
 
     Attributes:
@@ -38,24 +30,20 @@ class SignalWatch:
 
     def __init__(
         self,
-        loop: Loop,
-        context: AgentContext,
-        senders: Senders,
+        parts: AgentParts,
         *,
-        feed: Callable[[Event], None],
         hurry: Callable[[], None],
-        current_round: Callable[[], Round | None],
-        history: Callable[[], History],
+        find_round: Callable[[], Round | None],
         show_stacks: Callable[[], bool],
     ) -> None:
         self.seen = 0
-        self._loop = loop
-        self._context = context
-        self._senders = senders
-        self._feed = feed
+        self._loop = parts.loop
+        self._context = parts.context
+        self._senders = parts.senders
+        self._feed = parts.feed
+        self._find_history = parts.find_history
         self._hurry = hurry
-        self._current_round = current_round
-        self._history = history
+        self._find_round = find_round
         self._show_stacks = show_stacks
 
     def begin(self) -> None:
@@ -78,7 +66,7 @@ class SignalWatch:
 
     def forward(self, number: int) -> None:
         """Pass a signal on to the workers."""
-        current = self._current_round()
+        current = self._find_round()
         if current is not None:
             current.workers.forward(number)
 
@@ -101,15 +89,15 @@ class SignalWatch:
     def _on_offered(self, number: int) -> None:
         """Pass a signal on to the workers that handle it; in no state that changes anything else."""
         self._note(number)
-        current = self._current_round()
+        current = self._find_round()
         told = [] if current is None else current.workers.offer(number)
         if told:
             self._senders.passed_on.add(number)
         ranks = [worker.global_rank for worker in self._context.group.workers if worker.local_rank in told]
         has_workers = current is not None and bool(current.workers.alive)
-        self._history().tell_offered(number, ranks, has_workers=has_workers)
+        self._find_history().tell_offered(number, ranks, has_workers=has_workers)
 
     def _on_resize(self, _: int) -> None:
-        current = self._current_round()
+        current = self._find_round()
         if current is not None:
             current.output.resize()

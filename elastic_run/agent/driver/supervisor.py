@@ -86,29 +86,37 @@ class Supervisor:
         self._round_join.serve(self._loop, self.console.say)
         self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=self.console.say)
         self._senders = Senders()
+        self._observation = Observation(context, self._loop, self.console.say)
         self._job = self._find_job()
-        self._machine = MachineDriver(
-            machine.Agent(
-                config=self._options.job_config,
-                local_world_size=self._group.spec.local_world_size,
-                forwarded=frozenset(self._options.forwarded),
-                follows_job=self._job is not None,
-                patience=min(CAUSE_PATIENCE, self._options.shutdown_timeout),
-            ),
-            self._loop,
-            perform=lambda command: self._performers[type(command)](command),
-            observe=self._observe_step,
-        )
+        self._parts = self._gather_parts()
+        self._machine = self._make_machine()
         self._lazy_history: History | None = None
         self._finish: messages.Finish | None = None
         self._checks: RoundChecks | None = None
         self._control: ControlServer | None = None
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
-        self._observation = Observation(context, self._loop, self.console.say)
-        self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
-        self._parts = AgentParts(
-            context=context,
+        self._joining = Joining(self._parts)
+        self._rounds = RoundDriver(
+            self._parts,
+            None if early_start is None else early_start.launched,
+            background=self._background,
+            on_step=on_step,
+            on_timer=on_timer,
+        )
+        self._signals = SignalWatch(
+            self._parts,
+            hurry=self._background.hurry,
+            find_round=lambda: self._rounds.current,
+            show_stacks=self._rounds.stacks.show_on_quit,
+        )
+        self._serve_ports()
+        self._watch_time_limit()
+        self._performers = self._find_performers()
+
+    def _gather_parts(self) -> AgentParts:
+        return AgentParts(
+            context=self._context,
             loop=self._loop,
             console=self.console,
             senders=self._senders,
@@ -119,26 +127,21 @@ class Supervisor:
             find_agent=lambda: self._machine.agent,
             find_history=lambda: self._history,
         )
-        self._rounds = RoundDriver(
-            self._parts,
-            None if early_start is None else early_start.launched,
-            background=self._background,
-            on_step=on_step,
-            on_timer=on_timer,
+
+    def _make_machine(self) -> MachineDriver:
+        agent = machine.Agent(
+            config=self._options.job_config,
+            local_world_size=self._group.spec.local_world_size,
+            forwarded=frozenset(self._options.forwarded),
+            follows_job=self._job is not None,
+            patience=min(CAUSE_PATIENCE, self._options.shutdown_timeout),
         )
-        self._signals = SignalWatch(
+        return MachineDriver(
+            agent,
             self._loop,
-            context,
-            self._senders,
-            feed=self._feed,
-            hurry=self._background.hurry,
-            current_round=lambda: self._rounds.current,
-            history=lambda: self._history,
-            show_stacks=self._rounds.stacks.show_on_quit,
+            perform=lambda command: self._performers[type(command)](command),
+            observe=self._observe_step,
         )
-        self._serve_ports()
-        self._watch_time_limit()
-        self._performers = self._find_performers()
 
     def _find_performers(self) -> dict[type[Command], Callable[[Any], None]]:
         """Return the function that performs each command of the machine."""

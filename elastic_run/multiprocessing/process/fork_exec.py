@@ -66,9 +66,7 @@ def start_process(  # noqa: PLR0913 - what a process can be given
     # From a copy: a descriptor that is duplicated onto itself stays close-on-exec under a C library below 2.29.
     copies = _copy(kept)
     duplicates = [*((copy, fd) for fd, copy in copies.items()), (stdin, 0), (stdout, 1), (stderr, 2)]
-    actions: list[tuple[int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_DUP2, source, target) for source, target in duplicates if source != target
-    ]
+    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in duplicates if pair[0] != pair[1]]
     blocked = block_signals(()) if mask is None else mask
     is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *kept, *copies.values()) < descriptor_limit
     saved = own_limit = None
