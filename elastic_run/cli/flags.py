@@ -391,9 +391,9 @@ FLAGS: tuple[Flag, ...] = (
         values="N/PERIOD",
         parse=_values.window,
         is_ours=True,
-        text="Exclude a node on which N failures of the job have begun in any PERIOD (2/6h). Failures that look alike "
-        "on many nodes do not count, and --nnodes keeps its minimum. The node leaves with exit code "
-        f"{contract.EXIT_EXCLUDED}.",
+        text="Exclude a node on which N failures of the job have begun in any PERIOD (2/6h), unless fewer nodes than "
+        "the minimum of --nnodes would be left. Failures that look alike on many nodes do not count. The node leaves "
+        f"with exit code {contract.EXIT_EXCLUDED}.",
     ),
     Flag(
         "--exclude-exit-codes",
@@ -509,8 +509,8 @@ FLAGS: tuple[Flag, ...] = (
         implied=str(_values.REQUEUES),
         is_ours=True,
         text="On Slurm: ask for another run of the job after SIGTERM has stopped it (#SBATCH --signal=TERM@120), at "
-        f"most N times, or {_values.REQUEUES} times without a number; all requeues of the job count. The exit code is "
-        f"then {contract.EXIT_REQUEUED}. A cancelled job is not run again.",
+        f"most N times, or {_values.REQUEUES} times without a number; requeues by others count as well. The exit code "
+        f"is then {contract.EXIT_REQUEUED}. A cancelled job is not run again.",
     ),
     Flag(
         "--health-port",
@@ -564,8 +564,8 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="DIR",
         default_text="a temporary directory",
-        text="Directory for log files, without --tee and --redirects for a copy of all output. Each launcher makes a "
-        "new directory in it, so that the nodes of a job may share it.",
+        text="Directory for log files; without --tee and --redirects, they have a copy of all output. Each launcher "
+        "makes a new directory in it, so that the nodes of a job may share it.",
     ),
     Flag(
         "--local-ranks-filter",
