@@ -60,7 +60,7 @@ class BuiltInBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a user said of a job's store; see `make_backend`."""
+    """A job's store as the user described it; see `make_backend`."""
 
     kind: str
     endpoint: str
@@ -178,7 +178,7 @@ def make_backend(
         run_id: The job.
         settings: Of the rendezvous.
         is_host: Whether this process serves the store; None for what the settings and the endpoint say.
-        secret: What the members of the job share, or None.
+        secret: The secret that the members of the job share, or None.
 
     Returns:
         The backend; nothing was opened yet.

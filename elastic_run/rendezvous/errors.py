@@ -24,7 +24,7 @@ class RendezvousConnectionError(RendezvousError):
 
 
 class RendezvousStateError(RendezvousError):
-    """What the backend's store holds makes no sense."""
+    """The values in the backend's store make no sense."""
 
 
 class RendezvousGracefulExitError(RendezvousError):

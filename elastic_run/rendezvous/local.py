@@ -59,7 +59,7 @@ class LocalRendezvousHandler(RendezvousHandler):
         Args:
             host: Host name or address; MASTER_ADDR of the workers.
             port: Port; MASTER_PORT of the workers.
-            use_agent_store: Whether it is served already; False if the worker with rank 0 is to open it there.
+            use_agent_store: Whether it is served already; False if the worker with rank 0 has to open it.
         """
         self._offered = RendezvousStoreInfo(host, port)
         self._use_agent_store = use_agent_store

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the agent knows of its job and the rendezvous doesn't.
+    """The agent's description of its job, for the rendezvous.
 
     Args:
         job_config: The job's configuration; the rendezvous adds its own settings.
@@ -115,7 +115,7 @@ class Session(ABC):
     @property
     @abstractmethod
     def listening_host(self) -> str:
-        """The numeric address at which this node's workers' stores are to listen; empty for all interfaces."""
+        """The numeric address at which this node's workers' stores listen; empty for all interfaces."""
 
     @abstractmethod
     def start(self, open_offer: Callable[[str], Offer], deliver: Callable[[SessionEvent], None]) -> None:
@@ -192,7 +192,7 @@ class Session(ABC):
 
         Args:
             question: Of `core.protocol.node_status`.
-            expected: Nodes that are to answer.
+            expected: Number of nodes that should answer.
             patience: Seconds to wait for them.
             deliver: Called once, from another thread, with the documents that have come.
         """

@@ -59,7 +59,7 @@ class TorchStyleRounds:
 
     @property
     def num_nodes_waiting(self) -> int:
-        """1 if the workers are to be restarted for another round, or stopped for the end, else 0."""
+        """1 if the agent has to restart the workers for another round, or to stop them for the end; otherwise 0."""
         return int(self._current is not None and (self._is_halted or self.is_over))
 
     def next_round(self) -> RendezvousInfo:
@@ -98,7 +98,7 @@ class TorchStyleRounds:
         self._session.report_ready(self._current.round, DONE, report=None, offer=offer)
 
     def close(self, timeout: float) -> None:
-        """Wait for the end of the others for so many seconds, and close the session."""
+        """Wait for the end of the other nodes, for this many seconds at most, and close the session."""
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or self._current is None, timeout)
         self._close_client()

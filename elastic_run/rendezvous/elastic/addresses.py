@@ -1,10 +1,10 @@
-"""Which address this node has for the others, whether an endpoint is on this machine, whether a port can be reached.
+"""The address of this node for other nodes; whether an endpoint is on this machine; whether a port can be reached.
 
 Rules
 - Interface addresses decide, not names: an address is ours if a socket can be bound to it.
 - A name server that never answers stalls nothing: `store.connecting` looks names up in a thread, with a deadline.
-- A port is opened at the address by which others come. Where that isn't known for sure it is opened on all interfaces:
-  a job that nobody reaches is worse than a port that more can reach. Then the user is told, with the reason.
+- A port is opened at the address by which other nodes come. If that address is not certain, the port is opened on all
+  interfaces, and a line gives the reason: it is worse if no node can join the job than if more can reach the port.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
 
     Args:
         text: As the user wrote it.
-        default_port: Port of those that name none.
+        default_port: Port of endpoints without a port.
 
     Returns:
-        Hosts and ports, the first one first.
+        Hosts and ports, in their order.
 
     Raises:
-        ValueError: One is empty, wrong, has port 0 or is there twice.
+        ValueError: An endpoint is empty or wrong, has port 0, or is listed twice.
     """
     if not text.strip():
         message = "there is no rendezvous endpoint: give HOST:PORT (--rdzv-endpoint, LaunchConfig.rdzv_endpoint)"
@@ -97,7 +97,7 @@ def is_own_host(host: str, timeout: float) -> bool:
 
 
 def find_whether_own_host(host: str, timeout: float) -> bool | None:
-    """Tell the same as `is_own_host`, or None where the name has no address (yet) or no name server answers in time."""
+    """Return the result of `is_own_host`, or None if the name has no address yet or no name server answers in time."""
     own_name = socket.gethostname()
     if host in ("localhost", own_name):
         return True
@@ -109,7 +109,7 @@ def find_whether_own_host(host: str, timeout: float) -> bool | None:
 
 
 def names_loopback(host: str) -> bool:
-    """Tell whether a host is loopback on every machine, so that only this machine can be meant."""
+    """Tell whether a host is loopback on every machine, so that it can only mean this machine."""
     return _is_loopback(host) or host in _LOOPBACK_NAMES or host.endswith(".localhost")
 
 
@@ -120,11 +120,11 @@ def find_loopback() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where to listen for those who come by a host's name.
+    """The addresses at which to listen for nodes that connect to a host's name.
 
     Args:
         hosts: Numeric addresses of this machine; none for all interfaces.
-        reason: Why all interfaces, for the user; empty where there are addresses.
+        reason: The reason for all interfaces, for the user; empty if there are addresses.
     """
 
     hosts: tuple[str, ...]
@@ -132,15 +132,15 @@ class Listening:
 
 
 def find_listening(host: str, timeout: float) -> Listening:
-    """Find the addresses of this machine at which those arrive who come by a host's name.
+    """Find the addresses of this machine at which nodes arrive that connect to a host's name.
 
     Args:
         host: Name or address, such as that of the endpoint.
         timeout: Seconds to wait for the name server.
 
     Returns:
-        The addresses; none where they can't be known: an address of no interface (a cloud's public one, a service's),
-        a name that other machines know by another address (one that is loopback here), a wildcard.
+        The addresses; none if they can't be known: the host is an address of no interface (a cloud's public address, a
+        service), a name that has another address on other machines (it is loopback here), or a wildcard.
     """
     if names_loopback(host) and not _is_loopback(host):
         return Listening(tuple(_own_loopbacks()))
@@ -168,7 +168,7 @@ def find_outward_address() -> str:
     """Find the address by which other machines probably reach this one, without asking a name server.
 
     Returns:
-        That of the default route; without one that of the first interface that is up; loopback where there is no other.
+        The address of the default route; without such a route that of the first interface that is up; else loopback.
     """
     routes = (_source_towards(family, (address, _ANY_PORT)) for family, address in _ANYWHERE)
     found = (one for one in (*routes, *_interface_addresses()) if one is not None and not _is_loopback(one))
@@ -176,9 +176,9 @@ def find_outward_address() -> str:
 
 
 def find_local_address(host: str, port: int, timeout: float) -> str:
-    """Find the address of the interface that reaches a host: the one to advertise to nodes that meet there.
+    """Find the address of the interface that reaches a host: the address to tell the nodes that meet there.
 
-    Where that is loopback, because the host is this machine, other machines need another one: `find_outward_address`.
+    If that is loopback, because the host is this machine, other machines need the address of `find_outward_address`.
 
     Args:
         host: Name or address of the endpoint.
@@ -186,7 +186,7 @@ def find_local_address(host: str, port: int, timeout: float) -> str:
         timeout: Seconds to wait for the name server.
 
     Returns:
-        A numeric address; loopback where there is no network at all.
+        A numeric address; loopback if there is no network at all.
     """
     try:
         targets = resolve(host, port, timeout)
@@ -255,7 +255,7 @@ def find_trouble(host: str, port: int, timeout: float) -> str | None:
         timeout: Seconds for all of it.
 
     Returns:
-        None if it can be reached, else why not, with the address.
+        None if the port can be reached, otherwise the reason, with the address.
     """
     try:
         connect_once(host, port, timeout, dark_after=timeout).close()

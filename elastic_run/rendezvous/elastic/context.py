@@ -41,9 +41,9 @@ class EventQueue:
         on_end: Called when the last event is told.
 
     Attributes:
-        deliver_to_agent: What the agent gave `start`.
+        deliver_to_agent: The function that the agent gave to `start`.
         is_over: Set when the last event is told.
-        is_lost: Whether that says that the store was given up.
+        is_lost: Whether the last event says that the store was given up.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
@@ -56,19 +56,19 @@ class EventQueue:
         self._is_delivering = False
 
     def deliver(self, event: SessionEvent) -> None:
-        """Tell the agent, after what it was to be told before; one event at a time."""
+        """Give the agent an event, after all events that were posted before."""
         self.post(event)
         self.tell_agent()
 
     def post(self, event: SessionEvent) -> None:
-        """Put an event in its place among those that the agent is to be told; `tell_agent` follows."""
+        """Queue an event for the agent; the caller calls `tell_agent` next."""
         with self._lock:
             self._events.append(event)
 
     def tell_agent(self) -> None:
-        """Tell the agent what was posted, unless another thread is at it: that one then tells this as well.
+        """Give the agent the queued events. If another thread is doing so, that thread gives these events as well.
 
-        No lock is held meanwhile, since the agent may answer at once.
+        No lock is held while the agent takes an event, since the agent may answer at once.
         """
         while (event := self._take_event()) is not None:
             try:
@@ -91,12 +91,12 @@ class EventQueue:
 
 @dataclass(slots=True)
 class SenderState:
-    """What the sender knows of the store; other threads only read it.
+    """The state of the store as the sender knows it; other threads only read it.
 
     Args:
-        local_addr: The address that others use, empty until it is known.
+        local_addr: The address that other nodes use for this node, "" until it is known.
         member_driver: The node's member, None until the store was reached.
-        store_id: The id of the store that the session lives with.
+        store_id: The id of the store that the session uses.
         restores: How often that store was restored from a backup, and the session went on in it.
         last_heartbeat_at: Monotonic seconds at which the last beat was sent that the store has confirmed.
         has_passed_exit_barrier: Whether the others know that this node knows the verdict.
@@ -155,21 +155,21 @@ class SessionSignals:
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What the threads of one session share.
+    """The data that the threads of one session share.
 
     Args:
         node: This run's id among the nodes of the job.
-        node_info: Who it is.
-        config: The job's configuration as it was told.
+        node_info: This node's description for the other nodes.
+        config: The job's configuration, as this node's user gave it.
         node_config: The settings of this node.
-        settings: Of its rendezvous, beyond the configuration.
+        settings: The settings of the rendezvous that are not in the configuration.
         backend: The job's store.
         death_proofs: This node's seat record, and the deaths that it can prove.
-        shows_waiting: Whether the agent shows what is waited for in one line that it rewrites.
-        sender: What the sender knows of the store.
-        signals: What the threads tell each other.
-        events: What the agent is told.
-        status_answers: This node's answers to who asks for the state of all nodes.
+        shows_waiting: Whether the agent shows the missing nodes in one line that it rewrites.
+        sender: The state of the store as the sender knows it.
+        signals: Signals between the threads.
+        events: Events for the agent.
+        status_answers: This node's answers to questions that a node asks all nodes.
         connections: The threads' connections.
     """
 

@@ -68,7 +68,7 @@ def wait_sent(context: SessionContext, deadline: float) -> None:
     """Wait until the store has confirmed all that this node had to say.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         deadline: Monotonic seconds.
     """
     while True:
@@ -86,7 +86,7 @@ def wait_exit_barrier(context: SessionContext, deadline: float, *, removes_job: 
     """Wait until every node that lived when the job ended knows how.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         deadline: Monotonic seconds.
         removes_job: Whether to remove the job from the store then.
     """
@@ -150,7 +150,7 @@ def stay_for_store(context: SessionContext, come_by: float) -> None:
     """Serve the job's only store until no other node is connected to it.
 
     Args:
-        context: What the session's threads share. This node has left, and its agent runs no worker.
+        context: The data that the session's threads share. This node has left, and its agent runs no worker.
         come_by: Monotonic seconds until which it waits for a first one.
     """
     hosted = context.backend.hosted
@@ -184,7 +184,7 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool) -> 
     """Hand the store over.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         deadline: Monotonic seconds.
         is_refused: Whether this node goes because it was refused, and not because it was told to stop.
     """

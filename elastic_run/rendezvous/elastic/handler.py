@@ -1,7 +1,7 @@
-"""The rendezvous handler of jobs of several nodes: it opens sessions, and speaks torch's plain interface by one.
+"""The rendezvous handler of jobs of several nodes: it opens sessions, and has torch's interface on top of a session.
 
-Our own agent calls `open_session`. An agent that knows only torch's methods gets a session behind them: a round is
-formed by `next_rendezvous`, what happens to it meanwhile shows in `num_nodes_waiting`, and the agent comes back.
+Our own agent calls `open_session`. For an agent that knows only torch's methods, the handler opens the session itself:
+`next_rendezvous` forms a round, `num_nodes_waiting` shows that the round should stop, and the agent calls again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ElasticRendezvousHandler", "create_handler", "open_session"]
 
-#: What torch's command line puts where the user gave no --rdzv-id.
+#: The run id of torch's command line if the user gave no --rdzv-id.
 _NO_RUN_ID = ("", "none")
 _PUBLIC = "localhost"
-#: Bytes of the token of a job whose endpoint nobody knew beforehand.
+#: Bytes of the token that a job without an endpoint makes.
 _TOKEN_SIZE = 16
 _NO_LIMIT = 1_000_000_000
 
@@ -51,10 +51,10 @@ class ElasticRendezvousHandler(RendezvousHandler):
     """One node's part in the rendezvous of a job of several nodes.
 
     Args:
-        params: What the user said.
-        settings: Its settings, checked.
+        params: The parameters, as the user gave them.
+        settings: The settings in them, checked.
         run_id: The job.
-        hosts_anywhere: Whether the user named no endpoint: then this node serves the store, and says where.
+        hosts_anywhere: Whether the user named no endpoint. Then this node serves the store, and prints the address.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
         """Make the session of one agent run.
 
         Args:
-            setup: What the agent knows of its job.
+            setup: The agent's description of its job.
 
         Returns:
             The session, not yet started.
@@ -179,7 +179,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
             self._rounds.finish()
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for the next round: above 0, the workers are to be restarted for it."""
+        """Return the number of nodes that wait for the next round. If it is above 0, the agent restarts the workers."""
         return 0 if self._rounds is None else self._rounds.num_nodes_waiting
 
     def shutdown(self) -> bool:
@@ -209,7 +209,7 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
     """Build the handler of a job of several nodes.
 
     Args:
-        params: What the user said: backend, endpoint, run id, numbers of nodes and settings.
+        params: Backend, endpoint, run id, numbers of nodes and settings, as the user gave them.
 
     Returns:
         A handler for this node; nothing was opened yet.
@@ -278,8 +278,8 @@ def open_session(
     Args:
         backend: The job's store.
         settings: Of the rendezvous.
-        setup: What the agent knows.
-        local_addr: The address that others are to use; None for that of the interface that reaches the store.
+        setup: The agent's description of its job.
+        local_addr: The address for other nodes; None for the address of the interface that reaches the store.
         describe_join: Says how others join, once the store is there at a host and a port; None where they know.
 
     Returns:

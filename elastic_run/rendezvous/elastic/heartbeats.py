@@ -4,12 +4,12 @@ Rules
 - A heartbeat replaces the last heartbeat of its node. If that one is gone, the coordinator has dropped the node, which
   then writes its facts again: so a suspended machine or a stopped process learns of its absence without a clock.
 - Only a store in which heartbeats expire tells that a node has none any more. In another store a missing heartbeat was
-  overwritten by a stranger, or the server began anew: the node only ages until its next heartbeat.
+  overwritten by another program, or the server was restarted: the node only ages until its next heartbeat.
 - A node that comes back writes its heartbeat before its facts. So the coordinator reads the facts after it has removed
   the old heartbeats, or the node's next heartbeat finds its last one gone again.
-- While workers run, a node reads the coordinator's heartbeat several times in an interval, as the coordinator reads
-  those of all nodes: otherwise the loss of a node right after its heartbeat would be noticed an interval after the
-  lease, and so would the loss of the store on that node.
+- While workers run, a node reads the coordinator's heartbeat several times in an interval, and the coordinator reads
+  the heartbeats of all nodes as often. Otherwise the loss of a node right after its heartbeat would be noticed an
+  interval after the lease, and so would the loss of the store on that node.
 - The first heartbeat comes after the rush of nodes at the start, since the coordinator gives a node some time for it
   (`JobConfig.first_leases`); at the latest when the job has a round, or when this node coordinates it. The moment is
   random, so that the heartbeats of all nodes never come at once.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOOKS_OF_ALL_NODES", "HeartbeatReader", "HeartbeatWriter", "NodeHeartbeats"]
 
-#: The first heartbeat comes before two of so many parts of the lease are over.
+#: The first heartbeat comes before two of this many parts of the lease are over.
 _FIRST_PARTS = 3
 #: Looks at the coordinator's heartbeat in a keep-alive interval.
 _LOOKS = 8
@@ -45,7 +45,7 @@ class NodeHeartbeats:
     """Writes this node's heartbeats and looks at the coordinator's, on the sender's thread.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         draw: Returns a random number from 0 to 1.
 
     Attributes:
@@ -83,7 +83,7 @@ class NodeHeartbeats:
             self.next_write = min(self.next_write, now + self._draw_first_pause())
 
     def forget_store(self) -> None:
-        """Begin anew in another store, in which this node has no heartbeat."""
+        """Begin again in another store, in which this node has no heartbeat."""
         self._writer = HeartbeatWriter(self._context.node)
 
     def _draw_first_pause(self) -> float:
@@ -120,7 +120,7 @@ class NodeHeartbeats:
         place = None if member_driver is None else member_driver.member.round.place
         formed_at = self._context.signals.formed_at
         if place is None or formed_at is None or self._context.sender.has_passed_exit_barrier:
-            return math.inf  # after the end the store may go at any moment, and no node is to take its place
+            return math.inf  # after the end the store may go at any moment, and must not be replaced
         pause = max(self._context.config.keep_alive_interval / _LOOKS, place.group_world_size / LOOKS_OF_ALL_NODES)
         # A look when a round is formed would be another request of all nodes at once, and show nothing new.
         return max(self._last_look, formed_at) + pause
@@ -159,7 +159,7 @@ class NodeHeartbeats:
 
 
 class HeartbeatWriter:
-    """Writes the heartbeats of one node into one store, over whatever connection.
+    """Writes the heartbeats of one node into one store, over one connection after another.
 
     Args:
         node: The node.

@@ -62,7 +62,7 @@ class JobSession(Session):
     """One agent's membership of one job.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         shares_server: Whether workers and agents share one server.
         describe_join: Says how others join, once the store is there at a host and a port; None where they know.
     """

@@ -33,7 +33,7 @@ class LogReader:
     """Follows the log for one node.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         member_driver: The node's member.
         sender: The sender's connection.
     """

@@ -1,7 +1,7 @@
-"""What a node that waits alone tells its user of the place where it waits, and of launchers that came for another job.
+"""The line of a node that waits alone: the place where it waits, and launchers that came there for another job.
 
-Launchers with different --rdzv-id, or with a port or host that is not that of the others, wait for each other in vain.
-The store keeps jobs apart, so each lone node leaves its id under a name that no job has, and looks who did so before.
+Launchers with different --rdzv-id, ports or hosts wait for each other in vain. The store keeps jobs apart, so each lone
+node writes its id under a name that no job has, and reads the ids of other lone nodes there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def describe_place(kind: str, endpoints: Sequence[tuple[str, int]], run_id: str)
 
     Args:
         kind: `c10d` or `static`.
-        endpoints: The store's host and port, and those of its successors.
+        endpoints: Host and port of the store and of its successors.
         run_id: This job.
     """
     host, port = endpoints[0]

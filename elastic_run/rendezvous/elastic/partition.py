@@ -41,7 +41,7 @@ class PartitionRecovery:
     """One node's look-out for the others.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
     """
 
     def __init__(self, context: SessionContext) -> None:
@@ -107,7 +107,7 @@ class Fence:
     """Watches over the beats of one node.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         member_driver: The node's member.
     """
 

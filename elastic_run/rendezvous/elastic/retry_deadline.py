@@ -32,7 +32,7 @@ class RetryDeadline:
     """One agent's patience with its store.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
     """
 
     def __init__(self, context: SessionContext) -> None:
@@ -78,7 +78,7 @@ class RetryDeadline:
         return f"the store at {self._context.backend.name} {verb} after {silent_for:.0f} s" if was_told else ""
 
     def restart(self) -> None:
-        """Begin anew: another endpoint is tried from now on."""
+        """Begin again: another endpoint is tried from now on."""
         self._since = time.monotonic()
         self._refused_since = None
         self._has_moved = True
@@ -91,7 +91,7 @@ class RetryDeadline:
             asked_at: Monotonic seconds at which the store was asked.
 
         Returns:
-            What the agent is to be told: a line when one is due, `Lost` when it has lasted too long; None for nothing.
+            An event for the agent: a line when one is due, `Lost` after too long a time; otherwise None.
         """
         now = time.monotonic()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))

@@ -41,7 +41,7 @@ class RoundAdmission:
     """Lets the agent into its rounds.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         feed: Feeds the member.
         offer: Returns where this node's store of the next round listens.
         shares_server: Whether workers and agents share one server.
@@ -76,13 +76,13 @@ class RoundAdmission:
             self._context.spawn(f"way into round {assignment.round}", lambda: self._look(formed))
 
     def has_withdrawn(self, number: int) -> bool:
-        """Answer for a round that is to be stopped, if the agent never heard of it.
+        """Report a round that the job stops as over, if the agent was never told of it.
 
         Args:
             number: The round.
 
         Returns:
-            Whether it was so: then the agent must not hear of it now.
+            Whether the agent was never told; it must not be told of the stop either.
         """
         with self._lock:
             if self._awaited is None or self._awaited.assignment.round != number:
@@ -140,7 +140,7 @@ class RoundAdmission:
             context.connections.remove(connection)
 
     def _open(self, store: JobStore, key: str) -> None:
-        """Say that a round may begin, and forget who was told so long ago: nobody waits there any more."""
+        """Open a round for the other nodes, and delete the keys of rounds so old that no node waits for them."""
         store.write({key: b"1"})
         if key not in self._opened:
             self._opened.append(key)

@@ -52,7 +52,7 @@ class Sender:
     """Writes the facts of one node, and keeps its place in the job's store.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         begin: Called once, when the store was reached, to make the member; its argument is the position of the log, or
             None if that is not known.
         follow: Called once, with this thread's connection, when the store has confirmed the first facts: the log reader

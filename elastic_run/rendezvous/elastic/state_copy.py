@@ -52,7 +52,7 @@ class StateCopy:
 
         Args:
             store: A connection to the store of the log that the member follows.
-            member: What this node knows.
+            member: The member's state on this node.
 
         Raises:
             StoreConnectionError: The store can't be reached.
@@ -87,7 +87,7 @@ class StateCopy:
             StoreConnectionError: The store can't be reached.
         """
         with self._lock:
-            self._kept = (-1, 0)  # slots of the log there begin anew
+            self._kept = (-1, 0)  # the log there has slots of its own
             copy, document = self._copy, self._document
         if copy is None or document is None:
             return None

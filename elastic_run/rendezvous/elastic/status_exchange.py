@@ -4,8 +4,8 @@ A node asks by adding a line to the value of `job_keys.STATUS_REQUEST`: an id of
 the newest line of each question, and a few of them. The other nodes read it together with the heartbeats that they look
 at anyway, so a question costs them no exchange and no wake-up of its own. Each then appends one document to the stream
 of that kind of question (`find_stream`); the asker reads there until all have come, or until it has waited long enough,
-trims the stream, and removes its line, except that of a drain: nodes that come later would answer, and nobody would
-trim that.
+trims the stream, and removes its line: otherwise nodes that come later would answer, and nobody would trim the answers.
+The line of a drain stays.
 
 If two nodes ask the same question at the same time, each may use the answers to both. One question may be lost, since
 no lock protects the key. One asker may also trim an answer before the other asker has read it. So an asker
@@ -15,7 +15,7 @@ same line twice.
 A node that has just come takes no part in a drain that was asked for before: it may have the name, or the rank, of the
 node that had to leave.
 
-Documents are versioned JSON of at most `LIMIT` bytes. A document that is none is passed over.
+Answers are versioned JSON documents of at most `LIMIT` bytes. Anything else in the stream is ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KEYS = {STATUS: "node", STACKS: "stacks", DRAIN: "drain", HANG: "hang"}
 #: Questions that the key keeps, and bytes of each.
 _MOST_QUESTIONS = 8
 _QUESTION_LIMIT = 256
-#: Part of an asker's time after which it asks anew.
+#: Part of an asker's time after which it asks again.
 _FIRST_PART = 1 / 4
 
 
@@ -82,7 +82,7 @@ class StatusAnswers:
         self._seen = lines or self._seen or []
 
     def add(self, document: Document, question: str = STATUS) -> None:
-        """Give the answer to a question; of one that is too large parts of the texts are left out."""
+        """Give the answer to a question; parts of the texts are left out if the answer is too large."""
         line = _encode(document, question)
         if len(line) > LIMIT:
             line = _encode(_shorten(document), question)
@@ -108,7 +108,7 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
     Args:
         store: The job's store, over a connection of its own.
         question: See `core.protocol.node_status`.
-        expected: Nodes that are to answer.
+        expected: Number of nodes that should answer.
         patience: Seconds to wait for them; twice as long in a store where a request takes longer to arrive.
 
     Returns:
@@ -119,7 +119,7 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
     """
     stream, position = find_stream(question), 0
     while (found := store.read(stream, position, 0.0))[1] != position:
-        position = found[1]  # what others have asked for, and have not trimmed
+        position = found[1]  # answers to other askers, who have not trimmed them yet
     # Elsewhere nodes look for requests at their heartbeats only.
     patience = patience if store.reads_beside else 2 * patience
     begin, is_drain = time.monotonic(), kind_of(question) == DRAIN

@@ -40,7 +40,7 @@ class StepCheck:
     """One launcher's comparison with the others of its step.
 
     Args:
-        context: What the session's threads share.
+        context: The data that the session's threads share.
         backend: The job's store.
         step: The step.
         draw: A random number from 0 to 1: in a large job not all nodes look at once.

@@ -1,4 +1,4 @@
-"""One thread's connection to the job store, which is opened anew when it breaks.
+"""One thread's connection to the job store, which is opened again when it breaks.
 
 Rules
 - A connection belongs to one thread; another thread may only `interrupt` it, which wakes the thread that waits in
@@ -7,10 +7,10 @@ Rules
 - A store that was emptied, or moved, is another store under the same name, and so is one that was restored from a
   backup. Only the sender may meet it first, because then all facts have to be sent again. The others connect only to
   the store whose id they know, and after the sender has gone on in a store that was restored.
-- Opening waits a moment between two attempts, for as long as the session lives: when to give up is decided in one
-  place only, by the sender: it writes the heartbeats, and so knows best whether the store answers.
-- A store that is slow since many ask must not be asked more often for that. So the moments grow, and are of random
-  length; and where no answer came in time the next attempt waits for it twice as long, up to a lease.
+- Attempts to open a connection go on, with pauses, for as long as the session lives. Only the sender decides when to
+  give up: it writes the heartbeats, and so knows best whether the store answers.
+- A store that is slow because many nodes ask it must not be asked more often. So the pauses grow, and have a random
+  length. If no answer came in time, the next attempt waits for it twice as long, up to a lease.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["STORE_ID", "StoreConnection"]
 #: Key of the store's id. The first agent that comes to an empty store writes it. It lies beside the decisions, because
 #: an agent that reads it follows those next.
 STORE_ID = "d/store_id"
-#: Seconds between two attempts at most: the first time, any time, and where nobody listens: that costs nobody anything,
-#: and the store may be there any moment.
+#: Longest seconds between two attempts: at first; later; and while connections are refused, since such an attempt costs
+#: nothing, and the store may be there any moment.
 _PAUSE = 0.1
 _LONGEST_PAUSE = 1.6
 _REFUSED_PAUSE = 0.4
-#: Seconds that an attempt, and each answer over what it opens, may take also shortly before the store is given up.
+#: Seconds that an attempt and each later answer may take at least, also shortly before the store is given up.
 _SHORTEST_TIMEOUT = 0.8
 
 
@@ -51,12 +51,12 @@ class StoreConnection:
         closing: Set when the session ends.
         expected_store_id: Returns the id that the store must have; None (instead of a function) takes any.
         source: The connection of another thread, to be shared (`JobStore.share`), or None.
-        longest_timeout: What `timeout` may grow to while the store is silent.
+        longest_timeout: Seconds to which `timeout` may grow while the store is silent.
         draw: Returns a random number from 0 to 1.
         on_full: Called with a line for the user whenever the store had no room for the connection.
 
     Attributes:
-        store_id: The id of the store that the open connection leads to; `identify` says it where any is taken.
+        store_id: The id of the store that the open connection leads to; if any store is taken, `identify` finds it.
         is_shared: Whether the connection that was used last is the source's own.
         expected_restores: Returns how often the store was restored, as far as the sender has gone on in it.
         time_left: Returns the seconds after which the store is given up, or the user is to be told of a first failure:
@@ -90,7 +90,7 @@ class StoreConnection:
         self._changed = threading.Condition()
         self._store: JobStore | None = None
         self._is_interrupted = False  # until the thread that it belongs to notices
-        self._is_hurried = False  # the connection was opened with less time for each answer than it is to have
+        self._is_hurried = False  # the connection was opened with a shorter time for each answer than usual
 
     @property
     def store(self) -> JobStore:

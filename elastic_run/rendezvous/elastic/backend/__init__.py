@@ -5,5 +5,5 @@
 | `base` | `Backend`: a job's store as one agent reaches it; stores that other programs serve |
 | `etcd` | the user's settings for an etcd cluster |
 | `hosting` | the store that this node serves, on a thread of its own |
-| `tcp` | a store over TCPStore's protocol: who serves it, which endpoint is next |
+| `tcp` | a store over TCPStore's protocol: which node serves it, which endpoint is next |
 """

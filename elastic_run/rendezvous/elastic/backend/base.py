@@ -1,10 +1,10 @@
-"""Where a job's store is, and how to open it: one `Backend` per agent, whatever kind of store it is.
+"""Where a job's store is, and how to open it: one `Backend` per agent, for all kinds of stores.
 
 Rules
 - `open` may be called by any thread, for a connection of its own.
 - An agent may serve the store itself (`is_host`): with c10d where the endpoint is an address of this machine, with
-  static on rank 0. Then it reaches it by loopback: no name, no network is between them.
-- Modules of a store are imported when it is used.
+  static on rank 0. Then the agent reaches the store by loopback, without a name server and without a network.
+- The modules of a store are imported when it is used.
 """
 
 # ruff: noqa: D102 - Backend says what the methods promise
@@ -37,9 +37,9 @@ class Backend(ABC):
         run_id: The job.
         name: The store for messages.
         hosted: The store that this agent serves, or None.
-        notice: What the user is to be told of where it is served; empty for nothing.
-        dies_with_host: Whether the store is gone for good once nobody listens there any more.
-        doubt: What the user may have got wrong, should nobody come; for the lines that say who is missing.
+        notice: A line for the user about the addresses at which the store is served, or "".
+        dies_with_host: Whether the store is gone for good when no process listens there any more.
+        doubt: A possible mistake of the user if no node comes; the lines about missing nodes show it.
     """
 
     kind: str
@@ -77,12 +77,12 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Serve the store if it is for this agent to do so; may take seconds, where a name is looked up.
+        """Serve the store if that is this agent's task; may take seconds if a name has to be looked up.
 
         Raises:
             PortTakenError: The user said that this agent serves the store, and another process has the port.
             OSError: The system refuses the port.
-            ValueError: Another node has what the user gave this one.
+            ValueError: Another node has the rank or the address that the user gave to this node.
         """
 
     @abstractmethod
@@ -90,26 +90,26 @@ class Backend(ABC):
         """Open a connection for one thread.
 
         Args:
-            timeout: Seconds to try, and for each answer later.
+            timeout: Seconds for the attempt, and for each answer later.
 
         Raises:
             StoreConnectionError: The store can't be reached; the reason says why.
-            StoreAccessError: It refuses us.
+            StoreAccessError: The store refuses this node.
         """
 
     def advance(self, endpoint: str = "") -> bool:  # noqa: ARG002 - most stores have no successors
         """Go on at another endpoint from now on; `prepare` comes next.
 
         Args:
-            endpoint: Which, as it was written; empty for the next one.
+            endpoint: The endpoint as the user wrote it; "" for the next one.
 
         Returns:
-            Whether there is one that was not tried in vain since the store answered last.
+            Whether there is an endpoint that was not tried in vain since the store answered last.
         """
         return False
 
     def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
-        """Open a connection to what may be served at another endpoint; for one look, close it soon.
+        """Open a connection to a store that may be served at another endpoint. Close it soon: it is for one look.
 
         Args:
             endpoint: One of `others`.
@@ -122,12 +122,12 @@ class Backend(ABC):
         raise StoreConnectionError(message)
 
     def find_doubts(self, host: str) -> str:  # noqa: ARG002 - a store of many jobs knows of no other nodes
-        """Return what the user of a node that waits alone should know, for one line; may take a second."""
+        """Return one line for the user of a node that waits alone, or ""; may take a second."""
         return self.doubt
 
     @property
     def is_successor(self) -> bool:
-        """Whether this machine may have to serve the store later; may take seconds, where a name is looked up."""
+        """Whether this machine may have to serve the store later; may take seconds if a name has to be looked up."""
         return False
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Backend(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what another process needs to open the store, JSON-able: `node_death.notice` reads it."""
+        """Return the values with which another process opens the store, as JSON: `node_death.notice` reads them."""
 
     def close(self) -> None:
         """Stop serving the store, if this agent does."""
@@ -145,16 +145,16 @@ class Backend(ABC):
 
 
 class SharedBackend(Backend):
-    """A store that somebody else serves: etcd, or a file that all nodes see.
+    """A store that no agent serves: etcd, or a directory that all nodes see.
 
     Args:
         kind: Name of the backend.
         run_id: The job.
-        endpoint: As the user wrote it.
+        endpoint: The endpoint as the user wrote it.
         conf: The settings that the store reads, as the user gave them.
-        host: A host and port by which to find out our own address; None where there is none.
-        open_store: Opens a connection within so many seconds.
-        secret: What the members of the job share, or None.
+        host: A host and port with which to find this node's own address, or None.
+        open_store: Opens a connection; its argument is the timeout in seconds.
+        secret: The secret that the members of the job share, or None.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A job's store over TCPStore's protocol: who serves it, how to open it, which endpoint is next.
+"""A job's store over TCPStore's protocol: which node serves it, how to open it, which endpoint is next.
 
 Of several agents that may serve the store at one address, one serves it and the others connect to it. Linux may refuse
 all of them if they begin to listen at the same moment: a refused agent tries again while nobody listens there.
@@ -55,7 +55,7 @@ class TcpBackend(Backend):
         run_id: The job.
         endpoints: Host and port, and its successors'.
         is_host: Whether this agent serves it; None to find out.
-        secret: What the members of the job share, or None.
+        secret: The secret that the members of the job share, or None.
         serves_workers: Whether the workers' store is at the same port.
     """
 

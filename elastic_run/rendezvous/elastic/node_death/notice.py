@@ -51,10 +51,10 @@ def send_death_notice(document: Mapping[str, Any]) -> None:
     """Tell a job that one of its nodes died.
 
     Args:
-        document: What `Session.death_notice` returned.
+        document: The document of `Session.death_notice`.
 
     Raises:
-        StoreError: The one store there is refuses us, or is gone.
+        StoreError: The only store refuses this process, or is gone.
         ValueError: The document is not one of `Session.death_notice`'s.
     """
     record = _read_last(document["record"], document["job"], document["node"])
@@ -71,7 +71,7 @@ def send_death_notice(document: Mapping[str, Any]) -> None:
     notice = _Notice(record, backend)
     deadline = time.monotonic() + document["seconds"]
     while not notice.tell() and time.monotonic() < deadline:
-        time.sleep(_PAUSE)  # nothing else is to be done in this process, and no store says when it is there
+        time.sleep(_PAUSE)  # this process has nothing else to do, and no store tells when it is there
 
 
 def _read_last(path: str, job: str, node: str) -> Record:
@@ -88,7 +88,7 @@ def _read_last(path: str, job: str, node: str) -> Record:
 
 
 class _Notice:
-    """What is to be told of a dead agent, and which stores have been told.
+    """The facts about a dead agent, and the stores that have them.
 
     Args:
         record: The agent's record.

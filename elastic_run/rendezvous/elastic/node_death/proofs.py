@@ -1,4 +1,4 @@
-"""The death_proofs that this node can prove to its job: those of agents that ran on this machine before it.
+"""The deaths that this node can prove to its job: deaths of agents that ran on this machine before it.
 
 Rules
 - A record whose exclusive lock this node has got is of a dead agent: it is told to each store that this node comes to,
@@ -40,7 +40,7 @@ _FURTHER = 10.0
 
 
 class DeathProofs:
-    """This node's own record, and those of dead agents that it has found.
+    """This node's own record, and the records of dead agents that it has found.
 
     Args:
         job: What tells jobs apart.
@@ -61,7 +61,7 @@ class DeathProofs:
         self._lock = threading.RLock()
 
     def open(self, node: str) -> None:
-        """Make this node's record, and look for those of agents before it; without a directory nothing is done."""
+        """Make this node's record, and look for records of earlier agents; do nothing without a directory."""
         self._directory = RecordDirectory.open(os.environ)
         if self._directory is None:
             return
@@ -156,7 +156,7 @@ class DeathProofs:
 
 
 def death_facts(record: Record) -> list[Fact | SeatDead]:
-    """Return what is to be said of a dead agent."""
+    """Return the facts about a dead agent."""
     facts: list[Fact | SeatDead] = [messages.Leave(record.node, messages.LAST_SEQUENCE, messages.DIED)]
     seat = record.seat
     if seat is not None:

@@ -114,7 +114,7 @@ class RecordDirectory:
         """Take the exclusive lock on each file that no process holds.
 
         Args:
-            prefix: What the files' names begin with.
+            prefix: The beginning of the files' names.
 
         Yields:
             A file's name and its descriptor, which the caller owns and which holds the lock.

@@ -1,4 +1,4 @@
-"""The record of one agent: which seat it has in which round, for whoever has to prove its death.
+"""The record of one agent: which seat it has in which round. A process that has to prove its death reads the record.
 
 Rules
 - A proved death takes a seat out of the quorum of a log (`facts.SeatDead`). So the record must never be older than
@@ -74,7 +74,7 @@ _UNTOLD = RecordedSeat("", "", 0, 0, SEAT_UNTOLD)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a record says.
+    """The content of a record.
 
     Args:
         format: `_FORMAT`.
