@@ -166,7 +166,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._stop_requests.put(number)
 
     def _has_own_hooks(self) -> bool:
-        """Whether a subclass replaces a step of torch's, so that it is to be called."""
+        """Whether a subclass replaces a step of torch's, so that the agent has to call it."""
         return any(getattr(type(self), name) is not getattr(LocalElasticAgent, name) for name in _HOOKS)
 
     def _refuse_unsendable(self) -> None:

@@ -36,7 +36,7 @@ class Senders:
         self._senders[number] = "" if found is None else _describe(found)
 
     def name(self, number: int, sender: str) -> None:
-        """Name the sender of a signal that stands for a request."""
+        """Name the sender of a request that came in place of a signal."""
         self._senders[number] = sender
 
     def find(self, number: int) -> str:

@@ -28,7 +28,7 @@ START = "START"
 FAILED = "FAILED"
 STOP = "STOP"
 
-#: The methods of torch's agents that a step stands for, in the order in which they end.
+#: For each step the methods of torch's agents that do the same, in the order in which they end.
 _METHODS = {
     RENDEZVOUS: ("SimpleElasticAgent._rendezvous",),
     ASSIGN_WORKER_RANKS: ("SimpleElasticAgent._assign_worker_ranks",),

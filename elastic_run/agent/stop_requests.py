@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StopRequests:
-    """The signals with which a job is to be stopped."""
+    """The signals that ask to stop a job."""
 
     __slots__ = ("_receiver", "_waiting")
 
@@ -26,7 +26,7 @@ class StopRequests:
         self._pass_on()
 
     def connect(self, receiver: Callable[[int], None] | None) -> None:
-        """Pass all requests to a receiver from now on, those that wait too; None lets them wait again."""
+        """Pass all requests to a receiver from now on, waiting ones too; with None they wait again."""
         self._receiver = receiver
         self._pass_on()
 

@@ -21,7 +21,7 @@ __all__ = ["PATIENCE", "answer_stacks", "take_stacks"]
 
 #: Seconds that workers get to answer; a client waits longer.
 PATIENCE = 3.0
-#: Characters of one worker's text. Stacks are much shorter, so those of 1,000 workers fit into an answer.
+#: Characters of one worker's text. Most stacks are much shorter, so the stacks of 1,000 workers fit into an answer.
 _MOST_TEXT = 1 << 18
 
 

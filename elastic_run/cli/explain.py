@@ -69,7 +69,7 @@ def render_explanation(
         config: The configuration that was made of the values.
         command: The workers' command.
         environments: Variables of the workers by local rank, without variables that only a round decides.
-        environ: The variables of this process, without those that a start would add.
+        environ: The variables of this process, without variables that a start would add.
         notices: Lines that a start would print before the workers run.
     """
     shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]

@@ -78,7 +78,7 @@ def _describe_jobset(pod: IndexedPod) -> list[str]:
     """
     found = pod.replicated_job
     if found is None:
-        # With spec.network.subdomain a JobSet's pods look like those of an indexed Job with a number in its name.
+        # With spec.network.subdomain the pods of a JobSet look like pods of an indexed Job with a number in its name.
         is_like_one = pod.index == 0 and pod.job_name.rpartition("-")[2].isdecimal()
         return [f"only the pods of {pod.job_name} are this job, not those of other Jobs of a JobSet"] * is_like_one
     jobset, number = found

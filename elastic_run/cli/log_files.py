@@ -94,7 +94,7 @@ def _list_files(directory: str, attempt: str, node: int, ranks: dict[int, int]) 
         place = os.path.join(directory, attempt, name)
         rank = ranks.get(int(name), int(name))
         paths = ((os.path.join(place, file), stream) for file, stream in _STREAMS.items())
-        # A link stands for the file beside it, which has both streams.
+        # A link leads to the file beside it, which has both streams.
         shown = [pair for pair in paths if os.path.isfile(pair[0]) and not os.path.islink(pair[0])]
         files += [LogFile(path, attempt, node, rank, stream) for path, stream in shown]
     return files

@@ -33,7 +33,7 @@ class StartedWorker:
     Args:
         pid: Its process, the leader of a session.
         born: Its start time in clock ticks.
-        function: What is known of a function worker, or None for a command.
+        function: The description of a function worker, or None for a command.
     """
 
     pid: int

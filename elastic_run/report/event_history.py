@@ -82,7 +82,7 @@ def fold(events: Iterable[Event]) -> list[Job]:
     """Fold events into jobs; times are corrected where the clocks of nodes differ.
 
     Args:
-        events: The events of all launchers, those of each launcher in its order. A repeated event counts once.
+        events: The events of all launchers; those of each launcher in their order. A repeated event counts once.
 
     Returns:
         The jobs in the order in which they began.

@@ -36,7 +36,7 @@ class Field:
         name: Its key.
         type: `text`, `count`, `seconds`, `yes or no` or `numbers` (a list).
         meaning: One sentence without the full stop.
-        may_be_null: Whether null stands for unknown, or for none.
+        may_be_null: Whether the value may be null, which means unknown or none.
     """
 
     name: str

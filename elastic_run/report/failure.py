@@ -136,7 +136,7 @@ def _title(result: JobResult, width: int, *, color: bool) -> str:
 
 
 def _fit_ending(result: JobResult, room: int) -> str:
-    """Return the sentence of the title in so many columns; the program's name is shortened before the rest."""
+    """Return the sentence of the title in this many columns; the program's name is shortened before the rest."""
     sentence = ending_sentence(result)
     if columns(sentence) > room:
         rest = columns(sentence) - columns(_name(printable(result.entrypoint or "the program"), _MOST_NAME))

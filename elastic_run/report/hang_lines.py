@@ -62,7 +62,7 @@ def detail(ranks: Mapping[int, Stillness], ended: Sequence[int] = (), finding: R
     Args:
         ranks: How long each rank of the job has been still, by global rank.
         ended: Ranks that have ended well.
-        finding: What the flight recorder says; it comes first if all ranks wait, since then no place tells the cause.
+        finding: The finding of the flight recorder. It comes first if all ranks wait: then no place tells the cause.
     """
     odd = find_odd_rank(ranks, () if finding is None else finding.ranks)
     groups = sorted(_groups(ranks), key=lambda group: odd not in group.ranks)

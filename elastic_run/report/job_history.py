@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a worker had used at one moment.
+    """The resources that a worker had used at one moment.
 
     Args:
         at: Wall clock.
@@ -45,7 +45,7 @@ class Worker:
         signal: Name of the signal that ended it, or None.
         was_stopped: Whether the launcher had told it to stop.
         silences: Wall clock at the end of each silence, and its seconds; the last ends with the worker.
-        readings: What it had used, from time to time.
+        readings: The resources that it had used, at several moments.
         failure: Its event `worker_failed`, or None.
     """
 
@@ -106,7 +106,7 @@ class Round:
 
     Args:
         number: Its number.
-        round_id: Its unique id, "" for one node.
+        round_id: The unique id of the round, "" for a job of one node.
         restart: Restarts of the job when it was formed.
         nodes: Nodes in it.
         workers: Workers in it.

@@ -51,7 +51,7 @@ def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has
 
 
 def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Say which workers had ended with 0 when the others knew no more than that they had lost a peer.
+    """Say which workers had ended with 0, if the other workers only report that they lost a peer.
 
     Args:
         root: The first failure, of a lost peer.
@@ -65,7 +65,7 @@ def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 
 
 def stuck_workers(root: WorkerEnd, ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None) -> str:
-    """Say where the workers were that did not stop, when the others knew no more than that they had lost a peer.
+    """Say where the workers were that did not stop, if the other workers only report that they lost a peer.
 
     Args:
         root: The first failure, of a lost peer.

@@ -146,7 +146,7 @@ class _Injection:
             self._say(f"port {port} is taken on the node of {self._rank} {self._moment}")
 
     def _slow_down(self, seconds: float) -> None:
-        """Let the worker run for so many seconds of each period."""
+        """Let the worker run for this many seconds of each period."""
         if self._pid is None or self._is_over:
             return
         self._go_on()

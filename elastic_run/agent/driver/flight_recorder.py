@@ -156,22 +156,22 @@ class FlightRecorder:
         return f"elastic-run-recorder-{self._token}-{self._attempt}-{local_rank}"
 
     def collect(self, loop: Loop, on_done: Callable[[], None], *, patience: float = PATIENCE) -> RecorderQuestion:
-        """Let the workers that live write their dumps.
+        """Let the living workers write their dumps.
 
         Args:
             loop: The agent's.
-            on_done: Called once from the loop, when all have written, or after some seconds.
-            patience: Those seconds.
+            on_done: Called once from the loop, when all have written their dumps, or when the patience is over.
+            patience: Seconds to wait for the dumps.
         """
         sockets, question = self._sockets(), contract.RECORDER_DUMP
         return RecorderQuestion(loop, sockets, question, patience, lambda _: on_done(), silent=self._silent)
 
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
-        """Ask the workers that live for the number of their collectives.
+        """Ask the living workers for the number of their collectives.
 
         Args:
             loop: The agent's.
-            on_done: Gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; those that don't tell are missing.
+            on_done: Gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; a worker that does not answer is missing.
         """
 
         def take(answers: dict[int, str]) -> None:

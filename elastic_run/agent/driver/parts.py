@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentParts:
-    """What the modules that perform the machine's commands share.
+    """The parts that the modules which perform the machine's commands share.
 
     Args:
         context: The workers and the user's settings.

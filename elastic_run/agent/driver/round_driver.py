@@ -308,7 +308,7 @@ class RoundDriver:
         return {} if self.current is None else self.current.return_values()
 
     def _stop_workers(self, current: Round, number: int, *, has_dumps: bool) -> None:
-        """Stop the workers, when those that live have written the dumps of their flight recorders."""
+        """Stop the workers, after the living ones have written the dumps of their flight recorders."""
         recorder = self._context.flight_recorder
 
         def stop() -> None:

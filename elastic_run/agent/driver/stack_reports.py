@@ -57,7 +57,7 @@ class StackReports:
         self._asked_at: float | None = None
 
     def show_on_quit(self) -> bool:
-        """Show the stacks; return False if the signal is to stop the job: at a second SIGQUIT soon after the first."""
+        """Show the stacks; return False if the signal has to stop the job: at a second SIGQUIT soon after the first."""
         now, before = self._loop.now(), self._asked_at
         self._asked_at = now
         is_second = before is not None and now - before < _TWICE

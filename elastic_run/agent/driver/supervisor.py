@@ -2,7 +2,7 @@
 
 Rules
 - Nothing is decided here. Every event goes through `_feed` to the `machine_driver`, one at a time and in order.
-- All work happens in the loop's thread, but for a rendezvous that blocks (`joining`).
+- All work happens in the loop's thread, except a rendezvous that blocks (`joining`).
 - The commands that start and stop workers are performed by `round_driver`, the reports to a job of several nodes by
   `job_reports`, all others here.
 - Signals need the main thread. In another thread, the program around us stops the agent through

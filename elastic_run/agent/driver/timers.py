@@ -146,7 +146,7 @@ class TimerWatch:
         self._timer = None if left is None else self._loop.call_later(left, self._expire)
 
     def _expire(self) -> None:
-        # A release that stands in the pipe came in time.
+        # A release that is in the pipe now came in time.
         self._countdowns.register(self._file.read())
         for pid, countdowns in self._countdowns.take_expired().items():
             self._end(pid, countdowns)

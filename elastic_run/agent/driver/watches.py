@@ -42,7 +42,7 @@ class Watches:
         on_stuck: Called with a round's number when one of its workers stays in uninterruptible sleep.
         on_hang: Called with a round when the job hangs in it.
         on_waiting_nodes: Called with a round's number when nodes wait for the next one.
-        read_resources: Called when the workers' resources are to be written to the event log; None without one.
+        read_resources: Writes the workers' resources to the event log; None without an event log.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
     """
 

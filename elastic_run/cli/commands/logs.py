@@ -166,7 +166,7 @@ class _Reader:
             self._sizes[file.path] = status.st_size
             with open(file.path, "rb") as lines:
                 start = self._offsets.get(file.path, 0)
-                start = start if start <= status.st_size else 0  # a file that was truncated begins anew
+                start = start if start <= status.st_size else 0  # a file that was truncated begins again
                 lines.seek(start)
                 while line := lines.readline(_LONGEST):
                     if not (line.endswith(b"\n") or is_whole or len(line) == _LONGEST):

@@ -50,7 +50,7 @@ def read_error_file(path: str) -> ErrorFile:
     """Read a worker's error.json.
 
     Returns:
-        What stands in it; nothing and no problem where there is none.
+        The content of the file; empty, and without a problem, if there is no file.
     """
     if not path:
         return ErrorFile()

@@ -39,7 +39,7 @@ class ProcessFailure:
 
     Attributes:
         error_file_data: The contents of its error file.
-        message: What it recorded (a dict with `message` and `extraInfo`), or a sentence.
+        message: The record of the worker (a dict with `message` and `extraInfo`), or a sentence.
         timestamp: Seconds since the epoch at which it failed, whole as torch has them.
     """
 

@@ -26,7 +26,7 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
     Args:
         fn: The function.
-        error_handler: Who records; None for the one that `get_error_handler` returns.
+        error_handler: The handler that records; None for the handler of `get_error_handler`.
 
     Returns:
         The function. It raises what `fn` raises, except that `SystemExit(0)` becomes a return of None, as with torch.

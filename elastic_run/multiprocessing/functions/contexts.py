@@ -1,7 +1,7 @@
 """Processes that are started together, for agents that a user writes: torch's process context and its result.
 
 Names, signatures and results are torch 2.13's (torch.distributed.elastic.multiprocessing). Two things differ on purpose
-- No context polls: `wait` of our contexts (`start_processes`) waits for an exit, whatever its `period`.
+- No context polls: `wait` of our contexts (`start_processes`) waits for an exit, and `period` has no effect.
 - `close` restores the signal handlers that `start` has replaced (in the main thread only).
 """
 

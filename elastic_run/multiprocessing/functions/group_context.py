@@ -57,7 +57,7 @@ class GroupContext(PContext):
         try:
             self._start_all(group, wiring)
         finally:
-            # Whatever has failed: those that run by now are stopped through it.
+            # After any error: the processes that run by now are stopped through it.
             group.serve()
 
     def _start_all(self, group: ProcessGroup, wiring: Wiring) -> None:

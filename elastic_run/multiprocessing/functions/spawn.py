@@ -85,7 +85,7 @@ class SpawnedProcess:
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, for so many seconds or for any time."""
+        """Wait until it has ended, for this many seconds or without a limit."""
         self._group.wait(lambda: not self.is_alive(), timeout)
 
     def terminate(self) -> None:
@@ -199,7 +199,7 @@ def spawn(
     Raises:
         ValueError: `nprocs` is below 1, or there is no such start method.
         ProcessRaisedException: A function raised an exception; the other processes are stopped.
-        ProcessExitedException: A process ended by a signal or with another exit code than 0; ditto.
+        ProcessExitedException: A process ended by a signal or with another exit code than 0; the others are stopped.
         Exception: The function or an argument can't be sent; see `functions.Functions`.
     """
     if nprocs < 1:

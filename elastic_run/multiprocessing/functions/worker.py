@@ -41,7 +41,7 @@ class ForkSetup:
     """The steps by which a forked process becomes a worker; an exec'd process needs none of them.
 
     Args:
-        env: Variables in addition to those of its parent.
+        env: Variables in addition to the parent's environment.
         streams: Descriptors that become 1 and 2; None for a stream that it keeps. Plain numbers, or, for a fork server,
             objects of `multiprocessing.reduction.DupFd`.
         replaced: 1 or 2 or both, if they go to a file or a prefix, so that Python's own stream has to go there too.
@@ -166,7 +166,7 @@ class FunctionWorker(Process):
         try:
             return VALUE, self._call()
         except KeyboardInterrupt:
-            return VALUE, pickle.dumps(None)  # as torch's: whoever interrupts the workers knows it
+            return VALUE, pickle.dumps(None)  # as torch's: the user who interrupts the workers knows it
         except Exception as error:  # noqa: BLE001 - the function's, which is told
             import traceback  # noqa: PLC0415 - only after a failure
 

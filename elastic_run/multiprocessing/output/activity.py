@@ -44,7 +44,7 @@ class Activity:
             self._on_output(self._local_rank, silence)
 
     def keep(self, data: bytes) -> None:
-        """Keep the end of output, whatever pieces it comes in."""
+        """Keep the end of output, which may come in pieces of any size."""
         self._recent = (self._recent + data[-_KEPT:])[-_KEPT:]
 
     @property

@@ -88,7 +88,7 @@ class Channel:
         self._read()
 
     def _resume(self) -> None:
-        """Read once, so that those who wait take turns, and go on as soon as that is written."""
+        """Read once, so that waiting channels take turns, and go on as soon as these bytes are written."""
         if self.is_open:
             self._read()
         outlet = self._outlet

@@ -41,7 +41,7 @@ class Console:
         return Stream(self._loop, sink, lambda error: self._tell_closed(fd, error))
 
     def stream(self, fd: int) -> Stream:
-        """Return the stream of descriptor 1 or 2, for those who take turns on it."""
+        """Return the stream of descriptor 1 or 2, on which several sources take turns."""
         return self._streams[fd]
 
     def write(self, fd: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-r"""What a worker may write to: pipes and pseudo-terminals with a reading end for the launcher, and log files.
+r"""Descriptors that a worker may write to: pipes and pseudo-terminals that the launcher reads, and log files.
 
 A pseudo-terminal is used where the launcher's stderr is a terminal, so that workers see one too: progress bars and
 colours stay. It is raw: the worker's bytes come out unchanged, and the real terminal translates ``\n`` itself.
@@ -101,7 +101,7 @@ def open_log(path: str) -> int:
 
 
 def is_log(path: str) -> bool:
-    """Whether a path of `LogsDest` is that of a log file: an empty one is the console, the null device nothing."""
+    """Whether a path of `LogsDest` is a log file: an empty path is the console, and the null device keeps nothing."""
     return path not in ("", os.devnull)
 
 

@@ -21,7 +21,7 @@ class FilteredCopy:
     def __init__(self, file: LogFile, filters: Iterable[str]) -> None:
         self._file = file
         self._needles = tuple(text.encode("utf-8", "surrogateescape") for text in filters)
-        #: Who is within a long line, and whether it is copied.
+        #: The sources that are within a long line, and whether that line is copied.
         self._inside: dict[object, bool] = {}
 
     def take(self, source: object, prefix: bytes, data: bytes) -> None:

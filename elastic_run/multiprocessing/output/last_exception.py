@@ -1,4 +1,4 @@
-"""The last traceback of a stream, in bounded memory, whatever follows it.
+"""The last traceback of a stream, in bounded memory; any amount of output may follow the traceback.
 
 Rules
 - A traceback is recognised by its first line. It replaces the traceback before it, unless it follows from that one (a
@@ -35,7 +35,7 @@ _GROUP = b"+ Exception Group "
 _INDENTED = b" \t\r\n\xe2"
 #: Ends of an exception's name that no other word of a log has.
 _NAMES = (b"Error", b"Exception", b"Exit", b"Interrupt", b"Failure", b"Timeout", b"Warning")
-#: Stand for what is lost: some bytes of a message, or so many lines that the program may have lived on.
+#: Marks in place of lost bytes: of a message, or of so many lines that the program may have gone on.
 _GAP = b" [...]\n"
 _LINES_GAP = contract.LOST_LINES.encode() + b"\n"
 _MOST_LOST_LINES = 100
@@ -50,7 +50,7 @@ def find_last(text: bytes | bytearray, end: int) -> int:
 
 
 class _Traceback:
-    """One traceback: the lines of its frames, without those that other threads write between them, then its message."""
+    """One traceback: the lines of its frames, without lines of other threads between them, then its message."""
 
     __slots__ = (
         *("_inner", "_is_adjacent", "_line", "_lost", "_lost_lines"),
@@ -150,7 +150,7 @@ class _Traceback:
 
 
 class LastException:
-    """Keeps the last traceback of a stream, and those that it followed from."""
+    """Keeps the last traceback of a stream, and the tracebacks of the exceptions that led to it."""
 
     __slots__ = ("_before", "_chain")
 

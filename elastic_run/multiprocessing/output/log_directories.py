@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 #: Where temporary directories are made, after what the environment says. /dev/shm is there when the disk is full.
 _TEMPORARY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - names are random, directories private
-#: Bytes of a job's name in that of a directory, which may have 255.
+#: Bytes of a job's name in the name of a directory, which may have 255 bytes.
 _NAME_LENGTH = 200
 _TEMPORARY_VARIABLES = ("TMPDIR", "TEMP", "TMP")
 
@@ -26,7 +26,7 @@ def name_run(run_id: str, *, program: str, host: str) -> str:
 
     Args:
         run_id: The job's id, which stands first, as under torchrun.
-        program: The program's name, which stands in the id's place behind the moment; "" where the id says more.
+        program: The program's name, which takes the place of the id, behind the moment; "" to use the id.
         host: The node's name where several nodes write to one directory, or "".
 
     Returns:

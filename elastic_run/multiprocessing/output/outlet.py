@@ -103,7 +103,7 @@ class Outlet(Source):
     def _pump(self) -> None:
         may_refill = True
         while self._pieces or self._is_behind:
-            # Refilled once, so that those who wait take turns.
+            # Refilled once, so that waiting sources take turns.
             if not self._stream.may_write(self) or not (self._pieces or may_refill):
                 self._stream.wait(self, self._pump, is_first=self._is_ended)
                 return

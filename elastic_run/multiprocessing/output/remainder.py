@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _run(sources: Sequence[Source]) -> None:
-    """In the new process: fork once more, so that it is nobody's child, and pass on."""
+    """In the new process: fork once more, so that the launcher is not its parent, and pass the output on."""
     from elastic_run.multiprocessing.process.daemon import become_daemon  # noqa: PLC0415 - not for the launcher's side
 
     if os.fork():

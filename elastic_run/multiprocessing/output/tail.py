@@ -1,4 +1,4 @@
-"""The last bytes of a stream, for the report, and before them its last exception, whatever has followed it.
+"""The last bytes of a stream, for the report, and its last exception, even if much output has followed it.
 
 An exception may have a message of megabytes (all keys that a checkpoint lacks, a tensor), which stands behind its type
 and its frames. And when a program dies of one, its other threads, its exit handlers and the processes that it started
@@ -43,7 +43,7 @@ class Tail:
         return self._exception.read() + self._pieces
 
     def _forget(self) -> None:
-        """Let go of what is too old, but for an exception."""
+        """Drop output that is too old, but keep an exception."""
         old = len(self._pieces) - contract.CAPTURE_BYTES
         if old > 0:
             self._exception.take(self._pieces, old)

@@ -1,4 +1,4 @@
-"""Inherited descriptors: the standard ones, which may be closed, and those that a child would inherit in turn.
+"""Inherited descriptors: the standard ones, which may be closed, and descriptors that a child would inherit in turn.
 
 Also files without a name, which exist as a descriptor only.
 """

@@ -35,7 +35,7 @@ PATIENCE = 10.0
 #: Seconds between two looks while killed processes disappear (a case of law 2's list).
 _LOOK = 0.005
 _EMPTY_LOOKS = 2
-#: Seconds in which workers boot: until then orders wait in the pipe, which holds those of two thousand workers.
+#: Seconds in which workers boot: until then orders wait in the pipe, which has room for two thousand workers' orders.
 _NO_ORDERS = 1.0
 #: Seconds until the second guardian is forked: no worker that boots loses a processor to it.
 _ALONE = 0.2
@@ -49,14 +49,14 @@ _MARGIN = 10.0
 _DYING = 1.0
 _BYE = b"bye"
 _CLEANS_UP = b"cleans up"
-#: What a guardian is called that has nothing left to guard, and tells the job of its agent's death.
+#: The title of a guardian that has nothing left to guard, and tells the job of its agent's death.
 _NOTICE = "node-death notice"
 _SWEPT = b"swept"
 _FORGET = b"forget"
 
 
 class _Orders:
-    """What the launcher has told so far."""
+    """The launcher's orders so far."""
 
     __slots__ = (
         "death_notice",

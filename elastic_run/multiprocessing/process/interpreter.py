@@ -14,8 +14,8 @@ import sys
 _NAMES = ("python", "pypy", "graalpy")
 _BUILDS = ("", "t", "d", "td", "w", "m", "dm")
 
-#: What a worker runs under --run-path. torch calls runpy in a process forked from its launcher; our workers are always
-#: executed, so it is a command. Not -m with a module of ours: then the workers' interpreter would have to find us.
+#: The code that a worker runs under --run-path. torch calls runpy in a process forked from its launcher. Our workers
+#: are executed, so this is a command. With -m and a module of ours, the workers' interpreter would have to find ours.
 RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -35,15 +35,15 @@ def own_interpreter() -> str:
 def find_interpreter() -> str:
     """Return the path of an interpreter for code of ours, or "" where this program has none.
 
-    What the program gave to `multiprocessing.set_executable` comes first.
+    The interpreter of `multiprocessing.set_executable` comes first.
     """
     return _chosen_for_multiprocessing() or own_interpreter()
 
 
 def is_interpreter(path: str) -> bool:
-    """Whether a program is an interpreter, as far as its name, or that of the file behind a link, tells.
+    """Whether a program is an interpreter, as its name, or the name of the file behind a link, tells.
 
-    This program itself is none where it is frozen, whatever its name.
+    The executable of a frozen program is the program itself, under any name.
     """
     if is_frozen() and path == sys.executable:
         return False

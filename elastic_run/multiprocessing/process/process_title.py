@@ -1,6 +1,6 @@
 """What `ps` shows of a process: a text of ours for a guardian or a waiting fork, the command line of a forked worker.
 
-The command line lies in the process's memory; /proc/self/stat names the place, for which there is no call without
+The command line is in the process's memory; /proc/self/stat names the place, for which there is no call without
 ctypes. A template was executed with its workers' command line, so there is always enough room. Every failure is
 harmless: `ps` shows the old words.
 """

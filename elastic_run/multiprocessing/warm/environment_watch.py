@@ -123,7 +123,7 @@ class EnvironmentWatch:
 
 
 def _make_marks(environ: Any) -> tuple[Any, ...]:  # noqa: ANN401 - private to `os`
-    """Return name and value of the secret variable: the objects of the environment, and those of copies."""
+    """Return name and value of the secret variable: the objects in the environment, and the objects in copies."""
     raw_name = next((raw for raw in environ._data if raw == os.fsencode(contract.ENV_TOKEN)), None)  # noqa: SLF001
     if raw_name is None:
         return ()

@@ -27,7 +27,7 @@ class _Holders:
         self.before = 0
 
 
-#: A module's global, since what it stands for is the process's.
+#: A module's global, since it describes the whole process.
 _HOLDERS = _Holders()
 
 

@@ -151,7 +151,7 @@ class Template:
         return True
 
     def _choose(self, names: Sequence[str], left_out: Sequence[str]) -> list[str]:
-        """Return the modules, with the program's own in place of `auto`, but for packages that are left out."""
+        """Return the modules, with the program's own in place of `auto`, and without packages that are left out."""
         if _AUTO not in names:
             return list(names)
         from elastic_run.multiprocessing.warm.automatic_preload import choose_modules  # noqa: PLC0415 - it imports ast
@@ -204,7 +204,7 @@ class Template:
             os._exit(0)  # the agent has gone
 
     def _wait(self, place: int, places: list[int]) -> bool:
-        """In a fork: wait until it is to be a worker, and become one."""
+        """In a fork: wait for the order to become a worker, and become one."""
         self._title.show("elastic-run: waiting", "waiting")
         self._channel.close()
         for other in places:

@@ -161,7 +161,7 @@ class TemplateClient:
             self._watch(self.pid, self._ended)
 
     def order(self, count: int) -> None:
-        """Have forks made until so many wait."""
+        """Have forks made until this many wait."""
         self._wanted = max(0, count - len(self.forks) - len(self._ordered))
         self._order_next()
 
@@ -172,7 +172,7 @@ class TemplateClient:
         for fork in self.forks:
             self.discard(fork)
         self.forks.clear()
-        # With whatever the modules have started.
+        # With all processes that the modules have started.
         process_table.kill_all(
             [pid for pid, born in self._sessions.items() if not process_table.is_recycled(pid, born)]
         )
@@ -208,7 +208,7 @@ class TemplateClient:
         self._loop.watch_exit(pid, ended)
 
     def _order_next(self) -> None:
-        """Send the next part of the order: the kernel passes so many descriptors at once, and no more."""
+        """Send the next part of the order: the kernel limits the descriptors that it passes at once."""
         if not self._wanted or self._ordered or self._channel is None:
             return
         theirs: list[_socket.socket] = []
@@ -291,7 +291,7 @@ class TemplateClient:
         self._ordered, self._born = [], []
 
     def _hang_up(self) -> None:
-        """Let go of the channel: the template has ended, or is to end."""
+        """Close the channel: the template has ended, or has to end."""
         self.has_imported = False
         if self._channel is None:
             return

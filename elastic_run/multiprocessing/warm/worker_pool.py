@@ -156,7 +156,7 @@ class WorkerPool:
             local_rank: Its number on this node.
             argv: All of its command line.
             env: All of its environment.
-            streams: Descriptors that it gets as 1 and 2, and for its stacks, if it is to have one for these.
+            streams: Descriptors that it gets as 1 and 2, and the pipe for its stacks, if it gets one.
 
         Returns:
             Its pid; None where there is no such fork, so that the worker has to be started by exec.

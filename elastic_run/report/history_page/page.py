@@ -1,6 +1,6 @@
 """The page: its data, filled into `page.html` by jinja2, which escapes every text.
 
-The page shows a limited number of rows, cards and rounds, and the number of those that it leaves out.
+The page shows a limited number of rows, cards and rounds, and says how many it leaves out.
 """
 
 from __future__ import annotations

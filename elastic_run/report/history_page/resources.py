@@ -1,4 +1,4 @@
-"""What each rank used, as curves: processor time as a share of one processor, and resident memory.
+"""The resources of each rank, as curves: processor time as a share of one processor, and resident memory.
 
 Pure. The event log has a reading from time to time; between two readings the curves are straight lines, and between the
 rounds there are none.
@@ -45,7 +45,7 @@ class Chart:
     """One drawing.
 
     Args:
-        title: What it shows.
+        title: The title of the curves.
         top: The highest value, in words.
         curves: The ranks that stand out most.
         others: Number of ranks that are not drawn.
