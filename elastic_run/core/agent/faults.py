@@ -37,13 +37,13 @@ class Fault:
     """One fault.
 
     Args:
-        signal: What the worker gets; 0 if there is an `action`.
+        signal: The signal that the worker gets; 0 if there is an `action`.
         after: Seconds from the start of the workers to the fault, at least.
-        before: The same, at most: the seed chooses a moment between both.
-        rank: Global rank of the worker; None for one that the seed chooses.
+        before: Seconds from the start of the workers to the fault, at most; the seed chooses the moment.
+        rank: Global rank of the worker; None if the seed chooses the worker.
         attempt: Number of restarts before it; None for every attempt.
         pause: Seconds after which a stopped worker, or a frozen node, goes on; 0 for never.
-        seed: For what is chosen.
+        seed: Decides all random choices.
         action: The fault that the worker makes in its own process, one of `ACTIONS`, or the agent, one of
             `AGENT_ACTIONS`; with a value behind `exit`, `import`, `port` and `slow`; or "".
         is_for_child: Whether a child process of the worker gets the signal.
@@ -81,7 +81,7 @@ class PlannedFault:
 
 
 def plan_faults(faults: Sequence[Fault], *, attempt: int, world_size: int) -> list[PlannedFault]:
-    """Return the faults of an attempt; those of a rank that the round doesn't have are left out.
+    """Return the faults of an attempt, without faults of ranks that the round does not have.
 
     Args:
         faults: All faults of the job, the same on each node.

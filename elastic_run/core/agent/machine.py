@@ -152,13 +152,13 @@ def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decis
     """Decide what follows an event.
 
     Args:
-        agent: What the agent knows.
-        event: What has happened.
+        agent: The agent.
+        event: The event.
         now: Monotonic seconds.
         jitter: A random number in [0, 1), for the pause before a restart.
 
     Returns:
-        What the agent knows now, and the commands to perform, in order.
+        The agent after the event, and the commands to perform, in order.
 
     Raises:
         IllegalTransitionError: The event can't happen in this state.
@@ -286,7 +286,7 @@ def _on_exit(agent: Agent, event: WorkerExited, *_: float) -> Decision:
     if event.exitcode != 0:
         return _on_failure(agent, event)
     if not agent.running:
-        # What the workers left in the background lives on once the job has succeeded; the driver sees to that.
+        # Processes that the workers left in the background live on after the job has succeeded; see the driver.
         return _stop(agent, AFTER_FAILURE if agent.awaits_cause else AFTER_SUCCESS)
     return agent, ()
 

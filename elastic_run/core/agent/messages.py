@@ -1,4 +1,4 @@
-"""What the state machine of one agent is told, and what it answers: the words of `machine`."""
+"""The events and the commands of an agent's state machine, `machine`."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class Finish(Command):
         verdict: A name from `contract.EXIT_CODES`.
         detail: One sentence more, or empty.
         signal: The signal that stopped the launcher, or None.
-        exit_code: What the job has decided on, or None to take it from the verdict and this node's root cause.
+        exit_code: The exit code that the job has decided on; None for that of the verdict or this node's root cause.
     """
 
     verdict: str

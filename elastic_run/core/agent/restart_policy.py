@@ -6,7 +6,7 @@ Pure: time and randomness come in as arguments. The rules, in the order in which
 1. An exit code that the user listed is never retried.
 2. The same failure twice, each before the minimum uptime, is not retried: a third time can't help. Without
    ``--min-uptime`` that holds only for failures that can't go away by themselves (ImportError, SyntaxError).
-3. The budget: ``max_restarts`` for the whole job, or so many per window, or both.
+3. The budget: ``max_restarts`` for the whole job, a number of restarts per window, or both.
 4. The first restart is immediate. From the second early failure in a row on there is a pause that doubles.
 """
 
@@ -25,7 +25,7 @@ EARLY = 10.0
 #: Seconds. An error of the program itself (an import, a syntax error) shows up within this time.
 DETERMINISTIC_EARLY = 60.0
 FIRST_PAUSE = 0.1
-#: What a rule of the user's may decide; `EXCLUDE_NODE` is for jobs of several nodes, see `core.job.exclusion`.
+#: The decisions of a user's rule; `EXCLUDE_NODE` is for jobs of several nodes, see `core.job.exclusion`.
 RESTART_JOB, STOP_JOB, EXCLUDE_NODE = RULE_DECISIONS = ("restart", "stop", "exclude")
 
 

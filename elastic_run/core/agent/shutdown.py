@@ -4,12 +4,12 @@ Pure. A worker is a session leader; its DataLoader processes and shells are in i
 to save a checkpoint still needs them. So within the one grace period of a stop
 
 - at once, the leader gets the signal;
-- when the leader is gone, or after `LATE` of the grace, whatever else lives in its session gets it;
+- when the leader is gone, or after `LATE` of the grace period, all other processes of its session get it;
 - shortly before the end, workers that still run are asked for their stacks;
 - at the end, or when the user hurries, everything left gets SIGKILL;
-- a process that was sent SIGKILL may take minutes to end, for it gives back its memory first: it is waited for while
-  it runs, or its memory shrinks. One that sleeps for `KILL_PATIENCE` without progress is in uninterruptible sleep: it
-  is reported and not waited for, nor is anything after `KILL_LIMIT`.
+- a process that was sent SIGKILL may take minutes to end, because it gives back its memory first: the agent waits while
+  it runs, or while its memory shrinks. A process that sleeps for `KILL_PATIENCE` without progress is in
+  uninterruptible sleep: the agent reports it and does not wait for it. After `KILL_LIMIT` the agent waits for none.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ KILL_PATIENCE = 5.0
 KILL_LIMIT = 300.0
 #: Seconds between two looks at processes that were sent SIGKILL; the kernel reports no progress.
 _LOOK = 1.0
-#: Seconds for which a round is not stopped while all that failed are workers that look as if they had lost a peer: the
-#: worker that had the cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so
+#: Seconds for which a round is not stopped if all failed workers look as if they had lost a peer: the worker with the
+#: cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so
 #: that a node that is lost is known soon after.
 CAUSE_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is seen of a process that was sent SIGKILL.
+    """The condition of a process that was sent SIGKILL.
 
     Args:
         is_running: Whether any of its threads has a processor, or waits for one.
@@ -58,7 +58,7 @@ class Stop:
 
     Args:
         started_at: Monotonic seconds.
-        signal: What the workers are told.
+        signal: The signal that the workers get.
         grace: Seconds until SIGKILL.
     """
 
@@ -78,11 +78,11 @@ class Step:
     """What to do now.
 
     Args:
-        tell_leaders: Send the signal to the leaders that live.
-        tell_groups: Send the signal to all that lives in the sessions.
+        tell_leaders: Send the signal to the living leaders.
+        tell_groups: Send the signal to all processes of the sessions.
         ask_stacks: Ask the workers that still run for their stacks.
-        kill: Send SIGKILL to all that lives in the sessions.
-        give_up: Stop waiting; what lives is unkillable.
+        kill: Send SIGKILL to all processes of the sessions.
+        give_up: Stop waiting; the processes that still live are unkillable.
         next_at: Monotonic seconds at which to ask again, or None.
     """
 
@@ -109,7 +109,7 @@ def advance(
         leaders_alive: Whether any worker itself still runs.
         is_hurried: Whether the user asked twice.
         now: Monotonic seconds.
-        conditions: What was sent SIGKILL and is still there, by pid; only asked for then.
+        conditions: The processes that were sent SIGKILL and are still there, by pid; used only after SIGKILL.
 
     Returns:
         The stop after this step, and the step.

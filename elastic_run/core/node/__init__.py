@@ -4,7 +4,7 @@
 |---|---|
 | `apply_log` | what `head` and each decision in the log mean for this node |
 | `config` | the settings in which nodes may differ, with the command line for the other nodes |
-| `coordination` | who coordinates: heartbeats of the coordinator, claims, terms that end |
+| `coordination` | which node coordinates: heartbeats of the coordinator, claims, terms that end |
 | `machine` | the state machine of a member: `decide` |
 | `messages` | the machine's events and commands |
 | `reports` | the agent's events as facts for the coordinator |

@@ -1,4 +1,4 @@
-"""Who coordinates, as one node sees it: the coordinator's heartbeats, claims, and terms that end."""
+"""Which node coordinates, as one node sees it: the coordinator's heartbeats, claims, and terms that end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CoordinationUpdate(FactWriter):
-    """What a member knows of the coordinator, while one event is entered."""
+    """The coordinator as a member sees it, while one event is entered."""
 
     def claim(self) -> None:
         """Claim to coordinate, if the job has no coordinator."""

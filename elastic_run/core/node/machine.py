@@ -1,4 +1,4 @@
-"""One node's view of its job: what its agent says goes out as facts, the log's decisions come in.
+"""One node's view of its job: its agent's events go out as facts, the log's decisions come in.
 
 Pure (law 3): `decide(member, event, now) -> (member, commands)`. The driver feeds every event of one agent into one
 `Member`, in order, under one lock, and performs the commands in order.
@@ -6,16 +6,17 @@ Pure (law 3): `decide(member, event, now) -> (member, commands)`. The driver fee
 Rules
 - The driver waits for slot `member.log.next_slot` of the log as soon as that is not None, and feeds each entry.
 - An entry counts if it is a claim with a higher term, or another decision of the present term; all others are void, for
-  every reader alike. A node never claims a term twice, in whatever store. After an `End` nothing counts. A slot below
-  the start of the log is void (see `log_start`): the node asks where the log stands.
-- A node whose `head` is missing or unreadable begins at the start of the log. It never founds a job where one was.
+  every reader alike. A node never claims a term twice, not even in two stores. After an `End` nothing counts. A slot
+  below the start of the log is void (see `log_start`): the node asks where the log stands.
+- A node whose `head` is missing or unreadable begins at the start of the log. It never founds a job if there was one.
 - Facts are appended one at a time in the order of their commands, each again until the store has confirmed it: the
   coordinator ignores a number that is not above the node's last. What was not confirmed is `member.facts.outstanding`.
-- Whoever sees no coordinator claims: none has claimed yet, it resigned, or its beats have stopped for a lease.
-- A node that may have been dropped says `Join` again: where its last beat was removed, after a gap in its own beats, a
-  jump over trimmed slots, and each round that was formed without it. That is harmless where the coordinator counts it
-  in.
-- A round that was formed without a node that still runs one ends that one: its agent is told to halt.
+- A node that sees no coordinator claims: none has claimed yet, the last one resigned, or its heartbeats have stopped
+  for a lease.
+- A node that may have been dropped says `Join` again: after its last heartbeat was removed, after a gap in its own
+  heartbeats, after a jump over trimmed slots, and after each round that was formed without it. A second `Join` changes
+  nothing if the coordinator still counts the node in.
+- If a round was formed without a node that still runs an older round, the older round ends: its agent is told to halt.
 - `TRANSITIONS` is the machine: for each state and event the function that answers, and the states that may follow. An
   event that isn't in it for a state comes too late to matter; a step to a state that isn't in it raises.
   docs/architecture.md draws it from here.
@@ -90,7 +91,7 @@ class Transition:
     after: tuple[str, ...]
 
 
-#: Events that change no state, in whatever state they come, and the functions that answer.
+#: Events that change the state in no case, and the functions that answer.
 _NEUTRAL: dict[type[Event], Callable[[MemberUpdate, Any], None]] = {
     Appended: MemberUpdate.enter_appended,
     Reconnected: MemberUpdate.enter_reconnected,
@@ -139,8 +140,8 @@ def begin(node: str, *, node_info: NodeInfo, config: JobConfig, offer: Offer, no
 
     Args:
         node: Its id, unique per agent run.
-        node_info: Who it is.
-        config: The job's configuration as it was told.
+        node_info: Its description for the other nodes.
+        config: The job's configuration as its user gave it.
         offer: Where its workers' store of the first round listens.
         now: Monotonic seconds.
 
@@ -155,12 +156,12 @@ def decide(member: Member, event: Event, now: float) -> Decision:
     """Decide what follows an event.
 
     Args:
-        member: What the node knows.
-        event: What has happened.
+        member: The member.
+        event: The event.
         now: Monotonic seconds.
 
     Returns:
-        What it knows now, and the commands to perform, in order.
+        The member after the event, and the commands to perform, in order.
 
     Raises:
         IllegalTransitionError: A defect.

@@ -1,4 +1,4 @@
-"""What a member of a job and its driver say to each other: events in, commands out; see `machine`."""
+"""The events and commands of a member of a job, which its driver brings and performs; see `machine`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EntryRead:
 
 @dataclass(frozen=True, slots=True)
 class EntryTrimmed:
-    """A slot that was read or created lies below the start of the log: what is in it is void (see `log_start`)."""
+    """A slot that was read or created is below the start of the log, so its entry is void (see `log_start`)."""
 
     slot: int
 
@@ -107,7 +107,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """A connection was opened anew to the same store: what is outstanding is appended again."""
+    """A connection to the same store was opened again: outstanding facts are appended again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class StoreRestored:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """The node has not reached its job for so many seconds, and its workers are not to run on."""
+    """The node has not reached its job for this many seconds, and its workers must not run on."""
 
     seconds: float
 
@@ -365,7 +365,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class UseStore:
-    """The driver is to open the store at this endpoint and feed `StoreChanged`."""
+    """The driver opens the store at this endpoint, and feeds `StoreChanged`."""
 
     endpoint: str
     detail: str = ""

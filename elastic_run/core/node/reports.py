@@ -1,4 +1,4 @@
-"""What a member says: its agent's events become facts, which are said again where they may have been missed."""
+"""A member's facts: made of its agent's events, and sent again if the coordinator may have missed them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RoundUpdate(CoordinationUpdate):
-    """What a member knows of its round, while one event is entered."""
+    """A member's round, while one event is entered."""
 
     def enter_assignment(self, event: AssignmentRead) -> None:
         """The assignment of a round was read."""

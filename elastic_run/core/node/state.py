@@ -1,4 +1,4 @@
-"""What a member of a job knows: one frozen record of five groups; see `machine`."""
+"""The state of a member of a job: one frozen record of five groups; see `machine`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATES = (BEGINNING, WAITING, RUNNING, HALTING, READY, LEAVING, OVER)
 REPLACED = "replaced"
 #: Why a round ends on a node that is cut off from its job.
 FENCED = "fenced"
-#: What no slot holds.
+#: A value that no slot has.
 LOST = b"lost"
 #: Slots that a reader may be behind before it jumps to the newest; fewer than the coordinator keeps.
 JUMP = 32
@@ -38,14 +38,14 @@ class LogPosition:
 
     Attributes:
         next_slot: The slot to wait for, or None while it isn't known.
-        last_entry: What the slot before held, b"" where the node has read none; `LOST` where the log begins anew.
-        needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
+        last_entry: The entry in the slot before, b"" if the node has read none; `LOST` if the log was begun again.
+        needs_head: Whether it follows the log without having read a fitting `head`: it asks again at every heartbeat.
         trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
         term: The present term, 0 for none.
-        min_term: The highest term of a log that was left, or that has begun anew; the next claim is above it.
-        restart: The slot at which the log last began anew, 0 where it did not.
+        min_term: The highest term of a log that the node left, or that was begun again; the next claim is above it.
+        restart: The slot at which the log was last begun again, 0 for none.
         state_slot: The slot of the newest state document, -1 for none.
-        state_term: Its term; 0 where it is lost: the next coordinator asks all nodes where they stand.
+        state_term: Its term; 0 if it is lost: then the next coordinator asks all nodes where they stand.
     """
 
     next_slot: int | None = None
@@ -82,10 +82,10 @@ class Coordination:
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """What the node knows of the job whose log it follows, and of its stores.
+    """The job whose log the node follows, and its stores, as the node knows them.
 
     Attributes:
-        incarnation: Of the job, "" before its first round; see `facts.is_related`.
+        incarnation: The job's incarnation, "" before its first round; see `facts.is_related`.
         known_round: The newest round that it has heard of.
         highest_round: The newest round that it had heard of in a store that it left.
         known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
@@ -119,7 +119,7 @@ class OwnRound:
         is_replaced: Whether the log goes on without the round that it runs or has just run.
         is_failing: Whether it has said that its round fails.
         is_suspecting: Whether it has said so only of workers that may have lost a peer.
-        gone: What it has said of the end of its round, or None.
+        gone: Its report of the end of its round, or None.
     """
 
     place: Assignment | None = None
@@ -135,13 +135,13 @@ class OwnRound:
 
 @dataclass(frozen=True, slots=True)
 class OwnFacts:
-    """What the node has said.
+    """The facts that the node has sent, or has to send.
 
     Attributes:
         sequence: Number of its last fact.
         outstanding: Facts that the store has not confirmed, in order.
-        is_preparing: Whether it waits for `RejoinPrepared`, and says nowhere where it stands until then.
-        is_due: Whether it is to say again where it stands, as soon as the assignment that it waits for is there.
+        is_preparing: Whether it waits for `RejoinPrepared`, and tells no store where it stands until then.
+        is_due: Whether it has to say again where it stands, as soon as it has the assignment that it waits for.
     """
 
     sequence: int = 0
@@ -152,20 +152,20 @@ class OwnFacts:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one node knows.
+    """The state of one member.
 
     Attributes:
         node: Its id.
-        node_info: Who it is.
-        config: The job's configuration as it was told.
+        node_info: Its description for the other nodes.
+        config: The job's configuration as its user gave it.
         offer: Where its workers' store of the next round listens.
-        beaten_at: When the store last took a beat of it.
+        beaten_at: Monotonic seconds at which the store last took a heartbeat of it.
         coordination: Which node coordinates.
         state: One of the states above.
         log: How far it has followed the log.
-        job: What it knows of the job.
+        job: The job as it knows it.
         round: The round that it runs or waits for.
-        facts: What it has said.
+        facts: The facts that it has sent, or has to send.
     """
 
     node: str

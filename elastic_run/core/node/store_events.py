@@ -23,7 +23,7 @@ from elastic_run.records import replace
 
 
 class StoreUpdate(RoundUpdate):
-    """What a member makes of an event of its store, while that is entered."""
+    """A member's store, while one event is entered."""
 
     def enter_reconnected(self, _: Reconnected) -> None:
         """The connection is a new one."""
