@@ -14,6 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from elastic_run import contract
 from elastic_run.core.diagnosis.stack_groups import Dump
 
 TYPE_CHECKING = False
@@ -86,7 +87,7 @@ def _find_guard() -> str:
     except (OSError, ValueError):
         scope = 0
     if scope == 1:
-        return "kernel.yama.ptrace_scope is 1: start the job with ELASTIC_RUN_PTRACE=1, or ask as root"
+        return f"kernel.yama.ptrace_scope is 1: start the job with {contract.ENV_PTRACE}=1, or ask as root"
     if scope:
         return f"kernel.yama.ptrace_scope is {scope}: {'only root may' if scope == _ADMIN_ONLY else 'no process may'}"
     return "another user's process, or a container without CAP_SYS_PTRACE"
