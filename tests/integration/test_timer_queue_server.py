@@ -89,6 +89,18 @@ def test_the_queue_s_server_waits_for_its_next_deadline() -> None:
     server.stop()
 
 
+def test_the_queue_s_server_forgets_the_timers_of_a_worker(sleeper: subprocess.Popen[bytes]) -> None:
+    """`clear_timers` forgets those of the named workers, and no other; a worker that is ended counts as done."""
+    server = timer.LocalTimerServer(mp.get_context("fork").Queue())
+    now = time.time()
+    server.register_timers([timer.TimerRequest(pid, "x", now - 1) for pid in (sleeper.pid, 1)])
+    server.clear_timers({1})
+    assert set(server.get_expired_timers(now)) == {sleeper.pid}
+    assert server._reap_worker(sleeper.pid)
+    assert sleeper.wait(DEADLINE) == -signal.SIGKILL
+    server.stop()
+
+
 @pytest.mark.parametrize("package", ["torch.distributed.elastic.timer", "elastic_run.timer"])
 def test_one_look_at_an_empty_queue_comes_back(package: str) -> None:
     """A program that takes the server's step by itself gets it back after max_interval, from torch's and from ours."""

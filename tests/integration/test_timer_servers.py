@@ -144,6 +144,57 @@ def test_a_client_without_a_server_says_so(tmp_path: Path, monkeypatch: pytest.M
             os.mkfifo(path)
 
 
+def test_a_client_waits_a_second_for_a_server_that_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tries ten times, a tenth of a second apart; a server that is there at the last try gets the request."""
+    path = tmp_path / "pipe"
+    pauses: list[float] = []
+    pipes: list[TimerFile] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 18:
+            pipes.append(TimerFile(str(path), pytest.fail))
+
+    monkeypatch.setattr(file_based_local_timer.time, "sleep", sleep)
+    client = timer.FileTimerClient(str(path))
+    with pytest.raises(BrokenPipeError):
+        client.release("x")
+    assert pauses == [0.1] * 9
+    client.release("y")
+    assert pauses == [0.1] * 18
+    (pipe,) = pipes
+    assert [request.scope_id for request in pipe.read()] == ["y"]
+    pipe.close()
+
+
+def _write_for_ever(path: str, line: bytes) -> None:
+    while True:
+        write_line(path, line, 0)
+
+
+def test_a_client_waits_a_second_for_room_in_the_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is written when the server has read enough of a full pipe; that may take one second."""
+    pipe = TimerFile(str(tmp_path / "pipe"), lambda _: None)
+    with pytest.raises(BlockingIOError):
+        _write_for_ever(pipe.path, b"x" * (select.PIPE_BUF - 1) + b"\n")
+    waits: list[float] = []
+    make = select.poll
+
+    class ReadingPoll:
+        def __init__(self) -> None:
+            self.register = make().register
+
+        def poll(self, timeout: float) -> None:
+            waits.append(timeout)
+            pipe.read()
+
+    monkeypatch.setattr(select, "poll", ReadingPoll)
+    timer.FileTimerClient(pipe.path).release("x")
+    assert waits == [1000]
+    assert [request.scope_id for request in pipe.read()] == ["x"]
+    pipe.close()
+
+
 def _release_for_ever(client: timer.TimerClient) -> None:
     while True:
         client.release("x")
@@ -278,6 +329,31 @@ def test_run_once_takes_what_is_there(
     server.run_once()
     assert sleeper.wait(DEADLINE) == -signal.SIGKILL
     assert not (tmp_path / "pipe").exists()
+
+
+def test_a_stopped_server_ends_no_process_any_more(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """A request that is still in the pipe when the server is told to stop is forgotten."""
+    is_held, goes_on = threading.Event(), threading.Event()
+
+    def hold(name: str, _request: object) -> None:
+        if name == "timer expired":
+            is_held.set()
+            goes_on.wait()
+
+    server = timer.FileTimerServer(str(tmp_path / "pipe"), "run", max_interval=DEADLINE, log_event=hold)
+    server.start()
+    assert server._thread is not None
+    assert server._thread.daemon, "the thread lets the program end"
+    _send(tmp_path, os.getpid(), "x", 0, 0)
+    assert is_held.wait(DEADLINE)
+    _send(tmp_path, sleeper.pid, "step", 0)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    wait_until(lambda: server._is_stopping)
+    goes_on.set()
+    stopping.join(DEADLINE)
+    assert not (tmp_path / "pipe").exists()
+    assert sleeper.poll() is None
 
 
 def test_a_callback_that_raises_does_not_end_the_server(

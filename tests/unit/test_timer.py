@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from elastic_run import timer
 from elastic_run.timer import expiries
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.requests import read_request
+from elastic_run.timer.signal_process import signal_process
 from elastic_run.timer.timer_file import TimerFile
 
 if TYPE_CHECKING:
@@ -181,6 +183,7 @@ def test_timers_are_renewed_released_and_cleared() -> None:
     countdowns.register([timer.TimerRequest("a", "y", -1)])
     countdowns.clear({"b"})
     assert len(countdowns) == 1
+    assert set(countdowns.expired()) == {"a"}
     countdowns.clear_all()
     assert countdowns.next_deadline is None
 
@@ -215,6 +218,21 @@ def test_a_span_is_as_exact_as_it_can_be(span: float, told: str) -> None:
     countdowns.register([timer.TimerRequest("a", "x", clocks.wall + span)])
     clocks.pass_time(100)
     assert str(countdowns.expired()["a"][0]) == f"scope 'x' expired after {told}"
+
+
+def test_a_process_that_may_not_be_signalled_is_not_done_with(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that got the signal, or has ended, needs no other; another user's process counts as not ended."""
+    assert signal_process(sleeper.pid, signal.SIGKILL)
+    sleeper.wait()
+    assert signal_process(sleeper.pid, signal.SIGKILL)
+
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert not signal_process(sleeper.pid, signal.SIGKILL)
 
 
 def test_only_the_last_expiries_are_kept() -> None:
