@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from elastic_run.control.client import ask_all
+from elastic_run.control.socket_directory import is_stale
 from elastic_run.control.wire import Call, encode_answer
 from tests.support.wait import DEADLINE
 
@@ -40,6 +42,40 @@ def test_an_answer_of_many_pieces_is_read_to_its_end(tmp_path: Path) -> None:
     document = {"text": "x" * (1 << 20)}
     answer = ask_agent_that_answers(tmp_path / "4711-a.sock", encode_answer(document))
     assert (answer.document, answer.error) == (document, "")
+
+
+def test_an_agent_that_answers_late_is_waited_for_after_the_others(tmp_path: Path) -> None:
+    """The first answer ends its own connection only."""
+    paths = [str(tmp_path / name) for name in ("1-a.sock", "2-b.sock")]
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        for listener, path in zip((first, second), paths, strict=True):
+            listener.bind(path)
+            listener.listen()
+
+        def serve() -> None:
+            connections = [listener.accept()[0] for listener in (first, second)]
+            for number, connection in enumerate(connections):
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(encode_answer({"number": number}))
+                time.sleep(0.05)  # the first answer is read, and the second is not there yet
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        answers = ask_all(paths, Call("status", {}), patience=DEADLINE)
+        thread.join(DEADLINE)
+    assert [answer.document for answer in answers] == [{"number": 0}, {"number": 1}]
+
+
+def test_a_socket_is_stale_if_nobody_listens_there(tmp_path: Path) -> None:
+    """The socket of an agent that lives is left alone, and so is a path without a socket."""
+    path = str(tmp_path / "1-a.sock")
+    assert not is_stale(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        assert not is_stale(path)
+    assert is_stale(path)
 
 
 def test_an_agent_that_ends_the_connection_is_not_waited_for(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.control.client import Answer
-from elastic_run.control.jobs import RunningAgent, RunningJob, choose_job, find_jobs
+from elastic_run.control.jobs import RunningAgent, RunningJob, choose_job, find_job, find_jobs
 from elastic_run.errors import UsageError
 
 
@@ -62,6 +62,19 @@ def test_an_error_names_only_some_of_many_jobs() -> None:
 def test_a_run_id_that_nobody_chose_is_no_label() -> None:
     """The default of torchrun and long random numbers are replaced by the pid."""
     assert [each.label for each in (LLAMA, UNNAMED, job("1" * 39, 50))] == ["llama", "30", "50"]
+    assert [job("a" * length, 50).label for length in (32, 33)] == ["a" * 32, "50"]
+
+
+def test_jobs_of_one_node_are_told_apart_and_one_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs without a run id are two; a command to a launcher that is stopped says so in one line."""
+    document = {"run_id": "none", "program": "train.py", "log_dir": "", "state": "running", "started_at": 1}
+    document |= {"max_nodes": 1, "master_port": 0, "is_whole_process": True}
+    answers = [Answer("", pid, document | {"pid": pid}) for pid in (10, 11)]
+    answers.append(Answer("", 12, error="the agent with pid 12 does not answer"))
+    monkeypatch.setattr("elastic_run.control.jobs.ask_agents", lambda *_, **__: answers)
+    assert sorted(find_job({}, str(pid)).label for pid in (10, 11)) == ["10", "11"]
+    with pytest.raises(UsageError, match=r"^the agent with pid 12 does not answer$"):
+        find_job({}, "12")
 
 
 def test_two_static_jobs_without_an_id_are_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
