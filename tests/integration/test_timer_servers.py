@@ -155,7 +155,7 @@ def test_a_client_waits_a_second_for_a_server_that_starts(tmp_path: Path, monkey
         if len(pauses) == 18:
             pipes.append(TimerFile(str(path), pytest.fail))
 
-    monkeypatch.setattr(file_based_local_timer.time, "sleep", sleep)
+    monkeypatch.setattr("elastic_run.timer.file_based_local_timer.time.sleep", sleep)
     client = timer.FileTimerClient(str(path))
     with pytest.raises(BrokenPipeError):
         client.release("x")
