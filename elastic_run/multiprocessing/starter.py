@@ -55,6 +55,7 @@ class WorkerStarter:
         closed: Descriptors that the workers must not inherit.
         inherited: Variables that the workers inherit.
         has_stacks: Whether they can be asked for their stacks, through pipes of the wiring.
+        makes_directories: Whether a worker's own directory, which has its error file, is made when it starts.
     """
 
     guardian: Guardian
@@ -66,6 +67,7 @@ class WorkerStarter:
     closed: Sequence[int] = field(default_factory=inheritable_descriptors)
     inherited: Mapping[str, str] = field(default_factory=inherited_environment)
     has_stacks: bool = False
+    makes_directories: bool = False
 
     def start_command(
         self,
@@ -141,6 +143,8 @@ class WorkerStarter:
         if self.logs is None:
             return SpawnOptions(own, closed=self.closed)
         logs = self.logs
+        if self.makes_directories and logs.error_files[rank]:
+            os.mkdir(os.path.dirname(logs.error_files[rank]))
         stdout, stderr = self.wiring.open(
             rank,
             stdout=logs.stdouts[rank],

@@ -51,6 +51,17 @@ module, gate = os.environ.pop("CLOSED_MODULE", None), os.environ.pop("GATE", Non
 if module:
     sys.addaudithook(lambda event, found: open(gate).read() if event == "import" and found[0] == module else None)
 """
+#: Notes each directory that the launcher makes, by its last part, and each process that it starts.
+NOTES_STEPS = """
+import os, sys
+steps = os.environ.pop("STEPS", None)
+if steps:
+    def note(event, found):
+        if event in ("os.mkdir", "os.posix_spawn"):
+            with open(steps, "a") as file:
+                print(os.path.basename(found[0]) if event == "os.mkdir" else "start", file=file)
+    sys.addaudithook(note)
+"""
 OPEN_THE_GATE = "open(os.environ['GATES'] + '/heapq', 'w').close()\n"
 
 
@@ -177,3 +188,14 @@ def test_as_pid_1_a_worker_that_ends_early_keeps_its_exit_code(launch: Launch, w
     program = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", *ELASTIC_RUN)
     job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE), program=program)
     assert job.wait_exit() == 7
+
+
+def test_a_worker_does_not_wait_for_the_directories_of_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Each worker's own directory is made right before it starts, while the workers before it run already."""
+    (tmp_path / "sitecustomize.py").write_text(NOTES_STEPS, encoding="utf-8")
+    script = worker("import os; assert os.path.isdir(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']))")
+    env = {"PYTHONPATH": str(tmp_path), "STEPS": str(tmp_path / "steps")}
+    job = launch("--nproc-per-node=3", script, env=env)
+    assert job.wait_exit() == 0, job.stderr
+    steps = (tmp_path / "steps").read_text(encoding="utf-8").split()
+    assert steps[-6:] == ["0", "start", "1", "start", "2", "start"]

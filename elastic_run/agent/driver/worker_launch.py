@@ -12,6 +12,7 @@ import time
 
 from elastic_run.agent.driver.environment import worker_environments
 from elastic_run.multiprocessing.output.descriptors import STDOUT, is_log, is_read_in_lines
+from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.starter import WorkerStarter
 from elastic_run.records import dataclass, field
@@ -101,6 +102,7 @@ def _launch(
     if not isinstance(group.spec.entrypoint, str):
         launched.functions = _prepare_functions(context)
     # From here to the guardian as little as can be: a launcher that is killed before leaves its temporary directory.
+    starter.makes_directories = type(context.logs_specs) is DefaultLogsSpecs
     starter.logs = launched.logs = _lay_out_logs(context, envs, is_first=not context.guardian.pid)
     context.announce_log_directory()
     context.make_room(
@@ -138,7 +140,9 @@ def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], *, is_
 
     In the first round the mask stays: nothing handles the signals yet, and a signal would end this process silently.
     """
-    if is_first or context.mask is None or type(context.logs_specs).__module__.startswith("elastic_run."):
+    if type(context.logs_specs) is DefaultLogsSpecs:
+        return context.logs_specs.lay_out(envs)
+    if is_first or context.mask is None:
         return context.logs_specs.reify(envs)
     mask = block_signals(())
     restore_signals(context.mask)

@@ -233,6 +233,16 @@ class DefaultLogsSpecs(LogsSpecs):
         Raises:
             OSError: The directories can't be made.
         """
+        logs = self.lay_out(envs)
+        for path in filter(None, logs.error_files.values()):
+            os.mkdir(os.path.dirname(path))
+        return logs
+
+    def lay_out(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Lay out one attempt as `reify` does, but leave each worker's own directory to be made when it starts.
+
+        The first of many workers need not wait for all directories then, while a processor is idle.
+        """
         if self._root_log_dir == os.devnull:
             return _nowhere(envs)
         first = envs.get(0, {})
@@ -264,8 +274,6 @@ class DefaultLogsSpecs(LogsSpecs):
         )
         for rank, env in envs.items():
             own = os.path.join(directory, str(rank)) if directory else ""
-            if own:
-                os.mkdir(own)
             is_shown = not self._local_ranks_filter or rank in self._local_ranks_filter
             for stream, name, paths, tee_paths, kept in (
                 (_OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts, logs.kept_stdouts),
