@@ -21,6 +21,8 @@ _TWICE = 2.0
 #: Seconds that workers get to write their stacks for a user who waits, and before SIGKILL, which must not come late.
 _PATIENCE = 3.0
 _PATIENCE_BEFORE_KILL = 0.4
+#: The same before a stop: seconds from the question to the end of the wait for a cause.
+PATIENCE_BEFORE_STOP = 0.4
 
 
 class StackReports:
@@ -74,11 +76,16 @@ class StackReports:
         self._console.say(no_workers(self._find_state(), _TWICE))
         return True
 
-    def ask_before_stop(self) -> None:
-        """Ask the workers that run on when another one has lost a peer: one of them may be stuck."""
+    def ask_before_stop(self, number: int) -> None:
+        """Ask the workers that run on although another one has lost a peer: one of them may be stuck.
+
+        Args:
+            number: The round; if it is stopped by now, nobody is asked.
+        """
         current = self._current_round()
-        if current is not None and is_possible():
-            current.ask_stacks(_PATIENCE_BEFORE_KILL, self._keep_before_stop)
+        is_running = current is not None and current.number == number and self._find_state() == machine.RUNNING
+        if current is not None and is_running and is_possible():
+            current.ask_stacks(PATIENCE_BEFORE_STOP, self._keep_before_stop)
 
     def tell_before_kill(self) -> None:
         """Show the stacks of workers that did not stop, before the end of their grace period."""

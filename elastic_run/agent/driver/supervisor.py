@@ -21,6 +21,7 @@ from elastic_run.agent.driver.parts import AgentParts
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
+from elastic_run.agent.driver.stack_reports import PATIENCE_BEFORE_STOP
 from elastic_run.agent.driver.step import Step
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
@@ -352,7 +353,9 @@ class Supervisor:
 
     def _perform_await_cause(self, command: messages.AwaitCause) -> None:
         self._history.tell_awaiting_cause(command.delay)
-        self._rounds.stacks.ask_before_stop()
+        # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
+        before = max(0.0, command.delay - PATIENCE_BEFORE_STOP)
+        self._loop.call_later(before, lambda: self._rounds.stacks.ask_before_stop(command.round))
         self._loop.call_later(command.delay, lambda: self._feed(messages.PatienceOver(command.round)))
 
     def _perform_finish(self, command: messages.Finish) -> None:
