@@ -11,9 +11,13 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import threading
 import time
+
+from elastic_run.core.agent.faults import ALTERED, ARMED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 _MODULE = "torch.distributed.distributed_c10d"
 #: Seconds between two looks; a process group takes longer to be made than the rest of this.
-_PAUSE = 0.01
+_PAUSE = 0.002
 _METHODS = (
     *("allreduce", "broadcast", "barrier", "reduce", "allgather", "_allgather_base", "gather", "scatter"),
     *("reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base"),
@@ -34,31 +38,48 @@ _METHODS = (
 _SIMPLE = ("allreduce", "broadcast")
 
 
-def alter_collectives(action: str) -> None:
-    """Alter the next collective, when the program has imported torch.distributed.
+class Alteration:
+    """The replaced methods of the class.
 
     Args:
         action: `wrong-collective`, `wrong-shape` or `skip-collective`.
     """
-    while (kind := getattr(sys.modules.get(_MODULE), "ProcessGroup", None)) is None:
-        time.sleep(_PAUSE)
-    _Alteration(kind, action).begin()
 
-
-class _Alteration:
-    """The replaced methods of the class."""
-
-    def __init__(self, kind: Any, action: str) -> None:  # noqa: ANN401 - torch's class
-        self._kind = kind
+    def __init__(self, action: str) -> None:
         self._action = action
-        names = _SIMPLE if action == "wrong-shape" else _METHODS
-        self._originals: dict[str, Method] = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
+        self._kind: Any = None
+        self._originals: dict[str, Method] = {}
         self._lock = threading.Lock()
         self._skipped = ""
+        self._is_done = False
+        self._connection: socket.socket | None = None
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
+        """Alter the next collective; return False if the program has not imported torch.distributed yet."""
+        kind = self._kind = getattr(sys.modules.get(_MODULE), "ProcessGroup", None)
+        if kind is None:
+            return False
+        names = _SIMPLE if self._action == "wrong-shape" else _METHODS
+        self._originals.update((name, getattr(kind, name)) for name in names if hasattr(kind, name))
         for name in self._originals:
-            setattr(self._kind, name, self._make_method(name))
+            setattr(kind, name, self._make_method(name))
+        return True
+
+    def begin_late(self) -> None:
+        """Alter the next collective when the program has imported torch.distributed."""
+        while not self.begin():
+            time.sleep(_PAUSE)
+
+    def answer_on(self, connection: socket.socket) -> None:
+        """Answer on a connection whether a collective has been altered, and again when that happens."""
+        with self._lock:
+            self._connection = connection
+            self._answer()
+
+    def _answer(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.send(ALTERED if self._is_done else ARMED, socket.MSG_NOSIGNAL)
 
     def _make_method(self, name: str) -> Method:
         def call(group: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever torch gives
@@ -75,6 +96,9 @@ class _Alteration:
             else:
                 is_altered = getattr(self._kind, name) is not original
                 self._restore()
+            if is_altered and not self._is_done:
+                self._is_done = True
+                self._answer()
         if not is_altered:
             return original(group, *args, **options)
         if self._action == "skip-collective":

@@ -4,7 +4,9 @@ Rules
 - A line of the .pth file calls `begin` at Python's own start, where the flag has set the variable; without the flag no
   worker has this thread.
 - The main thread raises, sleeps or holds the GIL as soon as it runs Python code: a call of C that blocks ends first.
-- A module that is to be missing is missing from the start: the variable names it.
+- A module that is to be missing is missing from the start: the variable names it. So is a collective that is to be
+  altered from the start: a program of a few collectives may be over before the agent's request.
+- The agent's connection for an altered collective stays open: this process answers when that was called.
 - Only this process does so: the variable is taken out of the environment, and a fork closes the socket.
 """
 
@@ -18,7 +20,12 @@ import threading
 import time
 
 from elastic_run import contract
+from elastic_run.core.agent.faults import COLLECTIVE_ACTIONS
 from elastic_run.diagnosis.recorder_server import is_own_user
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.diagnosis.altered_collectives import Alteration
 
 #: Bytes of the longest request, and seconds that a client gets to send it.
 _LONGEST = 64
@@ -26,6 +33,8 @@ _PATIENCE = 1.0
 #: Bytes of memory that are taken at a time.
 _PIECE = 8 << 20
 _NAME = "faults"
+#: Altered collectives that the agent has not asked for yet.
+_armed: dict[str, list[Alteration]] = {}
 
 
 class InjectedFaultError(Exception):
@@ -37,9 +46,12 @@ class InjectedFaultError(Exception):
 
 def begin() -> None:
     """Wait for requests in a thread; called by the .pth file, or in the fork of a template."""
-    name, *missing = os.environ.pop(contract.ENV_FAULTS).split()
-    if missing:
+    name, *from_start = os.environ.pop(contract.ENV_FAULTS).split()
+    if missing := [word for word in from_start if word not in COLLECTIVE_ACTIONS]:
         sys.meta_path.insert(0, _MissingModules(missing))
+    for word in from_start:
+        if word in COLLECTIVE_ACTIONS:
+            _armed.setdefault(word, []).append(_alter(word))
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0{name}")
     listener.listen()
@@ -51,20 +63,27 @@ def _wait(listener: socket.socket) -> None:
     while True:
         try:
             connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(_PATIENCE)
-                request = connection.recv(_LONGEST).decode() if is_own_user(connection) else ""
         except OSError:
             if listener.fileno() < 0:
                 return
-        else:
+            continue
+        with connection:
+            request = _read(connection)
             try:
-                _perform(*request.split())
+                _perform(connection, *request.split())
             except (LookupError, OSError) as error:
                 os.write(2, f"elastic-run: {request} has no effect in pid {os.getpid()}: {error}\n".encode())
 
 
-def _perform(action: str = "", value: str = "") -> None:
+def _read(connection: socket.socket) -> str:
+    connection.settimeout(_PATIENCE)
+    try:
+        return connection.recv(_LONGEST).decode() if is_own_user(connection) else ""
+    except OSError:
+        return ""
+
+
+def _perform(connection: socket.socket, action: str = "", value: str = "") -> None:
     if action == "raise":
         _raise_in(threading.main_thread())
     elif action == "raise-in-thread":
@@ -80,9 +99,19 @@ def _perform(action: str = "", value: str = "") -> None:
     elif action in _IN_MAIN_THREAD:
         ctypes.pythonapi.Py_AddPendingCall(_IN_MAIN_THREAD[action], None)
     elif action:
-        from elastic_run.diagnosis.altered_collectives import alter_collectives  # noqa: PLC0415 - only when asked for
+        armed = _armed.get(action)
+        alteration = armed.pop() if armed else _alter(action)
+        alteration.answer_on(connection.dup())
 
-        threading.Thread(target=alter_collectives, args=(action,), name=_NAME, daemon=True).start()
+
+def _alter(action: str) -> Alteration:
+    """Alter the next collective, as soon as the program has imported torch.distributed."""
+    from elastic_run.diagnosis.altered_collectives import Alteration  # noqa: PLC0415 - only when asked for
+
+    alteration = Alteration(action)
+    if not alteration.begin():
+        threading.Thread(target=alteration.begin_late, name=_NAME, daemon=True).start()
+    return alteration
 
 
 def _raise_in(thread: threading.Thread) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from elastic_run.core.agent.faults import ACTIONS
 from tests.support.launch import ELASTIC_RUN
 from tests.support.meeting import place, wait_coordinated
 from tests.support.memory_limit import memory_limit
@@ -284,8 +285,6 @@ _TRAINS = """
 from datetime import timedelta
 import torch, torch.distributed as dist
 from torch.distributed import all_reduce
-while rank == 1 and dist.ProcessGroup.allreduce.__name__ != "call":
-    time.sleep(0.01)  # a forked worker is here before the fault
 dist.init_process_group("gloo", timeout=timedelta(seconds=3))
 inner = dist.new_group([0, 1], timeout=timedelta(seconds=3), group_desc="inner")
 if rank < 2:
@@ -314,6 +313,44 @@ def test_a_collective_that_differs(fault: str, cause: str, launch: Launch, worke
     assert job.wait_exit(deadline=120) in (1, 128 + signal.SIGABRT), job.stderr
     assert "rank 1 (pid " in job.stderr
     assert re.search(cause, closing_report(job.stderr)), job.stderr
+
+
+@pytest.mark.parametrize("fault", ["wrong-collective", "wrong-shape", "skip-collective"])
+def test_the_first_collective_of_a_short_program_is_altered(fault: str, launch: Launch, worker: Worker) -> None:
+    """A forked worker may have called all of its collectives before any request: the fault is there from its start."""
+    path = worker(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "print(dist.ProcessGroup.allreduce.__name__)\n"
+        "dist.all_reduce(torch.ones(4))\n"
+    )
+    job = launch("--preload=torch", f"--inject-fault={fault}", path)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "call\n"
+    said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
+    assert [line.partition(": rank 0 (pid ")[0] for line in said] == [f"elastic-run: {ACTIONS[fault]}"]
+
+
+@pytest.mark.parametrize("moment", ["", "@0.3s"])
+def test_a_collective_that_is_never_called_is_told(moment: str, launch: Launch, worker: Worker) -> None:
+    """Nobody takes a program for one that has stood the fault, if the fault came too late."""
+    path = worker("import time; time.sleep(1)")
+    job = launch(f"--inject-fault=wrong-shape{moment}", path)
+    assert job.wait_exit() == 0, job.stderr
+    said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
+    assert len(said) == 1
+    assert re.match(
+        r"elastic-run: wrong-shape came too late: rank 0 \(pid \d+\) called no all_reduce or broad", said[0]
+    )
+
+
+def test_a_worker_that_cannot_say_what_became_of_a_collective(launch: Launch) -> None:
+    """It has ended before the first request could reach it: the launcher claims neither the fault nor its absence."""
+    job = launch("--inject-fault=skip-collective", "--no-python", "sleep", "0.2")
+    assert job.wait_exit() == 0, job.stderr
+    said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
+    assert len(said) == 1
+    assert said[0].startswith("elastic-run: skip-collective may not have happened: rank 0 ended without an answer")
 
 
 def test_memory_without_a_limit_is_not_taken(launch: Launch, worker: Worker) -> None:

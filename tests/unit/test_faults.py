@@ -102,6 +102,12 @@ def test_who_makes_a_fault() -> None:
     assert [fault.is_of_worker for fault in faults] == [True] * 3 + [False] * 5
 
 
+def test_a_collective_is_altered_from_the_start_unless_a_time_is_given() -> None:
+    """The program's first collective may come at once; other faults come by a request or a signal."""
+    planned = plan_faults(read_faults("skip-collective,wrong-shape@1s,sleep,kill"), attempt=0, world_size=1)
+    assert [plan.is_armed_at_start for plan in planned] == [True, False, False, False]
+
+
 def test_a_seed_chooses_the_same_each_time() -> None:
     """What a seed chooses is the same at each call, within its bounds, and different for other seeds."""
     faults = [Fault(9, after=10.0, before=20.0, rank=None, attempt=None, seed=seed) for seed in range(200)]

@@ -1,6 +1,7 @@
 """Injects the faults of --inject-fault into a round: by signals, by a request to the worker, by what the agent does.
 
-A line of the launcher says that a fault was asked for, so that no user looks for its cause.
+A line of the launcher says that a fault was asked for, so that no user looks for its cause. A fault of a collective has
+its line when the worker has called the collective; if the worker calls none any more, the line says so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import signal
 import socket
 
 from elastic_run.agent.driver.fault_sockets import name_socket
-from elastic_run.core.agent.faults import ACTIONS, plan_faults
+from elastic_run.core.agent.faults import ACTIONS, ALTERED, ARMED, COLLECTIVE_ACTIONS, plan_faults
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.report.wording import signal_name, span
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Seconds until a worker whose Python starts must have heard a request, and between two attempts.
 _PATIENCE = 10.0
-_PAUSE = 0.05
+_PAUSE = 0.01
 #: Seconds in which a slow worker runs once.
 _PERIOD = 0.5
 
@@ -63,6 +64,7 @@ class _Injection:
     ) -> None:
         self.delay = planned.delay
         self._fault = planned.fault
+        self._is_armed = planned.is_armed_at_start
         self._round = started
         self._local_rank = local_rank
         self._loop = loop
@@ -70,6 +72,9 @@ class _Injection:
         self._rank = f"rank {planned.rank}"
         self._moment = f"after {span(planned.delay)} (--inject-fault)"
         self._listener: socket.socket | None = None
+        self._connection: socket.socket | None = None
+        self._asked_pid = 0
+        self._answers = b""
         self._is_over = False
 
     @property
@@ -118,6 +123,7 @@ class _Injection:
             self._go_on()
         if self._listener is not None:
             self._listener.close()
+        self._conclude()
 
     def _write(self, text: str) -> None:
         """Tell the user at once: the console writes through the loop, which stops here."""
@@ -172,10 +178,17 @@ class _Injection:
     def _request(self, *, until: float) -> None:
         """Ask the worker for the fault; again and again while its Python starts."""
         if (pid := self._pid) is None:
+            if self._is_armed:
+                self._tell_unknown()
             return
         action, _, code = self._fault.action.partition(" ")
         what = f"{ACTIONS[action]} with code {code}" if code else ACTIONS[action]
-        if _send(name_socket(self._round.restart_count, self._local_rank), self._fault.action):
+        connection = _send(name_socket(self._round.restart_count, self._local_rank), self._fault.action)
+        if connection is not None and action in COLLECTIVE_ACTIONS:
+            self._connection, self._asked_pid = connection, pid
+            self._loop.add_reader(connection.fileno(), lambda: self._take_answer(connection))
+        elif connection is not None:
+            connection.close()
             self._say(f"{what}: {self._rank} (pid {pid}) {self._moment}")
         elif self._loop.now() < until:
             self._loop.call_later(_PAUSE, lambda: self._request(until=until))
@@ -184,13 +197,47 @@ class _Injection:
                 f"no {what}: {self._rank} (pid {pid}) is not a Python program that has elastic-run {self._moment}"
             )
 
+    def _take_answer(self, connection: socket.socket) -> None:
+        answer = _receive(connection)
+        self._answers += answer
+        if answer != ARMED:
+            self._conclude()
 
-def _send(name: str, text: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.setblocking(False)  # noqa: FBT003 - the method's own signature
-        try:
-            connection.connect(f"\0{name}")
-            connection.send(text.encode())
-        except OSError:
-            return False
-    return True
+    def _conclude(self) -> None:
+        """Tell whether the worker has altered a collective: it has said so, or has ended, or the round is over."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        self._loop.remove_reader(connection.fileno())
+        with connection:
+            answers = self._answers + _receive(connection)
+        action, who = self._fault.action, f"{self._rank} (pid {self._asked_pid})"
+        if ALTERED in answers:
+            self._say(f"{ACTIONS[action]}: {who} {self._moment}")
+        elif ARMED in answers:
+            self._say(f"{action} came too late: {who} called no {COLLECTIVE_ACTIONS[action]} {self._moment}")
+        else:
+            self._tell_unknown()
+
+    def _tell_unknown(self) -> None:
+        self._say(f"{self._fault.action} may not have happened: {self._rank} ended without an answer {self._moment}")
+
+
+def _send(name: str, text: str) -> socket.socket | None:
+    """Return the connection on which a worker has been asked, or None if the worker does not listen."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)  # noqa: FBT003 - the method's own signature
+    try:
+        connection.connect(f"\0{name}")
+        connection.send(text.encode())
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(len(ARMED + ALTERED))
+    except OSError:
+        return b""

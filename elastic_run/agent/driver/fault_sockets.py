@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def open_to_faults(
     envs: Mapping[int, dict[str, str]], workers: Sequence[Worker], faults: Sequence[Fault], restart_count: int
 ) -> None:
-    """Let Python workers take requests for faults, and tell them which modules are missing from their start.
+    """Let Python workers take requests for faults, and tell them which ones begin with their start.
 
     Args:
         envs: The workers' environments by local rank.
@@ -26,14 +26,14 @@ def open_to_faults(
         faults: All faults of the job.
         restart_count: Restarts so far.
     """
-    missing: dict[int, list[str]] = {}
+    from_start: dict[int, list[str]] = {}
     for planned in plan_faults(faults, attempt=restart_count, world_size=workers[0].world_size):
         action, _, module = planned.fault.action.partition(" ")
-        if action == "import":
-            missing.setdefault(planned.rank, []).append(module)
+        if action == "import" or planned.is_armed_at_start:
+            from_start.setdefault(planned.rank, []).append(module or action)
     for worker in workers:
         name = name_socket(restart_count, worker.local_rank)
-        envs[worker.local_rank][contract.ENV_FAULTS] = " ".join((name, *missing.get(worker.global_rank, ())))
+        envs[worker.local_rank][contract.ENV_FAULTS] = " ".join((name, *from_start.get(worker.global_rank, ())))
 
 
 def name_socket(restart_count: int, local_rank: int) -> str:
