@@ -79,6 +79,7 @@ class Log:
             self.next_slot = max(min(self.next_slot, slot), start.slot)
             self.term, self.coordinator = start.term, ""
             self.entries = [entry for entry in self.entries if entry["kind"] != "end"]
+            self._forget_untold(world)
         is_next = slot == self.next_slot or (self.is_copy and slot > self.next_slot)
         require(is_next, ONE_DECIDER, f"slot {slot} was created when {self.next_slot} was the next")
         # What a coordinator sent before it noticed that lies beyond the next slot.
@@ -91,6 +92,14 @@ class Log:
             self.next_slot += 1
             if slot in self.unread:
                 self._read(world, store, slot, *self.unread.pop(slot))
+
+    def _forget_untold(self, world: World) -> None:
+        """Go back to the last round that a node was told: the start makes the entry or the head of a later one void."""
+        places = [place for agent in world.agents for place in agent.formed if place.incarnation == self.incarnation]
+        if self.round and all(place.round_id != self.round_id for place in places):
+            told = [(place.round, place.round_id) for place in places if place.round < self.round]
+            self.round, self.round_id = max(told, default=(0, ""))
+            self.restarts = None
 
     def _jump(self, raw: bytes | None) -> None:
         """Go on from the slot that `head` names, as nodes do: the store has lost the slots before that.

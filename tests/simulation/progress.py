@@ -1,5 +1,7 @@
 """That a job that can form a round forms it, within two leases of the last thing that went wrong.
 
+So long, too, a node may wait for a slot that the log goes on without.
+
 Where the store can move it takes a lease for each endpoint more: nodes that wait in several stores, none of which tells
 of a round, look for the others after a lease of waiting, and may find some at an endpoint from which those leave.
 """
@@ -8,10 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, decision_key
+from elastic_run.core.protocol.log_start import is_trimmed
+from elastic_run.core.protocol.messages import read_head
 from tests.simulation.agent import Lost
 from tests.simulation.properties import PROGRESS, require
+from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
+    from tests.simulation.agent import Agent
     from tests.simulation.rounds import Round
     from tests.simulation.world import World
 
@@ -32,6 +39,7 @@ class Progress:
     def __init__(self, world: World) -> None:
         self._world = world
         self._well_at = 0.0
+        self._waits_since: dict[Agent, float] = {}
         self.failed_at = 0.0
 
     @property
@@ -51,6 +59,16 @@ class Progress:
         since = max(self._well_at, world.faults.ended_at, self.failed_at, world.character.horizon)
         able = ", ".join(agent.node for agent in world.able)
         require(now - since <= self._limit, PROGRESS, f"no round for {now - since:.0f} s though there are {able}")
+        self._look_for_gaps(max(world.faults.ended_at, world.character.horizon))
+
+    def _look_for_gaps(self, calm_since: float) -> None:
+        """Look whether a node waits for a slot that is missing, though `head` names a later one that is there."""
+        now = self._world.clockwork.now
+        waiting = [agent for agent in self._world.able if _waits_at_gap(agent)]
+        self._waits_since = {agent: self._waits_since.get(agent, now) for agent in waiting}
+        for agent, since in self._waits_since.items():
+            seconds = now - max(since, calm_since)
+            require(seconds <= self._limit, PROGRESS, f"{agent.node} waits at a gap of the log for {seconds:.0f} s")
 
     @property
     def _is_well(self) -> bool:
@@ -94,3 +112,16 @@ class Progress:
         """Whether more than half of the members of a round could be in another."""
         there = {agent.node for agent in self._world.able} & members
         return 2 * len(there) > len(members)
+
+
+def _waits_at_gap(agent: Agent) -> bool:
+    store, slot = agent.store, agent.member.log.next_slot
+    raw = None if store is None else store.values.get(HEAD)
+    if store is None or slot is None or raw in (None, SPOILT) or decision_key(slot) in store.values:
+        return False
+    head = read_head(raw)
+    return (
+        head.slot > slot
+        and decision_key(head.slot) in store.values
+        and not is_trimmed(slot, store.values.get(LOG_START))
+    )
