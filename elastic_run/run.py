@@ -10,6 +10,7 @@ docs/architecture.md.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -257,6 +258,9 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
     if isinstance(error, (UsageError, RendezvousError)):
         say(f"error: {name_source(str(error), origins, os.environ)}")
         return contract.EXIT_USAGE if isinstance(error, UsageError) else contract.EXIT_RENDEZVOUS
+    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        say(f"error: no job was started: {error} (ulimit -n is the limit of this process)")
+        return contract.EXIT_CANNOT_START
     if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
         raise error
     if is_kind(error, RendezvousError):  # torch's, of a plug-in

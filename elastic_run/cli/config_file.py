@@ -90,6 +90,9 @@ def _load(path: str) -> Mapping[str, Any]:
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"{path}: is not TOML: {' '.join(str(error).split())}"
         raise ValueError(message) from None
+    except RecursionError:
+        message = f"{path}: has too many lists or tables in each other"
+        raise ValueError(message) from None
     return document
 
 

@@ -34,7 +34,8 @@ def name_run(run_id: str, *, program: str, host: str) -> str:
     """
     end = name_host(host)
     text = (program or run_id).replace("/", "_").encode(errors="surrogateescape")
-    name = text[: _NAME_LENGTH - len(end.encode())].decode(errors="ignore")
+    # Valid UTF-8 also where the file system's names have another encoding: in the locale C of an old configuration.
+    name = os.fsdecode(text[: _NAME_LENGTH - len(end.encode())].decode(errors="ignore").encode())
     moment = time.strftime("%Y%m%d-%H%M")
     return "_".join((moment, name) if program else (name, moment)) + end
 

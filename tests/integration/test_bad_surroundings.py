@@ -1,0 +1,46 @@
+"""Launchers in surroundings that nobody would choose: no descriptors, an old locale. They run, or say why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import contract
+from tests.support.launch import ELASTIC_RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: The locale of a system from before UTF-8, which Python would change by itself.
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("flag", ["--tee=0", "--log-dir=logs"])
+def test_a_script_with_a_name_that_the_locale_does_not_know(
+    launch: Launch, worker: Worker, tmp_path: Path, flag: str
+) -> None:
+    """The name goes into the directory of the log files as it is."""
+    path = worker("say('runs')").rename(tmp_path / "\xe9\u2603.py")
+    job = launch(flag, path, env=ASCII, cwd=tmp_path)
+    assert job.wait_exit() == 0, job.stderr
+    assert (job.stdout, job.stderr) == ("runs\n", "")
+    if flag == "--log-dir=logs":
+        assert any("_\xe9\u2603_" in path.name for path in (tmp_path / "logs").iterdir())
+
+
+@pytest.mark.parametrize("limit", [6, 8])
+def test_too_few_descriptors_for_a_launcher_are_no_defect(launch: Launch, worker: Worker, limit: int) -> None:
+    """One line names the limit; the exit code is that of a refused start."""
+    shell = ("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *ELASTIC_RUN)
+    job = launch(worker("say('runs')"), program=shell)
+    assert job.wait_exit() == contract.EXIT_CANNOT_START
+    assert job.stderr.count("\n") == 1
+    assert "error: no job was started: [Errno 24] Too many open files" in job.stderr
+    assert "ulimit -n" in job.stderr
