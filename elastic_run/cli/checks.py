@@ -33,6 +33,7 @@ _LOOK_UP = 1.0
 
 def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
     """Check the values against each other, and against this machine."""
+    _check_names(args)
     _check_rendezvous(args)
     _check_ranks(args, worker_count)
     _check_signals(args)
@@ -49,6 +50,15 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
 
 
 # --- flags among themselves ------------------------------------------------------------------------------------
+
+
+def _check_names(args: Namespace) -> None:
+    """Refuse names that are too long for the job's messages and for the keys of its store."""
+    for flag, name in (("--rdzv-id", args.rdzv_id), ("--role", args.role)):
+        length = len(name.encode(errors="surrogateescape"))
+        if length > contract.LONGEST_NAME:
+            message = f"{flag}: has {length} bytes, and {contract.LONGEST_NAME} are allowed"
+            raise UsageError(message)
 
 
 def _check_rendezvous(args: Namespace) -> None:

@@ -29,8 +29,9 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
     notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
-    if args.exclude_after is not None and node_range(args.nnodes)[1] == 1:
-        notices.append("--exclude-after: has no effect on a job of one node")
+    if node_range(args.nnodes)[1] == 1:
+        given = (("--exclude-after", args.exclude_after), ("--exclude-exit-codes", args.exclude_exit_codes))
+        notices += [f"{name}: has no effect on a job of one node" for name, value in given if value]
     if args.hang_action != "report" and args.hang_timeout is None:
         notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
     if args.requeue is not None and ("SLURM_JOB_ID" not in environ or has_left_slurm(args)):

@@ -233,7 +233,10 @@ class _PrintText(argparse.Action):
         self.flag = flag
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print_text(_make_text(self.flag, parser))
+        try:
+            print_text(_make_text(self.flag, parser))
+        except UsageError as error:
+            parser.error(str(error))
         parser.exit()
 
 

@@ -7,7 +7,7 @@ torch keeps the text, we check it and keep the text too, so that a namespace mea
 
 from __future__ import annotations
 
-from elastic_run.contract import LONGEST_TIME, WORKER_COUNT_WORDS
+from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME, WORKER_COUNT_WORDS
 from elastic_run.core.job.config import Window
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ def node_range(text: str) -> tuple[int, int]:
         least, most = int(parts[0]), int(parts[-1])
     except ValueError:
         least, most = 0, 0
-    if len(parts) > 2 or not 1 <= least <= most:  # noqa: PLR2004 - MIN and MAX
+    if len(parts) > 2 or not 1 <= least <= most <= LARGEST_NUMBER:  # noqa: PLR2004 - MIN and MAX
         message = "is not MIN[:MAX] with 1 <= MIN <= MAX"
         raise ValueError(message)
     return least, most
@@ -86,6 +86,9 @@ def whole_number(text: str, *, least: int, allowed: str) -> int:
         value = least - 1
     if value < least:
         message = f"is not {allowed}"
+        raise ValueError(message)
+    if value > LARGEST_NUMBER:
+        message = f"is above {LARGEST_NUMBER}"
         raise ValueError(message)
     return value
 
@@ -334,7 +337,7 @@ def window(text: str) -> Window:
         length = duration("1" + period if period in _UNITS else period)
     except ValueError:
         allowed, length = 0, 0.0
-    if allowed < 1 or length <= 0:
+    if not 1 <= allowed <= LARGEST_NUMBER or length <= 0:
         message = "is not N/PERIOD, as in 5/1h: a number N from 1 up, in a PERIOD with s, m, h or d"
         raise ValueError(message)
     return Window(allowed, length)

@@ -6,7 +6,7 @@ Times are seconds and may be fractions (torch: whole numbers).
 
 from __future__ import annotations
 
-from elastic_run.contract import LONGEST_TIME
+from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME
 from elastic_run.core.job.config import JobConfig
 from elastic_run.records import dataclass, field, replace
 
@@ -122,10 +122,14 @@ def _read_time(key: str, value: object) -> float:
 
 def _read_number(key: str, value: object) -> int:
     try:
-        return int(str(value))
+        number = int(str(value))
     except ValueError as error:
         message = f"rendezvous setting {key}={value!r}: not a whole number"
         raise ValueError(message) from error
+    if number > LARGEST_NUMBER:
+        message = f"rendezvous setting {key}={value!r}: above {LARGEST_NUMBER}"
+        raise ValueError(message)
+    return number
 
 
 def _read_attempts(value: object) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +13,6 @@ from tests.support.launch import ELASTIC_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support.launch import Launched
 
@@ -44,3 +45,20 @@ def test_too_few_descriptors_for_a_launcher_are_no_defect(launch: Launch, worker
     assert job.stderr.count("\n") == 1
     assert "error: no job was started: [Errno 24] Too many open files" in job.stderr
     assert "ulimit -n" in job.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_a_text_for_a_full_disk_is_one_line(flag: str) -> None:
+    """As for every other command, and not the traceback of a defect."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*ELASTIC_RUN, flag], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == contract.EXIT_USAGE
+    assert done.stderr == "elastic-run: error: standard output can't be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("flag", ["--role={}", "--rdzv-id={}", "--rdzv-conf=keep_alive_max_attempt=1{}"])
+def test_a_value_that_the_nodes_cannot_tell_each_other_is_refused(launch: Launch, worker: Worker, flag: str) -> None:
+    """Else the first node would wait for a round for ever, or end by a defect."""
+    job = launch("--nnodes=1:2", flag.format("0" * 4999), worker("say('runs')"))
+    assert job.wait_exit() == contract.EXIT_USAGE
+    assert job.stderr.count("\n") == 1

@@ -107,6 +107,8 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--no-python ./package", {}, "--no-python: './package' is a directory"),
     ("train.py", {"PYTHON_EXEC": "/nowhere/python"}, "PYTHON_EXEC: '/nowhere/python' is not a program"),
     ("train.py", {"PYTHON_EXEC": "./plain"}, "PYTHON_EXEC: './plain' is not a program"),
+    (f"--rdzv-id {'i' * 4097} train.py", {}, "--rdzv-id: has 4097 bytes, and 4096 are allowed"),
+    (f"--role {'i' * 4095}\xe9 train.py", {}, "--role: has 4097 bytes, and 4096 are allowed"),
 ]
 
 
@@ -409,6 +411,7 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--nnodes 2 --rdzv-token-file /dev/null train.py", {}, None),
         ("--exclude-after 2/6h train.py", {}, "--exclude-after: has no effect on a job of one node"),
         ("--nnodes 1:2 --exclude-after 2/6h train.py", {}, None),
+        ("--exclude-exit-codes 7 train.py", {}, "--exclude-exit-codes: has no effect on a job of one node"),
         ("--hang-action fail train.py", {}, "--hang-action: fail has no effect without --hang-timeout"),
         ("--hang-action fail --hang-timeout auto train.py", {}, None),
         ("--duplicate-stdout-filters a train.py", {}, "--duplicate-stdout-filters: has no effect without --tee=1 or"),

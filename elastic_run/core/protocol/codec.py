@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 
+from elastic_run.contract import LARGEST_NUMBER
 from elastic_run.records import MISSING, fields
 
 TYPE_CHECKING = False
@@ -136,8 +137,7 @@ def _string(value: object) -> str:
 
 
 def _integer(value: object) -> int:
-    # JSON has one kind of number for readers in other languages; more than 2**53 is not exact there.
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 1 << 53:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LARGEST_NUMBER:
         raise ValueError
     return value
 
