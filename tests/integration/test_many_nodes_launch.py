@@ -77,7 +77,7 @@ def test_the_notice_about_threads_comes_once(nodes: Nodes, worker: Worker) -> No
 
 
 def test_one_cause_and_one_exit_code(nodes: Nodes, worker: Worker, tmp_path: Path) -> None:
-    """After its last restart a failed job has the same cause on every node, within 2 s, and the same exit code."""
+    """After its last restart a failed job has one cause, exit code and size on every node, within 2 s."""
     path = worker("if rank == 1:\n    raise SystemExit(7) if attempt == 0 else ValueError('the cause')\nsignal.pause()")
     agents = nodes("--nnodes=2", "--max-restarts=1", "--log-dir", tmp_path, path)
     codes = [agent.wait_exit() for agent in agents]
@@ -86,8 +86,9 @@ def test_one_cause_and_one_exit_code(nodes: Nodes, worker: Worker, tmp_path: Pat
         assert "ValueError: the cause" in agent.stderr
         assert "rank 1 on" in agent.stderr
         assert "restart 1 of 1" in agent.stderr
-    ends = [json.loads(file.read_text())["ended_at"] for file in tmp_path.glob("*_*/failure.json")]
-    assert len(ends) == 2
+    documents = [json.loads(file.read_text()) for file in tmp_path.glob("*_*/failure.json")]
+    assert [(document["nnodes"], document["world_size"]) for document in documents] == [(2, 2)] * 2
+    ends = [document["ended_at"] for document in documents]
     assert abs(ends[0] - ends[1]) < stretched(2)
 
 
