@@ -57,13 +57,14 @@ class Log:
         """The number of terms."""
         return sum(entry["kind"] == "claim" for entry in self.entries)
 
-    def find_state(self, start: messages.LogStart) -> str:
-        """Return slot and term of the newest state, "" where the log has begun anew behind it."""
+    def find_state(self, store: Store, start: messages.LogStart) -> str:
+        """Return slot and term of the newest state, "" for none: the log has begun anew behind it, or it was lost."""
         decisions = [entry for entry in self.entries if entry["kind"] != "claim"]
         if not decisions or decisions[-1]["slot"] < start.slot:
             return ""
         slot, term = decisions[-1]["slot"], decisions[-1]["term"]
-        return "" if start.is_restart and term < start.term else f"{slot}.{term}"
+        is_void = start.is_restart and term < start.term
+        return "" if is_void or not store.has_state(slot, term) else f"{slot}.{term}"
 
     def copy(self) -> Log:
         """Return what counts in a copy of the store."""

@@ -73,7 +73,7 @@ class Oracle:
         if kind == "d":
             require(int(number) < start.slot, DELETED, f"slot {number}, and the log begins at {start.slot}")
         elif kind == "s":
-            newest = self._logs[id(store)].find_state(start)
+            newest = self._logs[id(store)].find_state(store, start)
             require(number != newest, DELETED, f"the state {number}, and it is the newest")
 
     def note_formed(self, agent: Agent, place: Assignment) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from elastic_run.core.protocol.job_keys import state_key
 from elastic_run.core.protocol.log_start import is_trimmed
 from tests.simulation.clockwork import LOST
 
@@ -88,6 +89,7 @@ class Store:
         expires_beats: Whether it says that a node has no beat any more, as etcd does.
         note_slot: Called with this store and each slot that was created: number, node, value.
         note_delete: Called with this store and each key that a clean-up has deleted.
+        authors: The node that has written each document last.
     """
 
     clockwork: Clockwork
@@ -102,6 +104,7 @@ class Store:
     facts: list[bytes | None] = field(default_factory=list)
     trimmed: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
+    authors: dict[str, str] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
     _beaten: int = 0
     _seen: dict[Thread, dict[str, int | None]] = field(default_factory=dict)
@@ -154,6 +157,11 @@ class Store:
         """End, with the process that serves it: answer nobody from now on, nor those who wait."""
         self.is_closed = True
         self._break_waits(lambda _: True)
+
+    def has_state(self, slot: int, term: int) -> bool:
+        """Whether the state of a decision was written by the node that has created its slot, and by no other since."""
+        writer = next((node for number, node, _ in reversed(self.slots) if number == slot), "")
+        return self.authors.get(state_key(slot, term)) == writer
 
     def fall_silent(self) -> None:
         """Break the waits of those who can't be answered: the server stands still, or a cable was pulled."""
@@ -235,9 +243,10 @@ class Store:
 
         def give_up() -> None:
             self._forget(topic, look)
-            empty: object = ([], wish.arguments[0])
             if wish.operation == "wait_beside":
-                empty = (None, self.values.get(wish.arguments[1]))
+                empty: object = (None, self.values.get(wish.arguments[1]))
+            else:
+                empty = ([], max(wish.arguments[0], self.trimmed))
             thread.resume(ticket, empty)
 
         self.watchers.setdefault(topic, []).append(look)
@@ -275,6 +284,7 @@ class Store:
             self,
             facts=[*self.facts],
             values={**self.values},
+            authors={**self.authors},
             beats={**self.beats},
             _seen={},
             slots=[*self.slots],
@@ -312,8 +322,9 @@ class Store:
     def _get(self, _: Thread, keys: list[str]) -> list[bytes | None]:
         return [self.values.get(key) for key in keys]
 
-    def _write(self, _: Thread, documents: dict[str, bytes]) -> None:
+    def _write(self, thread: Thread, documents: dict[str, bytes]) -> None:
         self.values.update(documents)
+        self.authors.update(dict.fromkeys(documents, getattr(thread.host, "node", "")))
 
     def _delete_where(self, _: Thread, keys: tuple[str, ...], expected: dict[str, bytes]) -> None:
         is_same = all(self.values.get(key) == value for key, value in expected.items())

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_run.core.job.coordinator_state import Coordinator, Pending
-    from elastic_run.core.protocol.messages import Decision
 
 #: Rounds whose assignments are kept.
 KEPT_ROUNDS = 2
@@ -69,19 +68,12 @@ def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter
         return coordinator, Cleanup({}, (), {}, None)
     if winner == to_json(pending):
         return _take_own_entry(coordinator, pending, now, jitter)
-    decision = _read_entry(winner)
-    is_claim = isinstance(decision, Claim)
-    # Another decision of this very term is another coordinator's, which has claimed it in a store that was restored
-    # from a backup. This one is the wrong one, and the documents of its proposal lie at the keys of the other's.
-    is_shared = decision is not None and not is_claim and decision.term == coordinator.term
     proposal = propose(coordinator, now)
-    useless = () if proposal is None or is_shared else tuple(proposal.documents)
+    useless = tuple(proposal.documents) if proposal is not None else ()
     after = replace(coordinator, garbage_keys=(*coordinator.garbage_keys, *useless))
-    if winner is None:
-        after = replace(after, written=MappingProxyType({}))  # it may be trimmed as well
     # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
-    is_newer = is_claim and decision is not None and decision.term > coordinator.term
-    after = supersede(after) if winner is None or is_newer or is_shared else _try_next_slot(after)
+    is_superseded = winner is None or _ends_term(winner, coordinator.term)
+    after = supersede(after) if is_superseded else _try_next_slot(after)
     return after, _clean_up(after, {}, None)
 
 
@@ -161,11 +153,15 @@ def _try_next_slot(coordinator: Coordinator) -> Coordinator:
     return replace(coordinator, slot=slot, job=job)
 
 
-def _read_entry(entry: bytes | None) -> Decision | None:
+def _ends_term(winner: bytes, term: int) -> bool:
     try:
-        return None if entry is None else read_decision(entry)
+        decision = read_decision(winner)
     except MessageError:
-        return None
+        return False
+    # Any other decision of this very term is another coordinator's, which has claimed the term in a store that was
+    # restored from a backup. This one is the wrong one. The documents of its proposal have taken the place of the other
+    # one's, so they go all the same: without a state or an assignment the nodes say again where they stand.
+    return decision.term > term if isinstance(decision, Claim) else decision.term == term
 
 
 def _write_state(coordinator: Coordinator, now: float) -> bytes:
