@@ -78,7 +78,7 @@ def _is_device_name(text: str) -> bool:
     return text.isidentifier() and text.isascii() and not is_slip
 
 
-def whole_number(text: str, *, least: int, allowed: str) -> int:
+def whole_number(text: str, *, least: int, allowed: str, most: float = LARGEST_NUMBER) -> int:
     """Read a whole number that is not below `least`; `allowed` says what it has to be."""
     try:
         value = int(text)
@@ -87,8 +87,8 @@ def whole_number(text: str, *, least: int, allowed: str) -> int:
     if value < least:
         message = f"is not {allowed}"
         raise ValueError(message)
-    if value > LARGEST_NUMBER:
-        message = f"is above {LARGEST_NUMBER}"
+    if value > most:
+        message = f"is above {most}"
         raise ValueError(message)
     return value
 
@@ -122,12 +122,13 @@ def node_rank(text: str) -> int:
 
 def whole_seconds(text: str) -> int:
     """Read a whole number of seconds; one above `LONGEST_TIME` becomes that."""
-    return min(whole_number(text, least=0, allowed="a whole number of seconds from 0 up"), int(LONGEST_TIME))
+    value = whole_number(text, least=0, allowed="a whole number of seconds from 0 up", most=float("inf"))
+    return min(value, int(LONGEST_TIME))
 
 
 def port(text: str) -> int:
     """Read a TCP port; 0 lets the system choose."""
-    value = whole_number(text, least=0, allowed=f"a port from 0 to {_MAX_PORT}")
+    value = whole_number(text, least=0, allowed=f"a port from 0 to {_MAX_PORT}", most=float("inf"))
     if value > _MAX_PORT:
         message = f"is not a port from 0 to {_MAX_PORT}"
         raise ValueError(message)

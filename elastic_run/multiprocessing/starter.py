@@ -143,7 +143,7 @@ class WorkerStarter:
         if self.logs is None:
             return SpawnOptions(own, closed=self.closed)
         logs = self.logs
-        if self.makes_directories and logs.error_files[rank]:
+        if self.makes_directories and is_log(logs.error_files[rank]):
             os.mkdir(os.path.dirname(logs.error_files[rank]))
         stdout, stderr = self.wiring.open(
             rank,

@@ -199,3 +199,9 @@ def test_a_worker_does_not_wait_for_the_directories_of_others(launch: Launch, wo
     assert job.wait_exit() == 0, job.stderr
     steps = (tmp_path / "steps").read_text(encoding="utf-8").split()
     assert steps[-6:] == ["0", "start", "1", "start", "2", "start"]
+
+
+def test_without_log_files_no_directory_is_made(launch: Launch, worker: Worker) -> None:
+    """The null device as log directory stands for no files at all; a worker has no directory of its own then."""
+    job = launch("--nproc-per-node=2", "--log-dir=/dev/null", worker("print('ready')"))
+    assert job.wait_exit() == 0, job.stderr

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 
 from elastic_run import contract
 from elastic_run.lazy import lazy_names
+from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.log_directories import (
     link_latest,
     make_new,
@@ -234,7 +235,7 @@ class DefaultLogsSpecs(LogsSpecs):
             OSError: The directories can't be made.
         """
         logs = self.lay_out(envs)
-        for path in filter(None, logs.error_files.values()):
+        for path in filter(is_log, logs.error_files.values()):
             os.mkdir(os.path.dirname(path))
         return logs
 
