@@ -7,7 +7,9 @@ Rules
 - So a coordinator that slept through a trim decides nothing: its own read shows it, and so does every reader's.
 - A store that was restored from a backup may have lost slots. A node whose last read slot is lost raises the start to
   the slot for which it waits. Nodes that know less may have claimed terms below that slot since the backup. Each claim
-  takes a slot, so the node can choose a term above all of theirs for the start, and their decisions are void.
+  takes a slot, so the node can choose a term above all of theirs for the start, and their decisions are void. Where the
+  log has begun anew more than once, a claim may have as high a term all the same, and two nodes may hold one term. Then
+  the first of them that finds a decision of the other ends its term.
 - Such a start counts for every reader of a lower term, be it at a later slot by now: that node reads on from the start,
   since a slot behind it may hold a claim of a newer term.
 - Garbage at that key counts as nothing, since without a token any stranger can write it. The coordinator writes the
