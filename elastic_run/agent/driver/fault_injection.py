@@ -64,7 +64,7 @@ class _Injection:
     ) -> None:
         self.delay = planned.delay
         self._fault = planned.fault
-        self._is_armed = planned.is_armed_at_start
+        self._is_unasked = planned.is_armed_at_start
         self._round = started
         self._local_rank = local_rank
         self._loop = loop
@@ -124,6 +124,8 @@ class _Injection:
         if self._listener is not None:
             self._listener.close()
         self._conclude()
+        if self._is_unasked:
+            self._tell_unknown()
 
     def _write(self, text: str) -> None:
         """Tell the user at once: the console writes through the loop, which stops here."""
@@ -178,14 +180,12 @@ class _Injection:
     def _request(self, *, until: float) -> None:
         """Ask the worker for the fault; again and again while its Python starts."""
         if (pid := self._pid) is None:
-            if self._is_armed:
-                self._tell_unknown()
             return
         action, _, code = self._fault.action.partition(" ")
         what = f"{ACTIONS[action]} with code {code}" if code else ACTIONS[action]
         connection = _send(name_socket(self._round.restart_count, self._local_rank), self._fault.action)
         if connection is not None and action in COLLECTIVE_ACTIONS:
-            self._connection, self._asked_pid = connection, pid
+            self._connection, self._asked_pid, self._is_unasked = connection, pid, False
             self._loop.add_reader(connection.fileno(), lambda: self._take_answer(connection))
         elif connection is not None:
             connection.close()
@@ -193,6 +193,7 @@ class _Injection:
         elif self._loop.now() < until:
             self._loop.call_later(_PAUSE, lambda: self._request(until=until))
         else:
+            self._is_unasked = False
             self._say(
                 f"no {what}: {self._rank} (pid {pid}) is not a Python program that has elastic-run {self._moment}"
             )
