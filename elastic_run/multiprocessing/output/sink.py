@@ -4,8 +4,10 @@ O_NONBLOCK belongs to the open file description, which the user's shell and the 
 *their* writes would fail. So the method depends on the kind of file:
 - pipe or terminal: an open file description of this process, by opening /proc/self/fd/N again;
 - pipe or terminal that can't be opened again (after `su`, in a container as another user, without /proc): after each
-  POLLOUT only as many bytes as surely fit. A writable pipe takes PIPE_BUF bytes. A terminal takes at least one buffer
-  of 256 bytes, and a newline may take two of them;
+  POLLOUT only as many bytes as surely fit. A writable pipe takes PIPE_BUF bytes. A writable terminal has a free buffer
+  of 256 bytes. It takes characters up to the next one that it may change (a newline becomes two bytes) in one piece,
+  and then waits if no buffer is free any more (Linux, drivers/tty/n_tty.c, process_output_block). So such a character
+  is a step of its own;
 - socket: MSG_DONTWAIT for each call;
 - regular file or other device: written directly, since the write never blocks for long. A file that is opened again
   would begin at offset 0 and overwrite the content.
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PIPE_STEP = select.PIPE_BUF
-_TERMINAL_STEP = 128
+_TERMINAL_STEP = rb"[^\b\t\n\r]{1,128}|[\b\t\n\r]"
 
 
 class Sink:
@@ -56,8 +58,10 @@ class CautiousSink(Sink):
     """A blocking descriptor of somebody else's, given only what it surely takes."""
 
     def __init__(self, fd: int) -> None:
+        import re  # noqa: PLC0415 - few people's terminal can't be opened again
+
         super().__init__(fd)
-        self._step = _TERMINAL_STEP if os.isatty(fd) else _PIPE_STEP
+        self._step = re.compile(_TERMINAL_STEP) if os.isatty(fd) else None
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -65,11 +69,15 @@ class CautiousSink(Sink):
         """Write what fits, see `Sink.write`."""
         view = memoryview(data)
         done = 0
-        while done < len(view) and (size := self._write_step(view[done : done + self._step])):
+        while done < len(view) and (size := self._write_step(view[done : self._find_step_end(view, done)])):
             done += size
         if not done:
             raise BlockingIOError
         return done
+
+    def _find_step_end(self, view: memoryview, start: int) -> int:
+        found = None if self._step is None else self._step.match(view, start)
+        return start + _PIPE_STEP if found is None else found.end()
 
     def _write_step(self, piece: memoryview) -> int:
         """Write what surely fits; return 0 when nothing does."""
