@@ -194,14 +194,13 @@ class JobStore(ABC):
         """Remove keys; those that are not there don't matter."""
 
     def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
-        """Do `delete` if other keys have the expected values; in one step where the store can be restored meanwhile."""
+        """Remove keys if some keys have the expected values; in one step as `withdraw`, but on etcd v2."""
         if self.get([*expected]) == [*expected.values()]:
             self.delete(keys)
 
     def withdraw(self, key: str, value: bytes) -> None:
         """Remove a key if it has this value; in one step where the store can be restored from a backup meanwhile."""
-        if self.get([key]) == [value]:
-            self.delete([key])
+        self.delete_where([key], {key: value})
 
     # --- beats ---------------------------------------------------------------------------------------------------
     def beat(self, node: str, last: int | None = None) -> int | None:

@@ -140,13 +140,6 @@ class EtcdV3JobStore(EtcdJobStore):
             for some in _batches([_removal(self._key(key)) for key in keys]):
                 self._api.call("kv/txn", {"compare": compare, "success": some})
 
-    def withdraw(self, key: str, value: bytes) -> None:
-        path = self._key(key)
-        with self._closes_on_loss():
-            items = parse_items(self._api.call("kv/range", range_request(path)))
-            if _decompressed(items) == value:
-                self._api.call("kv/txn", {"compare": [_is_same(path, items)], "success": [_removal(path)]})
-
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         lease = _lease_of(self._beat(node))
