@@ -167,10 +167,10 @@ DEFAULT_C10D_PORT = 29400
 DEFAULT_SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_SHUTDOWN_TIMEOUT = 30
 DEFAULT_EXIT_BARRIER_TIMEOUT = 300
-#: The largest whole number of a setting or a message. JSON has one kind of number for readers in other languages; a
-#: larger one is not exact there.
+#: The largest whole number of a setting or a message. Many languages read a number of JSON as a float, and a larger
+#: number is not exact there.
 LARGEST_NUMBER = 1 << 53
-#: Bytes of a name that stands in messages of nodes and in keys of their store.
+#: Longest name, in bytes, that is a part of the nodes' messages and of the keys of their store.
 LONGEST_NAME = 4096
 #: Seconds that stand for ever: some thirty years. Threads and clocks can't take much more.
 LONGEST_TIME = 1e9

@@ -65,7 +65,7 @@ IGNORED_BY_PYTHON: tuple[int, ...] = tuple(
 
 #: Second names of signals, which `signal.Signals` doesn't use.
 _ALIASES = frozenset(("SIGCLD", "SIGPOLL", "SIGIOT"))
-#: Names by number, filled when the first one is asked for; what is no signal stands under None.
+#: Names by number, filled when the first name is asked for. Names that are no signal share the key None.
 _names: dict[int | None, str] = {}
 
 

@@ -52,7 +52,7 @@ _NAME_SIZE = 15
 
 
 def begin() -> None:
-    """Begin all that the variables of this worker ask for; called by the .pth file where there is one of them."""
+    """Do all that the variables of this worker ask for; the .pth file calls it if one of these variables is set."""
     for part in (_begin_stacks, _begin_recorder, _begin_faults):
         try:
             part()
@@ -61,7 +61,7 @@ def begin() -> None:
 
 
 def begin_diagnosis() -> None:
-    """Begin what only --flight-recorder and --inject-fault ask for; called in a fork that has become a worker."""
+    """Start the flight recorder and the faults, if they are asked for; called in a fork that has become a worker."""
     _begin_recorder()
     _begin_faults()
 

@@ -4,7 +4,7 @@
 |---|---|
 | `flags` | the table of all flags: names, values, default, variable, help |
 | `parser` | the argparse parser: words and variables to a namespace with a value for each flag |
-| `origins` | where each value comes from: flag, variable, file, Slurm (or left-over variables), or another value |
+| `origins` | where each value comes from (flag, variable, file, Slurm), and whether Slurm's variables are left over |
 | `values` | one value: text to a checked value |
 | `checks` | values against each other and against this machine, before anything is started |
 | `flag_notices` | notices on values with which the job can run, such as a flag without effect |

@@ -1,4 +1,4 @@
-"""What follows from the cluster's scheduler: values for a command line, and notices."""
+"""The values and notices that follow from the cluster's scheduler."""
 
 from __future__ import annotations
 

@@ -70,9 +70,9 @@ def derive(args: Namespace, origins: Origins, origin: Origin, **values: object) 
 
 
 def has_left_slurm(args: Namespace) -> bool:
-    """Whether Slurm's variables are no origin: they are left over from a step in which this launcher does not run.
+    """Whether Slurm's variables give no value: they are left over from a step in which this launcher does not run.
 
-    It is found out at the start, since the process above the launcher may end before it.
+    The answer is found at the start, since the parent of the launcher may end before the launcher.
     """
     return getattr(args, "has_left_slurm", False)
 

@@ -1,7 +1,8 @@
 """Which worker this process is, read from its environment: a pure function of the variables.
 
-Who set RANK comes first: a launcher that runs inside a Slurm job has said more than Slurm knows. But where srun has
-started this process, RANK may be left over from another shell. Then a step of Slurm.
+RANK counts before the variables of Slurm: a launcher inside a Slurm job sets RANK for each of its workers, of which
+Slurm knows nothing. But if srun itself has started this process, RANK may be left over from another shell. Without RANK
+the variables of a Slurm step count.
 A batch script is no step, though Slurm sets SLURM_PROCID=0 and SLURM_NTASKS for it too: a python that is
 started there directly is one process. A process without a launcher is rank 0 of 1.
 """

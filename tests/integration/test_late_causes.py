@@ -134,7 +134,11 @@ dist.all_reduce(torch.ones(1), group=group)
 @pytest.mark.parametrize(
     ("handler", "sent", "named"),
     [
-        ("signal.SIG_DFL", "SIGSTOP", "cause rank 1 is stopped (SIGSTOP, or a job control): it did not stop"),
+        (
+            "signal.SIG_DFL",
+            "SIGSTOP",
+            "cause rank 1 is stopped (by SIGSTOP, or by a shell's job control): it did not stop",
+        ),
         ("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"),
         ("save_checkpoint", "SIGCONT", "cause rank 0 on "),
     ],

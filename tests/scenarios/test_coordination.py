@@ -68,7 +68,7 @@ def _split(words: list[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _peer_loss(values: dict[str, Any]) -> PeerLoss | None:
-    """Return what `lost=2 stuck=4+5 unmoved=1` says: two workers failed, 4 and 5 did not stop, and 4 had not moved."""
+    """Read `lost=2 stuck=4+5 unmoved=1`: two workers failed, ranks 4 and 5 did not stop, and rank 4 had not moved."""
     stuck = [StuckRank(int(rank), "load_batch", "t.py", 3) for rank in str(values.get("stuck", "")).split("+") if rank]
     failed, unmoved = values.get("lost", 0), values.get("unmoved", 0)
     return PeerLoss(failed, len(stuck), tuple(stuck), unmoved) if stuck or "lost" in values else None

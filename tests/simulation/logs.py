@@ -58,7 +58,7 @@ class Log:
         return sum(entry["kind"] == "claim" for entry in self.entries)
 
     def find_state(self, store: Store, start: messages.LogStart) -> str:
-        """Return slot and term of the newest state, "" for none: the log has begun anew behind it, or it was lost."""
+        """Return `slot.term` of the newest state; "" if the log was begun again behind it, or if the state is lost."""
         decisions = [entry for entry in self.entries if entry["kind"] != "claim"]
         if not decisions or decisions[-1]["slot"] < start.slot:
             return ""

@@ -156,7 +156,7 @@ class HangDetection:
             self._judge()
 
     def _take_signs(self) -> bool:
-        """Return whether to look at the ranks."""
+        """Read the signs of progress; return whether the ranks' stacks have to be read as well."""
         if self._is_looking:  # stacks that are written and not yet read would be taken for output
             self._watch = replace(self._watch, ticked_at=self._loop.now())
             return False

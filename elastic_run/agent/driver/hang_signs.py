@@ -183,9 +183,9 @@ def _count_bytes(pid: int, names: Iterable[bytes], stacks: int) -> int:
 
 
 def _read_io(pid: int) -> dict[bytes, bytes]:
-    """Return the bytes that a process has read and written; nothing where the kernel doesn't tell.
+    """Return the counters of /proc/PID/io by name; an empty dict if the file can't be read.
 
-    A tick of the hang detection reads the file of each worker: a text file would double what the tick costs.
+    The hang detection reads the file of each worker at each tick. Opened as a text file, it would take twice the time.
     """
     try:
         with open(f"/proc/{pid}/io", "rb", buffering=0) as file:

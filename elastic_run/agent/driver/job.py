@@ -206,7 +206,7 @@ class MultiNodeJob:
 
         timeout = max(barrier, _SHORTEST_BARRIER) if self.ended is not None and not self._has_left else _LAST_WORDS
         if self._is_unhealthy:
-            timeout = LONGEST_WAIT  # the session knows how long the others need it
+            timeout = LONGEST_WAIT  # the session knows how long the other nodes need its store
         is_closed = threading.Event()
 
         def close() -> None:

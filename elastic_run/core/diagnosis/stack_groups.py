@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread
 
-#: The problem of a process that runs no more until somebody continues it.
-STOPPED = "is stopped (SIGSTOP, or a job control)"
+#: The problem of a process that does not run until another process sends it SIGCONT.
+STOPPED = "is stopped (by SIGSTOP, or by a shell's job control)"
 _DISTRIBUTED = "/torch/distributed/"
 #: Parts of it that write and compute; their collectives are calls of `_COLLECTIVES`.
 _NO_WAITS = ("/torch/distributed/checkpoint/", "/torch/distributed/tensor/")
@@ -138,11 +138,11 @@ def shorten_groups(groups: Sequence[Group], most: int) -> tuple[Sequence[Group],
 
 
 def has_not_moved(before: Dump | None, after: Dump) -> bool:
-    """Return whether a worker is where it was: its main thread in the same calls, or the whole process stopped.
+    """Return whether a worker has not moved: its main thread is in the same calls, or the process is stopped.
 
     Args:
-        before: What was known of it at a moment before, or None.
-        after: What is known of it now.
+        before: An earlier dump of the worker, or None.
+        after: A later dump.
     """
     if after.problem == STOPPED:
         return True

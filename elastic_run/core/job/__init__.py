@@ -16,7 +16,7 @@
 | `rank_claims` | two nodes with one fixed rank |
 | `node_versions` | whether the nodes of a round have different versions of torch |
 | `ranks` | which node and which worker gets which rank |
-| `refusals` | the nodes that the job has refused, and what the nodes that wait are told of them |
+| `refusals` | the nodes that the job has refused, and the clauses about them that waiting nodes show |
 | `reported_failure` | the failure in a node's report, which may be garbage |
 | `role_scripts` | which script the nodes of a role run |
 | `round_outcome` | what follows a round that has ended: a restart, a change of membership, the end of the job |

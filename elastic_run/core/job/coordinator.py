@@ -111,12 +111,8 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
         try:
             found, job = read_state(state, now)
         except MessageError as error:
-            fresh = replace(
-                fresh,
-                patience=1,
-                pending=Resync(term, str(error)),
-                complaint=f"the state of the job is lost: {error}",
-            )
+            complaint = f"the state of the job is lost: {error}"
+            fresh = replace(fresh, patience=1, pending=Resync(term, str(error)), complaint=complaint)
         else:
             fresh = _go_on(fresh, found, job)
             if newest_round > job.round > 0:

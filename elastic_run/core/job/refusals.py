@@ -1,4 +1,4 @@
-"""The nodes that a job has refused, among those that are gone: what the nodes that wait are told of them."""
+"""The nodes that the job has refused, and the clauses about them that waiting nodes show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def note_refused(job: Job, name: str) -> Job:
-    """Return the state with a note that a node is refused in this slot."""
+    """Return the state in which a refused node has the number of the slot that refuses it."""
     gone = job.gone.get(name)
     if gone is None or gone.reason != REFUSED:
         return job
@@ -22,12 +22,12 @@ def note_refused(job: Job, name: str) -> Job:
 
 
 def has_missed_refusal(known: Node | Gone, event: object) -> bool:
-    """Whether a node that was refused has passed over the slot that says so: it read so slowly that it was trimmed."""
+    """Whether a refused node has never read its refusal: it read so slowly that the slot was trimmed before."""
     return isinstance(event, Join) and isinstance(known, Gone) and 0 <= known.refused_in <= event.seen
 
 
 def forget_refused(gone: dict[str, Gone], host: str | None = None) -> None:
-    """Tell no more of nodes that were refused on a host, where another one has come, or on any host."""
+    """Mark the refused nodes of a host as told, because another node of the host has joined; None marks all hosts."""
     for name, node in gone.items():
         if node.reason == REFUSED and host in (None, name_host(node)):
             gone[name] = replace(node, is_told=True)

@@ -349,7 +349,7 @@ class Job:
 
 
 def name_host(gone: Gone) -> str:
-    """Return the host of a node that is gone; the id of a node that never joined begins with it."""
+    """Return the host name of a node that is gone. A node that never joined has it at the beginning of its id."""
     return gone.node.rsplit("_", 2)[0] if gone.was is None else gone.was.node_info.host
 
 

@@ -242,7 +242,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def lay_out(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Lay out one attempt as `reify` does, but leave each worker's own directory to be made when it starts.
 
-        The first of many workers need not wait for all directories then, while a processor is idle.
+        Otherwise the first of many workers would wait for all directories, while processors are idle.
         """
         if self._root_log_dir == os.devnull:
             return _nowhere(envs)

@@ -3,8 +3,8 @@
 Rules
 - Interface addresses decide, not names: an address is ours if a socket can be bound to it.
 - A name server that never answers stalls nothing: `store.connecting` looks names up in a thread, with a deadline.
-- A port is opened at the address by which other nodes come. If that address is not certain, the port is opened on all
-  interfaces, and a line gives the reason: it is worse if no node can join the job than if more can reach the port.
+- A port is opened at the address that other nodes use. If this address is not certain, the port is opened on all
+  interfaces, and a line gives the reason. The other choice is worse: no node could join the job.
 """
 
 from __future__ import annotations

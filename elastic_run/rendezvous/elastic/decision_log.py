@@ -96,7 +96,7 @@ def raise_start(store: JobStore, start: LogStart) -> bytes:
         start: Where it begins.
 
     Returns:
-        What lies at `job_keys.LOG_START` now.
+        The present value of `job_keys.LOG_START`.
 
     Raises:
         StoreConnectionError: The store can't be reached; whether the start was raised is unknown.

@@ -1,4 +1,4 @@
-"""One thread's connection to the job store, which is opened again when it breaks.
+"""The connection of one thread to the job store. A connection that breaks is opened again.
 
 Rules
 - A connection belongs to one thread; another thread may only `interrupt` it, which wakes the thread that waits in
@@ -9,8 +9,9 @@ Rules
   the store whose id they know, and after the sender has gone on in a store that was restored.
 - Attempts to open a connection go on, with pauses, for as long as the session lives. Only the sender decides when to
   give up: it writes the heartbeats, and so knows best whether the store answers.
-- A store that is slow because many nodes ask it must not be asked more often. So the pauses grow, and have a random
-  length. If no answer came in time, the next attempt waits for it twice as long, up to a lease.
+- A store that is slow because many nodes ask it must not be asked more often. So each pause between two attempts is
+  random, and the longest possible pause grows. If no answer came in time, the next attempt waits for it twice as long,
+  up to a lease.
 """
 
 from __future__ import annotations
