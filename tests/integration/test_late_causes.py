@@ -137,7 +137,7 @@ dist.all_reduce(torch.ones(1), group=group)
         (
             "signal.SIG_DFL",
             "SIGSTOP",
-            "cause rank 1 is stopped (by SIGSTOP, or by a shell's job control): it did not stop",
+            "cause rank 1 is stopped (SIGSTOP, or a shell's job control): it did not stop",
         ),
         ("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"),
         ("save_checkpoint", "SIGCONT", "cause rank 0 on "),

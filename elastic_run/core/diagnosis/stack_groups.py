@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread
 
 #: The problem of a process that does not run until another process sends it SIGCONT.
-STOPPED = "is stopped (by SIGSTOP, or by a shell's job control)"
+STOPPED = "is stopped (SIGSTOP, or a shell's job control)"
 _DISTRIBUTED = "/torch/distributed/"
 #: Parts of it that write and compute; their collectives are calls of `_COLLECTIVES`.
 _NO_WAITS = ("/torch/distributed/checkpoint/", "/torch/distributed/tensor/")
