@@ -21,7 +21,7 @@ _LINE = r"^group (\w), rank (\d), restarts (\d), step (\d+): (.*)$"
 
 
 def test_a_group_that_lost_a_rank_comes_back(
-    launch: Callable[..., Launched], free_port: int, monkeypatch: pytest.MonkeyPatch
+    launch: Callable[..., Launched], free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two groups of two ranks train together; one of them is restarted, and takes the weights of the other."""
     lighthouse = Path(sys.executable).with_name("torchft_lighthouse"), "--bind", f"127.0.0.1:{free_port}"
@@ -29,7 +29,7 @@ def test_a_group_that_lost_a_rank_comes_back(
     with subprocess.Popen([*lighthouse, "--min_replicas=1", "--join_timeout_ms=1000"]) as process:
         try:
             flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "torchft_replica.py")
-            jobs = [launch(*flags, group, step) for group, step in (("a", "-1"), ("b", "5"))]
+            jobs = [launch(*flags, group, step, tmp_path / "restarted") for group, step in (("a", "-1"), ("b", "5"))]
             codes = [job.wait_exit(deadline=180) for job in jobs]
         finally:
             process.kill()

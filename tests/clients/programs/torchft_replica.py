@@ -1,11 +1,16 @@
 """One rank of a replica group of torchft: trains with the other groups, through the death of one of them.
 
-Arguments: the group's name, and the step at which its rank 1 kills itself in the group's first life (-1: never).
+Arguments: the group's name, the step from which on its rank 1 kills itself in the group's first life (-1: never), and a
+file that the group makes in its second life.
+
+A group that joins takes the step of the others, so it may never see one certain step, and its first life must not end
+well. The others train on until a second life is among them: only then the file is there.
 """
 
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,8 +18,10 @@ from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGlo
 
 STEPS = 12
 
-group, fatal_step = sys.argv[1], int(sys.argv[2])
+group, fatal_step, restarted = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if restarts:
+    restarted.touch()
 dist.init_process_group("gloo")  # of the group's own ranks
 torch.manual_seed(len(group) + restarts)  # the groups begin with different weights
 model = torch.nn.Linear(4, 1)
@@ -35,9 +42,8 @@ manager = Manager(
     replica_id=f"group_{group}_",
 )
 parallel, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
-# Until all groups have done a step together after the last one: so a group that has lost a rank is back.
-while manager.current_step() < STEPS or manager.num_participants() < 2:
-    if (rank, restarts, manager.current_step()) == (1, 0, fatal_step):
+while not restarted.exists() or manager.current_step() < STEPS or manager.num_participants() < 2:
+    if (rank, restarts) == (1, 0) and 0 <= fatal_step <= manager.current_step():
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()
     parallel(torch.full((8, 4), float(rank + 1))).sum().backward()
