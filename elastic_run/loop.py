@@ -51,7 +51,7 @@ _LONGEST_WAIT = 86400.0
 #: Seconds between two looks at a child for which there is neither a pidfd nor a thread.
 _LOOK = 0.05
 #: Seconds in which a plug-in that has started a process collects it itself.
-_PLUGIN_PATIENCE = 2.0
+_PLUGIN_WAIT = 2.0
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: Stands for an exit status that other code of this process has taken; `Loop.lost_exits` tells it from a real 255.
@@ -282,7 +282,7 @@ class Loop:
 
         Args:
             own_session: A session whose processes are no strangers: plug-ins may have started them. Those of another
-                session a plug-in may have started too, so they are collected `_PLUGIN_PATIENCE` seconds after their
+                session a plug-in may have started too, so they are collected `_PLUGIN_WAIT` seconds after their
                 end. None to collect all at once.
 
         Raises:
@@ -310,7 +310,7 @@ class Loop:
                     self._collect(pid)
                 elif pid not in waiting and _session(pid) not in (None, own_session):
                     waiting.add(pid)
-                    self.call_later(_PLUGIN_PATIENCE, lambda pid=pid: collect_late(pid))  # type: ignore[misc]
+                    self.call_later(_PLUGIN_WAIT, lambda pid=pid: collect_late(pid))  # type: ignore[misc]
 
         self._install(signals.SIGCHLD, reap_all)
         self.call_soon(reap_all)  # those that have ended before

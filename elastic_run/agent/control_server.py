@@ -4,7 +4,7 @@ Rules
 - Everything runs in the agent's loop, without a thread, and without a timer while there is no request.
 - The socket is opened when the workers are started, or when the node has waited for others for a while: no worker
   waits for it. If the socket can't be opened, the job goes on, and commands don't find it.
-- A client has `_PATIENCE` seconds to send its request, and as many to take the answer. A client that is slower than
+- A client has `_WAIT_LIMIT` seconds to send its request, and as many to take the answer. A client that is slower than
   that, or sends more than a request, loses its connection. `_MOST` connections are served at a time.
 - An error in a request's function is told to the client; it never ends the job.
 - Only the user's processes come here: the directory is the user's (`control.socket_directory`).
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["ControlServer"]
 
 #: Seconds for a client to ask, and to take the answer.
-_PATIENCE = 10.0
+_WAIT_LIMIT = 10.0
 #: Seconds after which the answer to a request is given up, whatever it waits for.
-_ANSWER_PATIENCE = 120.0
+_ANSWER_WAIT = 120.0
 _MOST = 16
 #: Seconds without accepting, when there is no descriptor for a client.
 _PAUSE = 1.0
@@ -141,7 +141,7 @@ class _Client:
         self._is_open = True
         self._received = bytearray()
         self._unsent = memoryview(b"")
-        self._timer: Timer = loop.call_later(_PATIENCE, self.close)
+        self._timer: Timer = loop.call_later(_WAIT_LIMIT, self.close)
         loop.add_reader(connection.fileno(), self._read)
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class _Client:
         from elastic_run.agent.agent_view import Request  # noqa: PLC0415 - ditto
         from elastic_run.agent.control_requests import perform  # noqa: PLC0415 - only when somebody asks
 
-        self._wait(_ANSWER_PATIENCE)
+        self._wait(_ANSWER_WAIT)
         request = Request(self._view, self._reply)
         try:
             perform(request, wire.decode_call(bytes(self._received)))
@@ -191,7 +191,7 @@ class _Client:
     def _send(self, line: bytes) -> None:
         if not self._is_open or self._unsent:
             return
-        self._wait(_PATIENCE)
+        self._wait(_WAIT_LIMIT)
         self._unsent = memoryview(line)
         self._write()
 

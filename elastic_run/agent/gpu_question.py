@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ask_gpu_use"]
 
 #: Seconds for the answer.
-_PATIENCE = 1.0
+_WAIT_LIMIT = 1.0
 _MEMORY_KEY = "gpu"
 
 
@@ -43,6 +43,6 @@ def ask_gpu_use(loop: Loop, memory: dict[str, Any], deliver: Callable[[dict[int,
         found = gpu_use.read_gpu_use()
         loop.call_soon_threadsafe(lambda: conclude(found))
 
-    timer = loop.call_later(_PATIENCE, lambda: conclude({}))
+    timer = loop.call_later(_WAIT_LIMIT, lambda: conclude({}))
     memory[_MEMORY_KEY] = threading.Thread(target=read, name="gpu use", daemon=True)
     memory[_MEMORY_KEY].start()

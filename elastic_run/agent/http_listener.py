@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HttpListener", "ask_loop"]
 
 #: Seconds that the loop may take to answer, and a client to ask.
-_PATIENCE = 5.0
+_WAIT_LIMIT = 5.0
 _MOST = 16
 #: Seconds after a client that can't be accepted.
 _PAUSE = 0.1
@@ -115,7 +115,7 @@ class HttpListener:
             from elastic_run.agent.http_requests import answer  # noqa: PLC0415 - its imports come after the workers
 
             with connection, contextlib.suppress(OSError):
-                connection.settimeout(_PATIENCE)
+                connection.settimeout(_WAIT_LIMIT)
                 try:
                     answer(connection, reply)
                 finally:
@@ -142,5 +142,5 @@ def ask_loop(loop: Loop, find: Callable[[], T]) -> T | None:
         is_answered.set()
 
     loop.call_soon_threadsafe(answer)
-    is_answered.wait(_PATIENCE)
+    is_answered.wait(_WAIT_LIMIT)
     return found[0] if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.agent.worker_stacks import PATIENCE, take_stacks
+from elastic_run.agent.worker_stacks import WAIT_LIMIT, take_stacks
 from elastic_run.agent.worker_status import measure
 from elastic_run.control.wire import ControlError
 from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, kind_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["answer_drain", "answer_job_stacks", "answer_nodes", "answer_question"]
 
 #: Seconds that other nodes get to answer: they look for questions some times a second, and measure for a moment.
-_PATIENCE = {STATUS: 2.0, STACKS: PATIENCE + 2.0, DRAIN: 2.0, HANG: 2.0}
+_WAIT_LIMIT = {STATUS: 2.0, STACKS: WAIT_LIMIT + 2.0, DRAIN: 2.0, HANG: 2.0}
 #: Characters of a node's name.
 _LONGEST_NAME = 200
 
@@ -111,4 +111,4 @@ def _gather(request: Request, question: str) -> None:
     if job is None:
         take("others", [])
     else:
-        job.gather_status(question, _PATIENCE[kind_of(question)], lambda others: take("others", others))
+        job.gather_status(question, _WAIT_LIMIT[kind_of(question)], lambda others: take("others", others))

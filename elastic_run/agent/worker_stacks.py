@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-__all__ = ["PATIENCE", "answer_stacks", "take_stacks"]
+__all__ = ["WAIT_LIMIT", "answer_stacks", "take_stacks"]
 
 #: Seconds that workers get to answer; a client waits longer.
-PATIENCE = 3.0
+WAIT_LIMIT = 3.0
 #: Characters of one worker's text. Most stacks are much shorter, so the stacks of 1,000 workers fit into an answer.
 _MOST_TEXT = 1 << 18
 
@@ -39,7 +39,7 @@ def take_stacks(view: AgentView, deliver: Callable[[Document], None]) -> None:
     else:
         workers = view.context.group.workers
         current.ask_stacks(
-            PATIENCE,
+            WAIT_LIMIT,
             lambda dumps: deliver(
                 {**node, "workers": _describe(add_silences(dumps, current, workers, view.loop.now()))}
             ),

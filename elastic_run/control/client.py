@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "ask", "ask_agents", "ask_all"]
 
 #: Seconds that an agent may take to answer, unless the caller says otherwise.
-PATIENCE = 5.0
+WAIT_LIMIT = 5.0
 _CHUNK = 1 << 18
 #: struct ucred of unix(7): pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
@@ -43,18 +43,18 @@ class Answer:
     error: str = ""
 
 
-def ask(path: str, call: Call, *, patience: float = PATIENCE) -> dict[str, Any]:
+def ask(path: str, call: Call, *, wait_limit: float = WAIT_LIMIT) -> dict[str, Any]:
     """Ask one agent.
 
     Args:
         path: Its socket.
         call: The request.
-        patience: Seconds for the whole answer.
+        wait_limit: Seconds for the whole answer.
 
     Raises:
         ControlError: It refuses, or doesn't answer.
     """
-    answers = ask_all([path], call, patience=patience)
+    answers = ask_all([path], call, wait_limit=wait_limit)
     if not answers:
         message = f"the agent at {path} has ended"
         raise ControlError(message)
@@ -64,13 +64,13 @@ def ask(path: str, call: Call, *, patience: float = PATIENCE) -> dict[str, Any]:
     return answer.document
 
 
-def ask_agents(environment: Mapping[str, str], call: Call, *, patience: float) -> list[Answer]:
+def ask_agents(environment: Mapping[str, str], call: Call, *, wait_limit: float) -> list[Answer]:
     """Ask every agent of this user on this machine.
 
     Args:
         environment: The process's.
         call: The request.
-        patience: Seconds for all answers together.
+        wait_limit: Seconds for all answers together.
 
     Returns:
         An answer for each agent that runs.
@@ -81,16 +81,16 @@ def ask_agents(environment: Mapping[str, str], call: Call, *, patience: float) -
     paths, problems = find_sockets(environment)
     if problems and not paths:
         raise ControlError(problems[0])
-    return ask_all(paths, call, patience=patience)
+    return ask_all(paths, call, wait_limit=wait_limit)
 
 
-def ask_all(paths: Sequence[str], call: Call, *, patience: float = PATIENCE) -> list[Answer]:
+def ask_all(paths: Sequence[str], call: Call, *, wait_limit: float = WAIT_LIMIT) -> list[Answer]:
     """Ask several agents at once.
 
     Args:
         paths: Their sockets; a stale one is removed.
         call: The request.
-        patience: Seconds for all answers together.
+        wait_limit: Seconds for all answers together.
 
     Returns:
         An answer for each agent that runs, in the order of the paths.
@@ -100,8 +100,8 @@ def ask_all(paths: Sequence[str], call: Call, *, patience: float = PATIENCE) -> 
         line = encode_call(call)
         for conversation in asked:
             conversation.send(line)
-        _collect([each for each in asked if not each.error], time.monotonic() + patience)
-        return [each.conclude(patience) for each in asked]
+        _collect([each for each in asked if not each.error], time.monotonic() + wait_limit)
+        return [each.conclude(wait_limit) for each in asked]
     finally:
         for conversation in asked:
             conversation.socket.close()
@@ -149,10 +149,10 @@ class _Conversation:
         self._received += data
         self.is_over = not data or len(self._received) > ANSWER_LIMIT
 
-    def conclude(self, patience: float) -> Answer:
+    def conclude(self, wait_limit: float) -> Answer:
         """Return the answer, or the reason why there is none."""
         if not self.error and not self.is_over:
-            self.error = f"the agent with pid {self._pid} does not answer within {patience:g} s (is it stopped?)"
+            self.error = f"the agent with pid {self._pid} does not answer within {wait_limit:g} s (is it stopped?)"
         elif not self.error and not self._received:
             self.error = f"the agent with pid {self._pid} has ended, or has too many clients"
         if self.error:

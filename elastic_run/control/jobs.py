@@ -22,7 +22,7 @@ __all__ = ["RUN_HELP", "RunningAgent", "RunningJob", "choose_job", "find_job", "
 #: The help text of RUN, for all commands.
 RUN_HELP = "run id (--rdzv-id) or its beginning, or the launcher's pid; may be left out if one job runs on this machine"
 #: Seconds in which all agents of this machine have to tell which job they run.
-_PATIENCE = 2.0
+_WAIT_LIMIT = 2.0
 #: Run ids that tell nothing: torchrun's default, and numbers that were made up.
 _NO_RUN_ID = "none"
 _LONGEST_LABEL = 32
@@ -106,7 +106,7 @@ def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
         UsageError: The directory of the control sockets belongs to another user.
     """
     try:
-        answers = ask_agents(environment, Call("identify", {}), patience=_PATIENCE)
+        answers = ask_agents(environment, Call("identify", {}), wait_limit=_WAIT_LIMIT)
     except ControlError as error:
         raise UsageError(str(error)) from error
     agents = sorted(map(_read_agent, answers), key=lambda agent: (agent.started_at, agent.pid))

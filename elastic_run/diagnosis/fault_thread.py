@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Bytes of the longest request, and seconds that a client gets to send it.
 _LONGEST = 64
-_PATIENCE = 1.0
+_WAIT_LIMIT = 1.0
 #: Bytes of memory that are taken at a time.
 _PIECE = 8 << 20
 _NAME = "faults"
@@ -76,7 +76,7 @@ def _wait(listener: socket.socket) -> None:
 
 
 def _read(connection: socket.socket) -> str:
-    connection.settimeout(_PATIENCE)
+    connection.settimeout(_WAIT_LIMIT)
     try:
         return connection.recv(_LONGEST).decode() if is_own_user(connection) else ""
     except OSError:

@@ -2,8 +2,8 @@
 
 Rules
 - py-spy stops a process for a moment and reads its memory (ptrace). The kernel may refuse that; nothing else is tried.
-- Several workers are read at once. A worker that takes longer than `_PATIENCE` is given up: symbols of large libraries
-  take seconds.
+- Several workers are read at once. A worker that takes longer than `_WAIT_LIMIT` is given up: symbols of large
+  libraries take seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["find_py_spy", "read_native_stacks"]
 
 _AT_ONCE = 8
-_PATIENCE = 15.0
+_WAIT_LIMIT = 15.0
 _DENIED = ("permission denied", "operation not permitted")
 _NO_PYTHON = "failed to find python version"
 #: Yama: root may trace; from 3 on, no process may.
@@ -55,10 +55,10 @@ def _read(program: str, pid: int) -> Dump:
     command = [program, "dump", "--native", "--pid", str(pid)]
     try:
         done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE, check=False, errors="replace"
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_WAIT_LIMIT, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired:
-        return Dump(problem=f"py-spy has not read it within {_PATIENCE:g} s")
+        return Dump(problem=f"py-spy has not read it within {_WAIT_LIMIT:g} s")
     except OSError as error:
         return Dump(problem=f"py-spy can't be started: {error.strerror}")
     if done.returncode == 0:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Seconds that a client gets to send its request.
-_PATIENCE = 1.0
+_WAIT_LIMIT = 1.0
 
 #: torch's functions: the one of NCCL's recorder, and the one of all other backends.
 _RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
@@ -67,7 +67,7 @@ def _answer(listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
             with connection:
-                connection.settimeout(_PATIENCE)
+                connection.settimeout(_WAIT_LIMIT)
                 request = connection.recv(1) if is_own_user(connection) else b""
                 if request == contract.RECORDER_COUNT:
                     connection.sendall(count_collectives())

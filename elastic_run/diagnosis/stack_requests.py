@@ -10,7 +10,7 @@ Rules
   shows a thread in the handler: it blocks the signal.
   Python writes a few characters at a time, so after the first of them the pipe is not read for `_GATHERING` seconds:
   otherwise each write would wake this process.
-- After `patience` seconds, missing stacks are explained. A worker that has taken the signal and does not run our
+- After `wait_limit` seconds, missing stacks are explained. A worker that has taken the signal and does not run our
   handler has a handler of its own, and is not waited for that long.
 """
 
@@ -42,7 +42,7 @@ _TRIES = 4
 _PAUSE = 0.005
 #: Seconds that the handler gets where a wait for a lock was interrupted for it, while another thread has the GIL.
 _SECOND = 0.1
-#: Part of the patience after which a worker that has taken the signal must have begun to write.
+#: Part of the wait limit after which a worker that has taken the signal must have begun to write.
 _EARLY = 1 / 3
 #: Bytes of one worker that are kept: 100 threads of 100 frames.
 _MOST_BYTES = 1 << 21
@@ -94,12 +94,12 @@ class StackRequests:
         for rank in self._pipes:
             self._watch(rank)
 
-    def ask(self, pids: Mapping[int, int], patience: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
+    def ask(self, pids: Mapping[int, int], wait_limit: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
         """Ask workers for their stacks.
 
         Args:
             pids: The workers that run, by local rank.
-            patience: Seconds to wait for the answers.
+            wait_limit: Seconds to wait for the answers.
             on_done: Called in the loop with the stacks by local rank. During another request it gets that request's
                 stacks.
         """
@@ -111,10 +111,10 @@ class StackRequests:
         self._requests = {rank: self._prepare(rank, pid) for rank, pid in pids.items()}
         self._missing = {rank for rank, request in self._requests.items() if not request.problem}
         self._timers = [
-            self._loop.call_later(patience * _EARLY, self._look_early),
-            self._loop.call_later(patience if self._missing else 0.0, self._finish),
+            self._loop.call_later(wait_limit * _EARLY, self._look_early),
+            self._loop.call_later(wait_limit if self._missing else 0.0, self._finish),
         ]
-        until = self._loop.now() + patience * _EARLY
+        until = self._loop.now() + wait_limit * _EARLY
         for rank in self._missing.copy():
             self._begin(rank, self._requests[rank], until=until)
 

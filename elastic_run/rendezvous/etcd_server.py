@@ -32,7 +32,7 @@ find_free_port = get_socket_with_port
 _ENV_PROGRAM = "TORCHELASTIC_ETCD_BINARY_PATH"
 #: Seconds between two questions whether it is up: nothing else tells (law 2: retrying a connection).
 _PAUSE = 0.05
-_PATIENCE = 10
+_WAIT_LIMIT = 10
 #: From this version on there is no v2 API, and its flag is an error.
 _WITHOUT_V2 = (3, 6)
 
@@ -111,7 +111,7 @@ class EtcdServer:
             time.sleep(_PAUSE)
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_PATIENCE)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_WAIT_LIMIT)
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == http.client.OK
@@ -131,7 +131,7 @@ class EtcdServer:
         except ModuleNotFoundError as error:
             message = "EtcdServer.get_client returns a client of python-etcd: pip install python-etcd"
             raise ModuleNotFoundError(message) from error
-        return etcd.Client(host=self._host, port=self._port, version_prefix="/v2", read_timeout=_PATIENCE)
+        return etcd.Client(host=self._host, port=self._port, version_prefix="/v2", read_timeout=_WAIT_LIMIT)
 
     def stop(self) -> None:
         """Stop it, and remove the temporary directory; harmless when that was done."""

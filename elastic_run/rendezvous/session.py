@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.node.config import NodeConfig
     from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
-    from elastic_run.core.protocol.facts import NodeInfo, Offer, PeerLoss
+    from elastic_run.core.protocol.facts import NodeInfo, PeerLoss, StoreAddress
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
@@ -118,13 +118,13 @@ class Session(ABC):
         """The numeric address at which this node's workers' stores listen; empty for all interfaces."""
 
     @abstractmethod
-    def start(self, open_offer: Callable[[str], Offer], deliver: Callable[[SessionEvent], None]) -> None:
+    def start(self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]) -> None:
         """Join the job; returns at once.
 
         Args:
-            open_offer: Opens this node's workers' store of the first round at a `listening_host`, and returns where it
-                listens; an empty host, or a wildcard, stands for this node's own. Called by a thread of the session
-                when the store was reached, and again when the job goes on in another store while this node waits; it
+            open_worker_store: Opens this node's workers' store of the first round at a `listening_host`, and returns
+                where it listens; an empty host, or a wildcard, stands for this node's own. Called by a thread of the
+                session when the store was reached, and again when the job goes on in another store while this node waits; it
                 may raise OSError.
             deliver: Called with each event, from the session's threads, one at a time; it must not block.
         """
@@ -146,7 +146,7 @@ class Session(ABC):
         outcome: str,
         *,
         report: Document | None,
-        offer: Offer,
+        store_address: StoreAddress,
         detail: str = "",
         verdict: str = "",
         peer_loss: PeerLoss | None = None,
@@ -160,7 +160,7 @@ class Session(ABC):
             report: This node's root cause, JSON-able: ``exit_code``, ``signature``, ``is_deterministic``, ``uptime``
                 (seconds), ``severity`` and ``summary`` (a line for the user) are read by the policy, the rest is
                 carried to every node. With `stopped`: what had failed by itself before the halt, or None.
-            offer: Where this node's workers' store of the next round listens.
+            store_address: Where this node's workers' store of the next round listens.
             detail: For `cannot_start`: one sentence for the user.
             verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
             peer_loss: This node's workers that may be the cause if others have lost a peer, and those that failed.
@@ -186,14 +186,14 @@ class Session(ABC):
 
     @abstractmethod
     def gather_status(
-        self, question: str, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]
+        self, question: str, expected: int, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]
     ) -> None:
         """Ask all nodes; returns at once.
 
         Args:
             question: Of `core.protocol.node_status`.
             expected: Number of nodes that should answer.
-            patience: Seconds to wait for them.
+            wait_limit: Seconds to wait for them.
             deliver: Called once, from another thread, with the documents that have come.
         """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import Offer
+from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
@@ -81,21 +81,21 @@ class TorchStyleRounds:
             store, place.group_rank, place.group_world_size, RendezvousStoreInfo(master.host, master.port)
         )
 
-    def _come_back(self, current: Assignment, offer: Offer) -> None:
+    def _come_back(self, current: Assignment, store_address: StoreAddress) -> None:
         if self._is_halted:
-            self._session.report_ready(current.round, STOPPED, report=None, offer=offer)
+            self._session.report_ready(current.round, STOPPED, report=None, store_address=store_address)
             return
         self._session.report_failing(current.round)
         report = {"exit_code": 1, "signature": None, "is_deterministic": False, "uptime": 0.0, "severity": 0}
-        self._session.report_ready(current.round, FAILED, report=report, offer=offer)
+        self._session.report_ready(current.round, FAILED, report=report, store_address=store_address)
 
     def finish(self) -> None:
         """Say that this node's workers are done; once."""
         if self._current is None or self._is_finished or self.is_over:
             return
         self._is_finished = True
-        offer = Offer("", self._store.port if self._store else 0, use_agent_store=True)
-        self._session.report_ready(self._current.round, DONE, report=None, offer=offer)
+        store_address = StoreAddress("", self._store.port if self._store else 0, use_agent_store=True)
+        self._session.report_ready(self._current.round, DONE, report=None, store_address=store_address)
 
     def close(self, timeout: float) -> None:
         """Wait for the end of the other nodes, for this many seconds at most, and close the session."""
@@ -120,11 +120,11 @@ class TorchStyleRounds:
         if self._client is not None:
             self._client.close()
 
-    def _renew_store(self, host: str) -> Offer:
+    def _renew_store(self, host: str) -> StoreAddress:
         if self._store is not None:
             self._store.close()
         self._store = HostedStore(*open_listeners([host] if host else []))
-        return Offer("", self._store.port, use_agent_store=True)
+        return StoreAddress("", self._store.port, use_agent_store=True)
 
     def _closed(self) -> RendezvousError:
         end = self._end

@@ -129,14 +129,14 @@ class EventWriter:
         else:
             self._dropped += 1
 
-    def close(self, patience: float) -> None:
+    def close(self, wait_limit: float) -> None:
         """Write the lines that wait, and close the files.
 
         Args:
-            patience: Seconds after which a slow disk is given up.
+            wait_limit: Seconds after which a slow disk is given up.
         """
         self._lines.put(None)
-        self._thread.join(patience)
+        self._thread.join(wait_limit)
 
     def _run(self) -> None:
         told = 0

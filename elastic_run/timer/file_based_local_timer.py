@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _TRIES = 10
 _PAUSE = 0.1
 #: Seconds that a client waits while the pipe is full.
-_PATIENCE = 1.0
+_WAIT_LIMIT = 1.0
 
 
 class FileTimerClient(TimerClient):
@@ -96,7 +96,7 @@ class FileTimerClient(TimerClient):
         # The pipe is opened for each request: torch's server waits for its writers to close it.
         for number in range(1, _TRIES + 1):
             try:
-                write_line(self._file_path, line, _PATIENCE)
+                write_line(self._file_path, line, _WAIT_LIMIT)
             except OSError as error:
                 if number == _TRIES:
                     message = f"no timer server reads {self._file_path}: {error.strerror}"
@@ -156,13 +156,13 @@ class FileTimerServer:
         """Take all requests that are there, end those that have expired, then end as `stop` does."""
         self._end(None)
 
-    def _end(self, patience: float | None) -> None:
+    def _end(self, wait_limit: float | None) -> None:
         thread, self._thread = self._thread, None
         if self._wake_write >= 0:
             os.close(self._wake_write)
             self._wake_write = -1
         if thread is not None:
-            thread.join(patience)
+            thread.join(wait_limit)
         if self._wake_read >= 0 and (thread is None or not thread.is_alive()):
             os.close(self._wake_read)
             self._wake_read = -1

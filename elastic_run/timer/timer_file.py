@@ -155,13 +155,13 @@ def has_reader(path: str) -> bool:
     return True
 
 
-def write_line(path: str, line: bytes, patience: float) -> None:
+def write_line(path: str, line: bytes, wait_limit: float) -> None:
     """Write a line into a named pipe at once and whole.
 
     Args:
         path: The pipe.
         line: The line, with its end, no longer than PIPE_BUF.
-        patience: Seconds to wait at most while the pipe is full.
+        wait_limit: Seconds to wait at most while the pipe is full.
 
     Raises:
         OSError: Nobody reads there, or the pipe stays full (BlockingIOError).
@@ -171,7 +171,7 @@ def write_line(path: str, line: bytes, patience: float) -> None:
     try:
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
-        poll.poll(patience * 1000)
+        poll.poll(wait_limit * 1000)
         os.write(fd, line)
     finally:
         os.close(fd)

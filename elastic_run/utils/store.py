@@ -162,21 +162,21 @@ def _find_missing(
     prefix: str,
     rank: int,
     name_of: Callable[[int], str],
-    patience: timedelta,
+    wait_limit: timedelta,
 ) -> list[str] | None:
     """Return the missing ranks, as rank 0 finds them; other ranks point to rank 0, or know nothing if it is missing."""
     store.set(f"{prefix}{rank}{_PRESENT}", _ANYTHING)
     if rank != 0:
         try:
             # Rank 0 begins when its own barrier has timed out, and takes its time.
-            store.wait([prefix + _TOLD], store.timeout + patience)
+            store.wait([prefix + _TOLD], store.timeout + wait_limit)
         except _store_error():
             return None
         return [f"<rank 0 ({name_of(0)}) knows>"]
     missing: list[str] = []
     for number in range(1, world_size):
         try:
-            store.wait([f"{prefix}{number}{_PRESENT}"], _MOMENT if missing else patience)
+            store.wait([f"{prefix}{number}{_PRESENT}"], _MOMENT if missing else wait_limit)
         except _store_error():
             missing.append(name_of(number))
         if len(missing) == _MOST_MISSING:

@@ -5,7 +5,7 @@ here imports the launcher, but `launch_subprocesses`, which starts it. torch is 
 
 | module | what it holds |
 |---|---|
-| `beats` | heartbeats of a worker |
+| `heartbeats` | heartbeats of a worker |
 | `devices` | which device a worker computes on, and which backend its process group takes |
 | `distributed` | `init_distributed`, and what this worker is |
 | `errors` | errors of a worker before it trains |
@@ -26,10 +26,10 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.worker.beats import heartbeat
     from elastic_run.worker.distributed import WorkerContext, init_distributed, is_main, local_rank, rank, world_size
     from elastic_run.worker.errors import JoinError, PlaceError, WorkerError
     from elastic_run.worker.exchange import all_to_all
+    from elastic_run.worker.heartbeats import heartbeat
     from elastic_run.worker.launching import launch_subprocesses
     from elastic_run.worker.parallel import ParallelGroup, ParallelGroups, parallel_groups
     from elastic_run.worker.reduction import reduce_mean
@@ -71,7 +71,7 @@ __getattr__ = lazy_names(
         "PlaceError": "errors",
         "WorkerError": "errors",
         "all_to_all": "exchange",
-        "heartbeat": "beats",
+        "heartbeat": "heartbeats",
         "launch_subprocesses": "launching",
         "ParallelGroup": "parallel",
         "ParallelGroups": "parallel",

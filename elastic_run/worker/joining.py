@@ -69,11 +69,11 @@ class Meeting:
         """Note that this rank has made its process group."""
         self.store.set(f"connected/{self.place.rank}", "1")
 
-    def part(self, patience: dt.timedelta = _FAREWELL) -> None:
+    def part(self, wait_limit: dt.timedelta = _FAREWELL) -> None:
         """Let rank 0 end last if it serves the store: the others ask it for the missing ranks, or just end.
 
         Args:
-            patience: Most seconds that it waits for them: a rank that has crashed does not sign off.
+            wait_limit: Most seconds that it waits for them: a rank that has crashed does not sign off.
         """
         if self.place.is_store_served or self.place.world_size == 1:
             return
@@ -83,7 +83,7 @@ class Meeting:
             if self.store.add("left", 1) >= self.place.world_size:
                 self.store.set("left/all", "1")
             if self.place.rank == 0:
-                self.store.wait(["left/all"], patience)
+                self.store.wait(["left/all"], wait_limit)
         except RuntimeError:
             pass  # another rank has failed, or the store is gone: nothing is left to be said
 

@@ -29,7 +29,7 @@ _IDLE = 2.0
 _SETTLING = 1.5
 #: Seconds without a wake-up that tell a launcher at rest, and how long to wait for that at most: some never rest.
 _QUIET = 0.5
-_PATIENCE = 2.0
+_WAIT_LIMIT = 2.0
 _NEVER_IMPORTED = frozenset({"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "requests"})
 _IMPORT_LINE = re.compile(r"^import time:\s+\d+ \|\s+\d+ \|\s*(\S+)$", re.MULTILINE)
 
@@ -128,7 +128,7 @@ def _maps(pid: int) -> str:
 
 def _wait_quiet(pids: list[int]) -> int:
     """Wait until the launcher is done with its start, which a busy machine delays; return its wake-ups until then."""
-    give_up_at = time.monotonic() + _PATIENCE
+    give_up_at = time.monotonic() + _WAIT_LIMIT
     wakes = sum(map(_wakes, pids))
     while time.monotonic() < give_up_at:
         time.sleep(_QUIET)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TIMES = 3
 #: Seconds for torchrun to form a round of fewer than the maximum: its last call takes 30.
-_PATIENCE = 120.0
+_WAIT_LIMIT = 120.0
 
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
@@ -130,14 +130,14 @@ def reform_after_failure(installation: Installation, launcher: str, times: int) 
     """Let workers of a job of 3 of at most 4 nodes die; return the milliseconds to all workers' next first lines."""
     with NodeGroup(installation, "1:4", f"--max-restarts={times}", launcher=launcher) as group:
         nodes = group.start_many(3)
-        Watch(nodes, "up", group.nproc, from_start=True).wait_last(deadline=_PATIENCE)
+        Watch(nodes, "up", group.nproc, from_start=True).wait_last(deadline=_WAIT_LIMIT)
         return [_reform(group, nodes, nodes[number % 3]) for number in range(times)]
 
 
 def _reform(group: NodeGroup, nodes: list[Job], failing: Job) -> float:
     up, died = Watch(nodes, "up", group.nproc), Watch([failing], "died", 1)
     failing.poke()
-    return (up.wait_last(deadline=_PATIENCE) - died.wait_last()) / 1e6
+    return (up.wait_last(deadline=_WAIT_LIMIT) - died.wait_last()) / 1e6
 
 
 def tell_after_death(installation: Installation, times: int) -> list[float]:

@@ -48,7 +48,7 @@ _ETCD_ASKED = re.compile(rb"^grpc_server_started_total\{.*\} (\S+)$", re.MULTILI
 _ETCD_BYTES = re.compile(rb"^etcd_network_client_grpc_(?:received|sent)_bytes_total (\S+)$", re.MULTILINE)
 #: Seconds after which a round is given up, and torch's where it is only tried.
 _DEADLINE = 120.0
-_PATIENCE = 30.0
+_WAIT_LIMIT = 30.0
 #: Operations and bytes per node may differ so much between the smallest and the largest round.
 _GROWTH = 2.0
 _RUN_ID = "crowd"
@@ -301,9 +301,9 @@ def ask_of_torch(nodes: int) -> Round:
 def _try_torch(nodes: int) -> str:
     """Return what to say of a round that is too large for torch."""
     try:
-        return f"; torch: {form_round_of_torch(nodes, _PATIENCE).seconds:.3g} s"
+        return f"; torch: {form_round_of_torch(nodes, _WAIT_LIMIT).seconds:.3g} s"
     except BenchmarkError:
-        return f"; torch: not within {_PATIENCE:g} s"
+        return f"; torch: not within {_WAIT_LIMIT:g} s"
 
 
 def _run(programs: Sequence[Job], deadline: float = _DEADLINE) -> float:

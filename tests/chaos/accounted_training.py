@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 SAMPLES_PER_STEP = 12
 WIDTH = 8
 #: Seconds that a collective may wait for a rank that is gone: shorter than any test, longer than a stopped peer.
-PATIENCE = dt.timedelta(seconds=10)
+WAIT_LIMIT = dt.timedelta(seconds=10)
 
 
 def make_sample(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--pace", type=float, default=0.05, help="seconds of every step")
     arguments = parser.parse_args()
-    dist.init_process_group("gloo", timeout=PATIENCE)
+    dist.init_process_group("gloo", timeout=WAIT_LIMIT)
     train(arguments.directory, save_every=arguments.save_every, pace=arguments.pace)
     dist.destroy_process_group()
     return 0

@@ -26,7 +26,7 @@ SAMPLES_PER_STEP = 12
 SAVE_EVERY = 5
 PACE = 0.02
 #: Seconds for a rank that is gone.
-PATIENCE = 20.0
+WAIT_LIMIT = 20.0
 
 
 class Training:
@@ -79,7 +79,7 @@ class Training:
         while True:
             samples = list(range(step * SAMPLES_PER_STEP, (step + 1) * SAMPLES_PER_STEP))[self.rank :: self.ranks]
             os.write(self.book, (json.dumps({"step": step, "samples": samples}) + "\n").encode())
-            self.store.barrier(f"step/{step}", self.ranks, PATIENCE)
+            self.store.barrier(f"step/{step}", self.ranks, WAIT_LIMIT)
             step += 1
             time.sleep(PACE)  # the work of a model
             if step % SAVE_EVERY == 0 and self._save(step):
@@ -110,11 +110,11 @@ class Training:
 def main() -> None:
     """Join the others, train, leave."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    with StoreClient(address, port, PATIENCE) as store:
+    with StoreClient(address, port, WAIT_LIMIT) as store:
         training = Training(Path(sys.argv[1]), store)
         training.run()
         # The store goes with rank 0's agent: nobody leaves before all have read the last word.
-        store.barrier("end", training.ranks, PATIENCE)
+        store.barrier("end", training.ranks, WAIT_LIMIT)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_waits_on_a_dark_host_end() -> None:
             waits: list[Callable[[], object]] = [
                 lambda: waiting.wait("d/0", 10 * DEADLINE),
                 lambda: reading.read("facts", position, 10 * DEADLINE),
-                lambda: store.beat("n"),
+                lambda: store.heartbeat("n"),
             ]
             reasons: list[str] = []
 

@@ -144,7 +144,7 @@ def test_a_request_above_the_limit_ends_the_connection(agent: Agent) -> None:
 
 def test_clients_that_do_not_ask_hold_nobody_up_for_long(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent clients are dropped after a time; a client that comes meanwhile is answered then."""
-    monkeypatch.setattr(control_server, "_PATIENCE", 0.3)
+    monkeypatch.setattr(control_server, "_WAIT_LIMIT", 0.3)
     silent = [agent.connect() for _ in range(control_server._MOST)]
     with agent.connect() as connection:
         connection.sendall(b'{"version": 1, "request": "ping"}\n')
@@ -156,7 +156,7 @@ def test_clients_that_do_not_ask_hold_nobody_up_for_long(agent: Agent, monkeypat
 
 def test_a_client_that_reads_nothing_never_stalls_the_loop(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer of 8 MB waits, others are answered at once, and then it is dropped."""
-    monkeypatch.setattr(control_server, "_PATIENCE", 0.5)
+    monkeypatch.setattr(control_server, "_WAIT_LIMIT", 0.5)
     monkeypatch.setitem(control_requests.REQUESTS, "large", lambda _: {"text": "a" * (8 << 20)})
     with agent.connect() as slow:
         slow.sendall(b'{"version": 1, "request": "large"}\n')
@@ -217,7 +217,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
 def test_an_agent_that_does_not_answer_is_told_after_a_moment(tmp_path: Path) -> None:
     """A stopped agent holds a command up for the given time only."""
     with listening(tmp_path / "a.sock"):
-        (answer,) = client.ask_all([str(tmp_path / "a.sock")], PING, patience=0.1)
+        (answer,) = client.ask_all([str(tmp_path / "a.sock")], PING, wait_limit=0.1)
     assert (answer.pid, answer.document) == (os.getpid(), None)
     assert "does not answer within 0.1 s" in answer.error
 
@@ -232,7 +232,7 @@ def test_an_agent_whose_queue_of_clients_is_full_is_told_and_not_taken_for_ended
                 waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
                 waiting.settimeout(0)
                 waiting.connect(path)
-        (answer,) = client.ask_all([path], PING, patience=0.1)
+        (answer,) = client.ask_all([path], PING, wait_limit=0.1)
     assert (answer.pid, answer.error) == (4711, "the agent with pid 4711 accepts no client (is it stopped?)")
 
 

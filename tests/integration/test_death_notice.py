@@ -12,7 +12,16 @@ import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.job_keys import FACTS, HEAD
-from elastic_run.core.protocol.messages import SEAT_UNTOLD, Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
+from elastic_run.core.protocol.messages import (
+    SEAT_UNTOLD,
+    Assignment,
+    Head,
+    Leave,
+    SeatDead,
+    StoreAddress,
+    read_fact,
+    to_json,
+)
 from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
@@ -60,9 +69,11 @@ class Dead:
         self.deaths = DeathProofs(name_job(self.backend))
         self.deaths.open("victim")
         stack.callback(self.deaths.close, is_over=True)
-        offer = Offer("127.0.0.1", 1)
+        store_address = StoreAddress("127.0.0.1", 1)
         if is_told:
-            self.deaths.note_round(Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, incarnation="red", round_id="3/1/c"))
+            self.deaths.note_round(
+                Assignment(3, 1, 3, 1, 3, 1, 3, store_address, 0, 3, incarnation="red", round_id="3/1/c")
+            )
 
     def document(self, seconds: float = _SECONDS) -> dict[str, Any]:
         """Return what its guardian was given."""

@@ -71,7 +71,7 @@ def test_a_job_in_a_store_that_torch_serves(stack: ExitStack) -> None:
 
 
 def test_what_strangers_write_is_passed_over(stack: ExitStack) -> None:
-    """With a token, what somebody writes into a store that can't check it harms nothing: facts, decisions, beats."""
+    """With a token, nothing that a stranger writes into an open store does harm: facts, decisions, heartbeats."""
     port = stack.enter_context(torchs_server())
     nodes = [stack.enter_context(tcp_node(port, (2, 2), is_host=False, secret=b"secret")) for _ in range(2)]
     assert {node.wait_for(Formed).assignment.group_world_size for node in nodes} == {2}
@@ -80,7 +80,7 @@ def test_what_strangers_write_is_passed_over(stack: ExitStack) -> None:
         stranger.append(FACTS, b"rubbish")
         stranger.create(decision_key(2), to_json(End(1, "worker_failed", 1)))
         stranger.write({HEAD: b"rubbish", STATUS: b"rubbish"})
-        stranger.beat(nodes[0].session.node)
+        stranger.heartbeat(nodes[0].session.node)
     for node in nodes:
         node.done()
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}

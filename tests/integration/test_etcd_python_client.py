@@ -77,8 +77,8 @@ def test_it_reads_our_stream_in_our_order(client: etcd.Client, store: EtcdV2JobS
 
 
 def test_it_sees_our_times_to_live(client: etcd.Client, store: EtcdV2JobStore) -> None:
-    """A beat has the lease as its time to live, in whole seconds, and is gone after it; the job has a day."""
-    store.beat("n")
+    """A heartbeat has the lease as its time to live, in whole seconds, and is gone after it; the job has a day."""
+    store.heartbeat("n")
     assert 0 < client.read(f"{_JOB}/b/n").ttl <= 3
     job = {node["key"]: node for node in client.read("/custom/elastic-run")._children}[_JOB]
     assert LEFT_BEHIND - 60 < job["ttl"] <= LEFT_BEHIND
@@ -125,15 +125,15 @@ def test_its_watch_brings_what_we_write(client: etcd.Client, store: EtcdV2JobSto
 
 # --- what it writes --------------------------------------------------------------------------------------------------
 def test_we_see_what_it_writes(client: etcd.Client, store: EtcdV2JobStore) -> None:
-    """Keys, streams and beats of its are read, and a key that it made first stays its own."""
+    """Keys, streams and heartbeats of its are read, and a key that it made first stays its own."""
     client.write(f"{_JOB}/k/d/0", text(b"its"), prevExist=False)
     client.write(f"{_JOB}/s/facts", text(b"fact"), append=True)
     client.write(f"{_JOB}/b/n", text(b"1"), ttl=1)
     assert store.get(["d/0", "d/1"]) == [b"its", None]
     assert store.create("d/0", b"ours") == b"its"
     assert store.read("facts", 0, DEADLINE)[0] == [b"fact"]
-    assert store.read_beats(["n"]) != [None]
-    wait_until(lambda: store.read_beats(["n"]) == [None])
+    assert store.read_heartbeats(["n"]) != [None]
+    wait_until(lambda: store.read_heartbeats(["n"]) == [None])
 
 
 def test_our_waits_end_with_what_it_writes(client: etcd.Client, store: EtcdV2JobStore) -> None:

@@ -39,7 +39,7 @@ def test_a_node_that_is_cut_off_stops_its_workers(stack: ExitStack) -> None:
     begun = time.monotonic()
     halted = fenced.wait_for(Halted)
     assert halted.reason == "fenced"
-    assert fenced.when(halted) - begun > _LEASE / 3, "the last beat is a moment old"
+    assert fenced.when(halted) - begun > _LEASE / 3, "the last heartbeat is a moment old"
     wait_until(lambda: any("the workers were stopped after" in text for text in _notices(fenced)))
     assert not [event for _, event in other.events if isinstance(event, Halted)]
     etcd.resume(0)
@@ -54,7 +54,7 @@ def test_a_node_that_is_cut_off_stops_its_workers(stack: ExitStack) -> None:
 
 
 def test_a_node_whose_store_answers_is_left_alone(stack: ExitStack) -> None:
-    """A fenced node whose beats arrive runs for as long as its workers do."""
+    """A fenced node whose heartbeats arrive runs for as long as its workers do."""
     etcd = stack.enter_context(Etcd())
     # On a busy machine a heartbeat may take longer than the short lease of other tests.
     nodes = _start(stack, etcd, "lease", "lease", conf={**FAST, "keep_alive_max_attempt": "8"})

@@ -115,20 +115,20 @@ def test_workers_without_torch_are_left_alone(launch: Callable[..., Launched], t
 
 
 def test_a_worker_that_does_not_answer_holds_nothing_up() -> None:
-    """The loop goes on while dumps are awaited; a second Ctrl-C ends the wait, as its patience does."""
+    """The loop goes on while dumps are awaited; a second Ctrl-C ends the wait, as its wait_limit does."""
     recorder, envs = FlightRecorder(), {0: {contract.ENV_RANK: "0"}}
     recorder.switch_on(envs, LogsDest(error_files={0: "/logs/attempt_0/0/error.json"}), {})
     with socket.socket(socket.AF_UNIX) as listener, Loop() as loop:
         listener.bind(f"\0{envs[0][contract.ENV_FLIGHT_RECORDER]}")
         listener.listen()
         events: list[str] = []
-        question = recorder.collect(loop, lambda: events.append("interrupted"), patience=1e6)
+        question = recorder.collect(loop, lambda: events.append("interrupted"), wait_limit=1e6)
         loop.call_soon(lambda: events.append("loop"))
         loop.call_later(0.05, question.finish)
         assert loop.run_until(lambda: len(events) == 2, loop.now() + 60)
         question.finish()
         assert events == ["loop", "interrupted"]
-        recorder.collect(loop, lambda: events.append("late"), patience=0.05)
+        recorder.collect(loop, lambda: events.append("late"), wait_limit=0.05)
         assert loop.run_until(lambda: events[-1] == "late", loop.now() + 60)
         counts: list[dict[int, str]] = []
         recorder.count(loop, counts.append)
@@ -161,6 +161,6 @@ def test_a_worker_that_has_not_answered_is_not_waited_for_again() -> None:
         assert loop.run_until(lambda: bool(counts), loop.now() + 60)
         assert counts == [{0: "done 0=1/-1/1"}]
         is_over: list[bool] = []
-        recorder.collect(loop, lambda: is_over.append(True), patience=1e6)
+        recorder.collect(loop, lambda: is_over.append(True), wait_limit=1e6)
         assert loop.run_until(lambda: bool(is_over), loop.now() + 60)
         loop.remove_reader(listener.fileno())

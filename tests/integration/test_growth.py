@@ -54,17 +54,17 @@ def links() -> int:
     return sum(issubclass(type(one), StoreConnection) for one in gc.get_objects())
 
 
-def beat(port: int, node: Node) -> None:
+def heartbeat(port: int, node: Node) -> None:
     """Heartbeat for a node, which leaves too soon to do so itself."""
     with keys_of(port) as store:
-        store.beat(node.session.node)
+        store.heartbeat(node.session.node)
 
 
 def visit(port: int, host: Node) -> None:
     """Let a node join a running job, and leave it."""
     with tcp_node(port, (1, 2), is_host=False, conf=CONF, setup=SETUP) as visitor:
         assert visitor.wait_for(Formed).assignment.group_world_size == 2
-        beat(port, visitor)
+        heartbeat(port, visitor)
         visitor.session.leave("signal")
     while host.wait_for(Formed).assignment.group_world_size != 1:
         pass
@@ -112,16 +112,16 @@ def test_nodes_that_came_and_went(stack: ExitStack) -> None:
     for _ in range(100):
         visit(port, host)
     keys, connections = count(port), links()
-    counts, beats = [], []
+    counts, heartbeats = [], []
     for _ in range(200):
         visit(port, host)
         with keys_of(port) as store:
             found = store._client.list_keys()
         counts.append(len(found))
-        beats.append(sum(key.startswith("b/") for key in found))
+        heartbeats.append(sum(key.startswith("b/") for key in found))
     # What is past is deleted now and then, and by another thread: on a busy machine some visits later.
     assert min(counts[-50:]) < keys + 10, counts
-    assert 1 <= min(beats[-50:]) < 10, beats
+    assert 1 <= min(heartbeats[-50:]) < 10, heartbeats
     assert links() < connections + 5
 
 
@@ -134,7 +134,7 @@ def test_coordinators_that_came_and_went(stack: ExitStack) -> None:
     for _ in range(60):
         nodes.append(tcp_node(port, (1, 2), is_host=False, conf=CONF, setup=SETUP).start())
         assert nodes[-1].wait_for(Formed).assignment.group_world_size == 2
-        beat(port, nodes[-2])
+        heartbeat(port, nodes[-2])
         nodes[-2].session.leave("signal")
         nodes[-2].close()
         while nodes[-1].wait_for(Formed).assignment.group_world_size != 1:
@@ -170,18 +170,18 @@ def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
         yield opened
 
 
-def test_beats_are_forgotten(opener: Opener) -> None:
-    """The beats of nodes that are gone go when the coordinator says so; those of others stay, and it may come again."""
+def test_heartbeats_are_forgotten(opener: Opener) -> None:
+    """The coordinator removes the heartbeats of nodes that are gone; others stay, and a node may come again."""
     with opener("job") as store:
         for node in ("a", "b", "c"):
-            store.beat(node)
-        assert None not in store.read_beats(["a", "b", "c"])
-        store.forget_beats(["a", "c", "never there"])
-        a, b, c = store.read_beats(["a", "b", "c"])
+            store.heartbeat(node)
+        assert None not in store.read_heartbeats(["a", "b", "c"])
+        store.forget_heartbeats(["a", "c", "never there"])
+        a, b, c = store.read_heartbeats(["a", "b", "c"])
         assert (a, c) == (None, None)
         assert b is not None
-        store.beat("a")
-        assert store.read_beats(["a"]) != [None]
+        store.heartbeat("a")
+        assert store.read_heartbeats(["a"]) != [None]
 
 
 def test_reports_of_garbage_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:

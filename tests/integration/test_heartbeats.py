@@ -1,4 +1,4 @@
-"""Heartbeats that answer: a node that the job has dropped learns it from its next beat, and needs no clock for it."""
+"""Heartbeats that answer: a node that the job has dropped learns it from its next heartbeat, without a clock."""
 
 from __future__ import annotations
 
@@ -116,23 +116,23 @@ def test_a_member_that_was_suspended_joins_again(
     assert first.wait_for(Ended).end.verdict == "success"
 
 
-def test_a_node_whose_beat_was_removed_says_again_where_it_stands(stack: ExitStack) -> None:
-    """Whoever removes the beat of a node that lives harms nothing: it joins again, once, and its round goes on."""
+def test_a_node_whose_heartbeat_was_removed_says_again_where_it_stands(stack: ExitStack) -> None:
+    """Whoever removes the heartbeat of a node that lives harms nothing: it joins again, once, and its round goes on."""
     port = free_port()
     nodes = [stack.enter_context(tcp_node(port, (2, 2), setup=_SETUP)) for _ in range(2)]
     for node in nodes:
         assert node.wait_for(Formed).assignment.group_world_size == 2
     name = nodes[1].session.node
     with C10dJobStore("127.0.0.1", port, "job") as store:
-        wait_until(lambda: store.read_beats([name]) != [None])
+        wait_until(lambda: store.read_heartbeats([name]) != [None])
         _, position = store.read(FACTS, 0, 0.0)
-        store.forget_beats([name])
+        store.forget_heartbeats([name])
         facts: list[Join] = []
         while name not in [fact.node for fact in facts]:
             entries, position = store.read(FACTS, position, DEADLINE)
             facts += [fact for fact in map(read_fact, entries) if isinstance(fact, Join)]
         assert facts[-1].last is not None
-        wait_until(lambda: store.read_beats([name]) != [None])
+        wait_until(lambda: store.read_heartbeats([name]) != [None])
     for node in nodes:
         node.done()
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}

@@ -328,42 +328,42 @@ def test_another_key_is_read_with_the_one_that_is_made_or_waited_for(store: JobS
     assert other.wait_beside("d/9", "d/start", _SHORT) == (None, b"4")
 
 
-# --- beats -----------------------------------------------------------------------------------------------------------
-def test_a_beat_is_a_change(store: JobStore, other: JobStore) -> None:
-    """A node that beats shows another number each time it has beaten, and one that never did shows None."""
+# --- heartbeats ------------------------------------------------------------------------------------------------------
+def test_a_heartbeat_is_a_change(store: JobStore, other: JobStore) -> None:
+    """A node shows another number after each heartbeat, and None before the first."""
     seen = []
     last = None
     for _ in range(3):
-        last = store.beat("host_1_0a", last)
-        seen.append(other.read_beats(["host_1_0a", "host_2_0b"]))
-    assert len({beats[0] for beats in seen}) == 3
-    assert all(isinstance(beats[0], int) and beats[1] is None for beats in seen)
-    assert other.read_beats([]) == []
+        last = store.heartbeat("host_1_0a", last)
+        seen.append(other.read_heartbeats(["host_1_0a", "host_2_0b"]))
+    assert len({heartbeats[0] for heartbeats in seen}) == 3
+    assert all(isinstance(heartbeats[0], int) and heartbeats[1] is None for heartbeats in seen)
+    assert other.read_heartbeats([]) == []
 
 
-def test_a_key_is_read_with_beats(store: JobStore, other: JobStore) -> None:
-    """Whether it is there or not; a second reading of the same beat gives what `read_beats` does."""
-    other.beat("a")
-    beats, beside = store.read_beats_beside(["a", "b"], "key")
-    assert (beats[0] is None, beats[1], beside) == (False, None, None)
+def test_a_key_is_read_with_heartbeats(store: JobStore, other: JobStore) -> None:
+    """Whether it is there or not; a second reading of the same heartbeat gives what `read_heartbeats` does."""
+    other.heartbeat("a")
+    heartbeats, beside = store.read_heartbeats_beside(["a", "b"], "key")
+    assert (heartbeats[0] is None, heartbeats[1], beside) == (False, None, None)
     other.write({"key": b"value"})
-    assert store.read_beats_beside(["a"], "key")[1] == b"value"
-    if not store.expires_beats:
-        assert store.read_beats_beside(["a"], "key")[0] == store.read_beats(["a"])
+    assert store.read_heartbeats_beside(["a"], "key")[1] == b"value"
+    if not store.expires_heartbeats:
+        assert store.read_heartbeats_beside(["a"], "key")[0] == store.read_heartbeats(["a"])
 
 
-def test_a_beat_answers(store: JobStore, other: JobStore) -> None:
-    """A node beats on what it wrote last, over any connection; once the store has dropped it, its next beat says so."""
-    first = store.beat("n")
-    second = other.beat("n", first)
-    third = store.beat("n", second)
+def test_a_heartbeat_answers(store: JobStore, other: JobStore) -> None:
+    """A heartbeat replaces the node's last one, over any connection; the next one after it was dropped says so."""
+    first = store.heartbeat("n")
+    second = other.heartbeat("n", first)
+    third = store.heartbeat("n", second)
     assert None not in (first, second, third)
-    other.forget_beats(["n", "never there"])
-    assert store.beat("n", third) is None
-    assert other.read_beats(["n"]) == [None], "a node that was dropped is not there again before it says so"
-    again = store.beat("n")
-    assert other.read_beats(["n"]) != [None]
-    assert store.beat("n", again) is not None
+    other.forget_heartbeats(["n", "never there"])
+    assert store.heartbeat("n", third) is None
+    assert other.read_heartbeats(["n"]) == [None], "a node that was dropped is not there again before it says so"
+    again = store.heartbeat("n")
+    assert other.read_heartbeats(["n"]) != [None]
+    assert store.heartbeat("n", again) is not None
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
@@ -371,12 +371,12 @@ def test_jobs_are_separate(opener: Opener, store: JobStore) -> None:
     """Jobs with other ids, be they a part of ours, see nothing of ours and remove nothing of ours."""
     store.append("facts", b"a")
     store.create("d/0", b"ours")
-    store.beat("n")
+    store.heartbeat("n")
     for run_id in (store.run_id[:-1], f"{store.run_id}/d", f"{store.run_id}%", "ünïcode job/..", ".."):
         with opener(run_id) as foreign:
             assert foreign.read("facts", 0, 0)[0] == []
             assert foreign.create("d/0", b"theirs") == b"theirs"
-            assert foreign.read_beats(["n"]) == [None]
+            assert foreign.read_heartbeats(["n"]) == [None]
             foreign.remove_job()
     assert store.get(["d/0"]) == [b"ours"]
     assert _read_all(store, 1)[0] == [b"a"]
@@ -386,11 +386,11 @@ def test_a_removed_job_leaves_nothing(store: JobStore, other: JobStore) -> None:
     """After a job was removed nothing of it is there, and a job of the same id begins anew."""
     store.append("facts", b"a")
     store.create("d/0", b"x")
-    store.beat("n")
+    store.heartbeat("n")
     store.remove_job()
     store.remove_job()
     assert other.get(["d/0"]) == [None]
-    assert other.read_beats(["n"]) == [None]
+    assert other.read_heartbeats(["n"]) == [None]
     assert other.read("facts", 0, 0)[0] == []
     other.append("facts", b"b")
     assert _read_all(other, 1)[0] == [b"b"]
@@ -438,8 +438,8 @@ def test_operations_pass_a_wait_of_the_thread_that_shares(store: JobStore, share
         assert store.create(f"c/{number}", b"%d" % number) == b"%d" % number
         assert store.get([f"c/{number}", "c/none"]) == [b"%d" % number, None]
         store.append("facts", b"%d" % number)
-        assert store.beat("node") is not None
-        assert store.read_beats(["node"])[0] is not None
+        assert store.heartbeat("node") is not None
+        assert store.read_heartbeats(["node"])[0] is not None
     assert waiting.is_alive()
     other.create("d/slot", b"decision")
     waiting.join(DEADLINE)
@@ -458,7 +458,7 @@ def test_an_awaited_key_that_comes_during_operations_is_seen(
     def ask() -> None:
         last = None
         while not is_over.is_set():
-            last = store.beat("node", last)
+            last = store.heartbeat("node", last)
             assert last is not None
             assert store.get(["c/none"]) == [None]
 
@@ -480,7 +480,7 @@ def test_a_wait_in_vain_ends_among_operations(store: JobStore, shared: JobStore)
     got: list[bytes | None] = []
     waiting = _begin(lambda: got.append(shared.wait("d/never", _SHORT)))
     while waiting.is_alive():
-        store.beat("node")
+        store.heartbeat("node")
     assert got == [None]
     assert shared.wait_beside("d/never", "d/none", _SHORT) == (None, None)
     assert shared.create("d/now", b"1") == store.get(["d/now"])[0] == b"1"
@@ -499,7 +499,7 @@ def test_a_closed_connection_wakes_the_thread_that_shares_it(opener: Opener) -> 
             errors.append(error)
 
     waiting = _begin(wait)
-    assert store.beat("node") is not None
+    assert store.heartbeat("node") is not None
     store.close()
     shared.close()
     waiting.join(DEADLINE)

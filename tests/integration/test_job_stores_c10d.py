@@ -212,7 +212,7 @@ def test_a_server_that_stops_is_noticed() -> None:
             store = C10dJobStore(LOOPBACK, int(server.stdout.readline()), _JOB, timeout=0.3)
             other = store.clone()
             os.kill(server.pid, signal.SIGSTOP)
-            operations: list[Callable[[], object]] = [lambda: store.beat("n"), lambda: other.wait("d/0", 0.1)]
+            operations: list[Callable[[], object]] = [lambda: store.heartbeat("n"), lambda: other.wait("d/0", 0.1)]
             for ask in operations:
                 begun = time.monotonic()
                 with pytest.raises(StoreConnectionError) as caught:

@@ -1,4 +1,4 @@
-"""What is special about the job stores over etcd: beats that expire, members that fail, users, certificates."""
+"""What is special about the job stores over etcd: heartbeats that expire, members that fail, users, certificates."""
 
 from __future__ import annotations
 
@@ -70,57 +70,57 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-# --- beats -----------------------------------------------------------------------------------------------------------
+# --- heartbeats ------------------------------------------------------------------------------------------------------
 @both
-def test_a_beat_expires_with_its_lease(etcd: Etcd, make: Make) -> None:
+def test_a_heartbeat_expires_with_its_lease(etcd: Etcd, make: Make) -> None:
     """A node that goes on beating stays; one that stops is gone after its lease; one that comes back is there again."""
     with make(etcd.client()) as store, store.clone() as observer:
-        store.beat("dies")
-        store.beat("lives")
+        store.heartbeat("dies")
+        store.heartbeat("lives")
         begun = beaten = time.monotonic()
-        assert None not in observer.read_beats(["dies", "lives"])
+        assert None not in observer.read_heartbeats(["dies", "lives"])
 
         def is_gone() -> bool:
             nonlocal beaten
             before, beaten = beaten, time.monotonic()
-            store.beat("lives")
-            dies, lives = observer.read_beats(["dies", "lives"])
-            # On a machine so busy that the lease has passed since the beat before, etcd is right to forget it.
+            store.heartbeat("lives")
+            dies, lives = observer.read_heartbeats(["dies", "lives"])
+            # On a machine so busy that the lease has passed since the heartbeat before, etcd is right to forget it.
             assert lives is not None or time.monotonic() - before > _LEASE / 2
             return dies is None
 
         wait_until(is_gone, deadline=_LEASE + _SLACK)
         assert time.monotonic() - begun > _LEASE - 1
-        store.beat("dies")
-        assert observer.read_beats(["dies"]) != [None]
+        store.heartbeat("dies")
+        assert observer.read_heartbeats(["dies"]) != [None]
         store.remove_job()
 
 
 @both
-def test_a_beat_survives_a_new_connection(etcd: Etcd, make: Make) -> None:
+def test_a_heartbeat_survives_a_new_connection(etcd: Etcd, make: Make) -> None:
     """A node that goes on beating over a clone of a closed object never disappears."""
     with make(etcd.client()) as first, first.clone() as observer:
-        first.beat("n")
+        first.heartbeat("n")
         first.close()
         with first.clone() as second:
             end = time.monotonic() + _LEASE + 1
             while time.monotonic() < end:
-                second.beat("n")
-                assert observer.read_beats(["n"]) != [None]
+                second.heartbeat("n")
+                assert observer.read_heartbeats(["n"]) != [None]
                 observer.wait("d/0", 0.2)
             second.remove_job()
 
 
 @both
-def test_beats_of_many_nodes(etcd: Etcd, make: Make) -> None:
-    """The beats of two hundred nodes are read at once."""
+def test_heartbeats_of_many_nodes(etcd: Etcd, make: Make) -> None:
+    """The heartbeats of two hundred nodes are read at once."""
     nodes = [f"host-{number}_1_0a" for number in range(200)]
     with make(etcd.client()) as store:
         store._lease = DEADLINE  # longer than they take to be written on a busy machine
         for node in nodes:
-            store.write_beat(node, b"1")
-        assert None not in store.read_beats(nodes)
-        assert store.read_beats([*nodes, "missing"])[-1] is None
+            store.write_heartbeat(node, b"1")
+        assert None not in store.read_heartbeats(nodes)
+        assert store.read_heartbeats([*nodes, "missing"])[-1] is None
         store.remove_job()
 
 
@@ -130,7 +130,7 @@ def test_a_removed_job_leaves_no_key_of_version_3(etcd: Etcd) -> None:
     with make_v3(etcd.client()) as store:
         store.append("facts", b"a")
         store.write({"head": b"1", "d/0": b"x"})
-        store.beat("n")
+        store.heartbeat("n")
         assert etcd.list_keys()
         store.remove_job()
         assert etcd.list_keys() == []
@@ -142,7 +142,7 @@ def test_a_removed_job_leaves_no_key_of_version_2(etcd: Etcd) -> None:
     with make_v2(etcd.client()) as store:
         store.append("facts", b"a")
         store.write({"head": b"1", "d/0": b"x"})
-        store.beat("n")
+        store.heartbeat("n")
         store.remove_job()
     document, _ = api.call("GET", "/", {}, {"recursive": "true"})
     api.http.close()
@@ -184,13 +184,13 @@ def test_the_leader_dies(three: Etcd, make: Make) -> None:
         for thread in threads:
             thread.start()
         three.kill(three.find_leader())
-        store.beat("n")
+        store.heartbeat("n")
         assert store.create("d/0", b"x") == b"x"
         store.append("facts", b"after")
         for thread in threads:
             thread.join(DEADLINE)
         assert sorted(got, key=str) == sorted([b"x", [b"after"]], key=str)
-        assert store.read_beats(["n"]) != [None]
+        assert store.read_heartbeats(["n"]) != [None]
 
 
 def test_an_entry_that_was_sent_twice_is_there_once(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,20 +56,20 @@ def test_what_lies_behind_a_gap_is_read_once(store: C10dJobStore, monkeypatch: p
     assert store.read("facts", 0, 0)[0] == entries, "another reader's position is as good as ours"
 
 
-def test_beats_of_many_nodes_are_read_at_once(store: C10dJobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On torch's server two operations read all beats once each node has one, and each is the newest."""
+def test_heartbeats_of_many_nodes_are_read_at_once(store: C10dJobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch's server two operations read all heartbeats once each node has one, and each is the newest."""
     monkeypatch.setattr(store._client, "_is_extended", False)
     nodes = [f"node{number}" for number in range(_NODES)]
     looked = _note_looks(store, monkeypatch)
-    assert store.read_beats(nodes) == [None] * _NODES
+    assert store.read_heartbeats(nodes) == [None] * _NODES
     for node in nodes:
-        store.write_beat(node, b"1")
-    assert store.read_beats(nodes) == [1] * _NODES
+        store.write_heartbeat(node, b"1")
+    assert store.read_heartbeats(nodes) == [1] * _NODES
     looked.clear()
-    store.write_beat(nodes[7], b"2")
-    assert store.read_beats(nodes) == [2 if number == 7 else 1 for number in range(_NODES)]
+    store.write_heartbeat(nodes[7], b"2")
+    assert store.read_heartbeats(nodes) == [2 if number == 7 else 1 for number in range(_NODES)]
     assert not looked
-    assert store.read_beats([*nodes, "newcomer"])[-1] is None
+    assert store.read_heartbeats([*nodes, "newcomer"])[-1] is None
 
 
 def test_a_store_that_nobody_serves_yet_is_told_at_once() -> None:

@@ -249,7 +249,7 @@ def test_a_stopped_launcher_is_not_waited_for(launch: Launch, worker: Worker) ->
     (path,) = find_sockets(os.environ)[0]
     agent = RunningAgent(path, job.pid)
     job.send(signal.SIGSTOP)
-    assert stop_job(RunningJob((agent,)), None, patience=0.2) == 1
+    assert stop_job(RunningJob((agent,)), None, wait_limit=0.2) == 1
     job.send(signal.SIGCONT)
 
 

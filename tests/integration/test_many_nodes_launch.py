@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Worker = Callable[[str], Path]
     Nodes = Callable[..., list[Launched]]
 
-#: A last call that no test waits for, and beats that show a loss soon.
+#: A last call that no test waits for, and heartbeats that show a loss soon.
 CONF = "last_call_timeout=3,keep_alive_interval=0.5"
 
 

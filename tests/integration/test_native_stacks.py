@@ -113,7 +113,7 @@ def test_a_worker_that_has_ended_is_told_as_such(tmp_path: Path) -> None:
 
 def test_a_reading_that_takes_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other workers' stacks are shown."""
-    monkeypatch.setattr(native_stacks, "_PATIENCE", 0.5)
+    monkeypatch.setattr(native_stacks, "_WAIT_LIMIT", 0.5)
     program = _make_py_spy(tmp_path, '[ "$4" = 1 ] && exec sleep 100; echo "stack of $4"')
     found = native_stacks.read_native_stacks(program, {0: 1, 1: 2})
     assert found[0].problem == "py-spy has not read it within 0.5 s"

@@ -245,7 +245,7 @@ def test_a_stopped_template_doesnt_stop_the_job(launch: Launch, worker: Worker, 
     """A template that hangs is waited for a while, then the round starts cold."""
     path = worker(SAYS_HOW + "open(os.environ['GATE']).read() if attempt == 0 else None\nsys.exit(attempt == 0)")
     env = module()
-    program = shortened({"elastic_run.multiprocessing.warm.worker_pool._FORK_PATIENCE": 3.0})
+    program = shortened({"elastic_run.multiprocessing.warm.worker_pool._FORK_WAIT": 3.0})
     job = launch("--max-restarts=1", "--preload=heavy", path, env=env, program=program)
     job.wait_line("warm 0 0")
     os.kill(wait_template(job.pid), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Templates and their forks as the agent holds them, without a job around: bindings, changes, patience, losses."""
+"""Templates and their forks as the agent holds them, without a job around: bindings, changes, wait_limit, losses."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_long_import_is_told_and_given_up(engage: Engage, slow: str, monkeypat
     monkeypatch.setattr(worker_pool, "_NOTICE", 0.5)
     each = engage("json", slow)
     assert each.loop.run_until(lambda: each.warm._doing == "importing slow", each.loop.now() + DEADLINE)
-    monkeypatch.setattr(worker_pool, "_IMPORT_PATIENCE", 1.0)
+    monkeypatch.setattr(worker_pool, "_IMPORT_WAIT", 1.0)
     (template,) = each.guardian.spared
     each.settle()
     assert each.said == [
@@ -180,8 +180,8 @@ def test_a_long_import_under_one_of_two_bindings_is_given_up(
         lambda: any(len(template.forks) == 1 for template in each.warm._templates.values()),
         each.loop.now() + DEADLINE,
     )
-    monkeypatch.setattr(worker_pool, "_IMPORT_PATIENCE", 0.5)
-    monkeypatch.setattr(worker_pool, "_FORK_PATIENCE", 0.0)
+    monkeypatch.setattr(worker_pool, "_IMPORT_WAIT", 0.5)
+    monkeypatch.setattr(worker_pool, "_FORK_WAIT", 0.0)
     each.settle()
     assert each.said == [
         "--preload: the workers' template is still importing uneven after a wait of 0 s: workers start cold"

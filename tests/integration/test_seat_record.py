@@ -16,7 +16,7 @@ import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING, SEAT_UNTOLD
-from elastic_run.core.protocol.messages import Assignment, Copy, Join, Last, Offer, Ready
+from elastic_run.core.protocol.messages import Assignment, Copy, Join, PreviousRound, Ready, StoreAddress
 from elastic_run.multiprocessing.process.descendants import find_survivors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.records import replace
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 JOB = "job of a test"
 HOME, AWAY = b"store 1", b"store 2"
-_OFFER = Offer("127.0.0.1", 1)
+_STORE_ADDRESS = StoreAddress("127.0.0.1", 1)
 _HEAD = b'{"format": "elastic-run seat record", "version": 1, "boot": "b", '
 
 #: Makes a record, says so, and waits to be killed.
@@ -60,7 +60,7 @@ def directory(tmp_path: Path) -> Iterator[RecordDirectory]:
 
 def make_assignment(number: int = 3) -> Assignment:
     """Return rank 1's place in a round."""
-    return Assignment(number, 1, 3, 1, 3, 1, 3, _OFFER, 0, 3, incarnation="red", round_id=f"{number}/1/c")
+    return Assignment(number, 1, 3, 1, 3, 1, 3, _STORE_ADDRESS, 0, 3, incarnation="red", round_id=f"{number}/1/c")
 
 
 def read(path: str, job: str = JOB) -> Record:
@@ -153,8 +153,8 @@ def test_the_seat_follows_what_the_agent_is_told_and_says(directory: RecordDirec
         SEAT_RUNNING,
         "",
     )
-    join = Join("node", 2, None, None, _OFFER, last=Last("3/1/c", 3, 1, 3, 0, "red"))  # type: ignore[arg-type]  # not read
-    for fact in (join, Ready("node", 3, 3, "3/1/c", "stopped", _OFFER)):
+    join = Join("node", 2, None, None, _STORE_ADDRESS, last=PreviousRound("3/1/c", 3, 1, 3, 0, "red"))  # type: ignore[arg-type]  # not read
+    for fact in (join, Ready("node", 3, 3, "3/1/c", "stopped", _STORE_ADDRESS)):
         for store_id in (HOME, AWAY):
             record.note_fact(fact, store_id)
             assert read(record.path).seat == seat
@@ -175,7 +175,7 @@ def test_an_agent_that_was_told_of_no_round_may_have_confirmed_one(directory: Re
     """The log of that store may have formed a round on its word, and no other log can have."""
     record = SeatRecord(directory, JOB, "node")
     prepared = Copy("red", 3, 1, 7, 1)
-    record.note_fact(Join("node", 2, None, None, _OFFER, prepared=prepared), AWAY)  # type: ignore[arg-type]  # not read
+    record.note_fact(Join("node", 2, None, None, _STORE_ADDRESS, prepared=prepared), AWAY)  # type: ignore[arg-type]  # not read
     seat = read(record.path).seat
     assert seat is not None
     assert (seat.status, seat.store_id) == (SEAT_UNTOLD, "store 2")

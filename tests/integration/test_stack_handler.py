@@ -51,12 +51,12 @@ class _Program(NamedTuple):
         self.process.stdin.write(".")
         self.process.stdin.flush()
 
-    def ask(self, *, patience: float = 3.0) -> Dump:
+    def ask(self, *, wait_limit: float = 3.0) -> Dump:
         """Return its stacks, as the agent gets them."""
         with Loop() as loop:
             found: list[Dump] = []
             requests = StackRequests(loop, {0: StackPipe(os.dup(self.pipe.reading), _NUMBER)})
-            requests.ask({0: self.process.pid}, patience, lambda dumps: found.append(dumps[0]))
+            requests.ask({0: self.process.pid}, wait_limit, lambda dumps: found.append(dumps[0]))
             loop.run_until(lambda: bool(found))
             requests.close()
         return found[0]
@@ -204,7 +204,7 @@ def test_a_signal_that_is_blocked_is_not_sent() -> None:
     """It would come when the program has executed another one, and end that, or be taken by `signal.sigwait`."""
     with _start(_BLOCKS) as program:
         assert program.read_line() == "ready"
-        assert program.ask(patience=0.3).problem == f"blocks signal {STACK_SIGNAL}"
+        assert program.ask(wait_limit=0.3).problem == f"blocks signal {STACK_SIGNAL}"
         program.go_on()
         assert program.read_line() == "[]"
 
@@ -224,7 +224,7 @@ def test_a_signal_that_is_blocked_for_a_moment_is_sent_then() -> None:
     """A program that starts another one blocks all signals meanwhile."""
     with _start(_BLOCKS_FOR_A_MOMENT) as program:
         assert program.read_line() == "ready"
-        dump = program.ask(patience=60.0)
+        dump = program.ask(wait_limit=60.0)
         assert "in step\n" in dump.text, dump
 
 
@@ -236,10 +236,10 @@ wait()
 
 
 def test_a_program_that_ends_meanwhile_is_not_waited_for() -> None:
-    """The answer comes at once, long before the patience is over."""
+    """The answer comes at once, long before the wait_limit is over."""
     with _start(_ENDS) as program:
         assert program.read_line() == "ready"
-        assert program.ask(patience=3000.0).problem == "has ended"
+        assert program.ask(wait_limit=3000.0).problem == "has ended"
 
 
 _BOTH = f"""
@@ -256,7 +256,7 @@ def test_of_two_answers_at_once_the_whole_one_counts() -> None:
     """On a busy machine the handler in Python answers while faulthandler does so too: their texts may be mixed."""
     with _start(_BOTH) as program:
         assert program.read_line() == "ready"
-        dump = program.ask(patience=300.0)
+        dump = program.ask(wait_limit=300.0)
         assert dump.text == 'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in whole\n', dump
         assert dump.problem == ""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TORCHS, OURS = "torch.distributed.elastic.multiprocessing", "elastic_run.multiprocessing"
 #: Seconds for a program that imports torch, on a machine that does much else.
-_PATIENCE = 90.0
+_WAIT_LIMIT = 90.0
 all_methods = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 
 _HEAD = """
@@ -74,10 +74,10 @@ def on_both(run: Run, torch_python: TorchPython, tmp_path: Path) -> Callable[...
         path = tmp_path / "program_torch.py"
         write_program(path, _HEAD.format(package=TORCHS), functions, main)
         # torch's processes are forked: spawned ones import torch, each of them.
-        theirs = torch_python.run(path, "fork", deadline=_PATIENCE)
+        theirs = torch_python.run(path, "fork", deadline=_WAIT_LIMIT)
         assert theirs.returncode == 0, theirs.stderr
         job = run(functions, main, method=method)
-        assert job.wait_exit(deadline=_PATIENCE) == 0, job.stderr
+        assert job.wait_exit(deadline=_WAIT_LIMIT) == 0, job.stderr
         assert theirs.stdout == job.stdout
         return job.stdout
 
@@ -282,7 +282,7 @@ def test_a_stop_signal_on_both(run: Run) -> None:
             """,
             package=package,
         )
-        pid = int(job.wait_line(r"ready (\d+)", deadline=_PATIENCE)[1])
+        pid = int(job.wait_line(r"ready (\d+)", deadline=_WAIT_LIMIT)[1])
         # A signal that interrupts torch's look at a process makes it wait for that process in vain, for ever.
         _wait_for_rest(job, 0.3)
         job.send(signal.SIGTERM)

@@ -134,7 +134,7 @@ def test_a_pipe_that_somebody_replaced_is_left_alone(tmp_path: Path) -> None:
 
 # --- the client of the pipe ------------------------------------------------------------------------------------------
 def test_a_client_without_a_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pipe, or nobody who reads it: BrokenPipeError with the path, after a second's patience."""
+    """No pipe, or nobody who reads it: BrokenPipeError with the path, after a second's wait_limit."""
     monkeypatch.setattr(file_based_local_timer, "_PAUSE", 0.001)
     path = tmp_path / "pipe"
     for _ in range(2):
@@ -203,7 +203,7 @@ def _release_for_ever(client: timer.TimerClient) -> None:
 def test_a_client_waits_for_a_full_pipe_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has stopped to read doesn't hold the training up for ever."""
     monkeypatch.setattr(file_based_local_timer, "_PAUSE", 0.001)
-    monkeypatch.setattr(file_based_local_timer, "_PATIENCE", 0.001)
+    monkeypatch.setattr(file_based_local_timer, "_WAIT_LIMIT", 0.001)
     pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
     client = timer.FileTimerClient(pipe.path)
     with pytest.raises(BrokenPipeError, match="temporarily unavailable"):

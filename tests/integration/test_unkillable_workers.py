@@ -32,7 +32,7 @@ _BLUNT = (
     ),
 )
 #: A piece of its code: a worker that lives on is given up sooner than users wait for it.
-_SOON_GIVEN_UP = "from elastic_run.core.agent import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
+_SOON_GIVEN_UP = "from elastic_run.core.agent import shutdown; shutdown.KILL_WAIT, shutdown._LOOK = 0.7, 0.1; "
 
 
 def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:

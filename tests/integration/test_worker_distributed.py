@@ -116,7 +116,7 @@ def test_the_same_script_runs_everywhere(
 
 
 def test_importing_it_imports_no_torch(launch: Launch) -> None:
-    """What needs no torch doesn't wait for it: ranks, beats and stop signals are there without."""
+    """What needs no torch doesn't wait for it: ranks, heartbeats and stop signals are there without."""
     code = """
 import sys, elastic_run.worker as worker
 worker.rank(), worker.is_main(), worker.heartbeat(1), worker.stop_requested()

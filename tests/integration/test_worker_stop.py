@@ -199,8 +199,8 @@ def test_the_first_question_comes_from_the_main_thread(launch: Launch, script: C
     assert job.stdout.endswith('{"answer": false}\n')
 
 
-def test_beats_reach_the_file_that_is_named(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
-    """Whoever names a file sees it change while the worker beats, and stay when it hangs."""
+def test_heartbeats_reach_the_file_that_is_named(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
+    """Whoever names a file sees it change while the worker heartbeats, and stay when it hangs."""
     path, file = (
         script("""
         for step in range(100000):
@@ -211,7 +211,7 @@ def test_beats_reach_the_file_that_is_named(launch: Launch, script: Callable[[st
             elif step > 50000:
                 time.sleep(0.001)
     """),
-        tmp_path / "beats",
+        tmp_path / "heartbeats",
     )
     job = launch(path, program=[sys.executable], env={"ELASTIC_RUN_HEARTBEAT_FILE": str(file)}, stdin=-1)
     job.wait_line("pauses")
@@ -226,16 +226,16 @@ def test_beats_reach_the_file_that_is_named(launch: Launch, script: Callable[[st
     assert len(str(changed).splitlines()) == 1
 
 
-@pytest.mark.parametrize("file", [None, "", "/nowhere/beats"])
-def test_beats_without_a_listener_cost_nothing_and_never_fail(
+@pytest.mark.parametrize("file", [None, "", "/nowhere/heartbeats"])
+def test_heartbeats_without_a_listener_cost_nothing_and_never_fail(
     launch: Launch, script: Callable[[str], Path], file: str | None
 ) -> None:
-    """Outside of a launcher that asks, a beat is a function call; a file that can't be written is no reason to fail."""
+    """Without a launcher that asks, a heartbeat is a function call; a file that can't be written does no harm."""
     path = script("""
         import timeit
-        beat = min(timeit.repeat(worker.heartbeat, number=10000, repeat=5))
+        heartbeat = min(timeit.repeat(worker.heartbeat, number=10000, repeat=5))
         nothing = min(timeit.repeat(lambda: None, number=10000, repeat=5))
-        say(ratio=beat / nothing)
+        say(ratio=heartbeat / nothing)
     """)
     job = launch(path, program=[sys.executable, "-W", "error"], env={"ELASTIC_RUN_HEARTBEAT_FILE": file})
     assert job.wait_exit() == 0, job.stderr

@@ -106,7 +106,7 @@ _PROGRAM = (
 _ENVIRONMENT = (
     _case("variables for flags", "probe.py", env={"PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "4", "PET_ROLE": "r"}),
     _case(
-        "flags beat variables",
+        "flags heartbeat variables",
         "--nproc-per-node=1 --role=mine --tee=0 probe.py",
         env={"PET_NPROC_PER_NODE": "2", "PET_ROLE": "theirs", "PET_TEE": "3"},
     ),

@@ -4,10 +4,11 @@ The lines below each `>` line of a script in `succession/` are what nodes do and
 rewrites them all; review the diff. `at=` sets the time; `config MIN MAX [RESTARTS] [NAME=SECONDS…]` are those of the
 nodes that start from there on. The verbs:
 
-- members: `start NODE…`, `follow [NODE…]` (read the log to its end), `beat NODE [dropped]` (its last beat was removed),
-  `look NODE` (at the coordinator's beat), `failing NODE [consequence]`, `gone NODE OUTCOME`, `leave NODE`;
+- members: `start NODE…`, `follow [NODE…]` (read the log to its end), `heartbeat NODE [dropped]` (its last one was
+  removed), `look NODE` (at the coordinator's heartbeat), `failing NODE [consequence]`, `gone NODE OUTCOME`,
+  `leave NODE`;
 - coordinators: `decide NODE` (read all facts, write all decisions), `prepare NODE` (the same, but stopped before the
-  slot is created), `create NODE` (it goes on), `watch NODE` (look at all beats), `resign NODE`, `move NODE`,
+  slot is created), `create NODE` (it goes on), `watch NODE` (look at all heartbeats), `resign NODE`, `move NODE`,
   `refuse NODE N` (so many strangers);
 - trouble: `lose NODE` (what it says does not arrive), `reconnect NODE`, `interrupt NODE`, `hold NODE` (its
   assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT`, `drop SLOT`, `oldhead` (the first head
@@ -39,8 +40,8 @@ from elastic_run.core.protocol.messages import (
     FailoverRequest,
     LogStart,
     NodeInfo,
-    Offer,
     SeatDead,
+    StoreAddress,
     read_decision,
     to_json,
 )
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def _show(thing: object) -> str:
-    names = (name for name in type(thing).__slots__ if name not in ("node_info", "config", "offer", "node"))  # type: ignore[attr-defined]  # all are slotted records
+    names = (name for name in type(thing).__slots__ if name not in ("node_info", "config", "store_address", "node"))  # type: ignore[attr-defined]  # all are slotted records
     shown = [(name, getattr(thing, name)) for name in names]
     told = ", ".join(f"{name}={value!r}" for name, value in shown if value not in ("", None, (), False))
     return f"{type(thing).__name__}({told})"
@@ -63,7 +64,7 @@ class Place:
     def __init__(self) -> None:
         self.facts: list[bytes] = []
         self.values: dict[str, bytes] = {}
-        self.beats: dict[str, int] = {}
+        self.heartbeats: dict[str, int] = {}
 
 
 class Bed:
@@ -111,9 +112,9 @@ class Bed:
         return self.store.values
 
     @property
-    def beats(self) -> dict[str, int]:
-        """The beats in that store."""
-        return self.store.beats
+    def heartbeats(self) -> dict[str, int]:
+        """The heartbeats in that store."""
+        return self.store.heartbeats
 
     def _enter_store(self, node: str) -> None:
         self.store = self.stores[self.where.get(node, "a")]
@@ -132,9 +133,9 @@ class Bed:
     # --- members -----------------------------------------------------------------------------------------------------
     def _start(self, *nodes: str) -> None:
         for node in nodes:
-            node_info, offer = NodeInfo(node, 1, 1), Offer(node, 1)
+            node_info, store_address = NodeInfo(node, 1, 1), StoreAddress(node, 1)
             self.members[node], commands = membership.begin(
-                node, node_info=node_info, config=self.config, offer=offer, now=self.now
+                node, node_info=node_info, config=self.config, store_address=store_address, now=self.now
             )
             self._obey(node, commands)
 
@@ -190,7 +191,7 @@ class Bed:
             if copy is not None and document is not None:
                 self.values[copy_key(copy)] = document
         is_idle = self.members[node].state in (WAITING, READY)
-        self._feed(node, node_messages.RejoinPrepared(copy, Offer(node, 99) if is_idle else None))
+        self._feed(node, node_messages.RejoinPrepared(copy, StoreAddress(node, 99) if is_idle else None))
 
     def _append(self, node: str, fact: Fact) -> None:
         is_lost = node in self.deaf
@@ -248,13 +249,13 @@ class Bed:
                 self._feed_entry(node, slot, None if is_void else value)
                 self._keep_copy(node)
 
-    def _beat(self, node: str, kind: str = "") -> None:
-        self.beats[node] = self.beats.get(node, 0) + 1
+    def _heartbeat(self, node: str, kind: str = "") -> None:
+        self.heartbeats[node] = self.heartbeats.get(node, 0) + 1
         self._feed(node, node_messages.HeartbeatWritten(was_dropped=kind == "dropped"))
 
     def _look(self, node: str) -> None:
         watched = self.members[node].watched
-        self._feed(node, node_messages.CoordinatorHeartbeatRead(watched, self.beats.get(watched)))
+        self._feed(node, node_messages.CoordinatorHeartbeatRead(watched, self.heartbeats.get(watched)))
 
     def _failing(self, node: str, kind: str = "") -> None:
         place = self.members[node].round.place
@@ -263,7 +264,7 @@ class Bed:
     def _gone(self, node: str, outcome: str) -> None:
         place = self.members[node].round.place
         number = 0 if place is None else place.round
-        self._feed(node, node_messages.WorkersGone(number, outcome, Offer(node, number + 1)))
+        self._feed(node, node_messages.WorkersGone(number, outcome, StoreAddress(node, number + 1)))
 
     def _leave(self, node: str) -> None:
         self._feed(node, node_messages.Leaving("signal"))
@@ -346,7 +347,7 @@ class Bed:
 
     def _restore(self, name: str = "") -> None:
         saved = deepcopy(self.saved[name])
-        self.store.facts, self.store.values, self.store.beats = saved.facts, saved.values, saved.beats
+        self.store.facts, self.store.values, self.store.heartbeats = saved.facts, saved.values, saved.heartbeats
 
     def _notice(self, *nodes: str) -> None:
         for node in nodes:
@@ -444,13 +445,13 @@ class Bed:
     def _watch(self, node: str) -> None:
         self._enter_store(node)
         known = self.coordinators[node]
-        beats = {name: self.beats.get(name) for name in known.watched}
-        self.coordinators[node] = core.observe(known, beats, now=self.now, jitter=0.0)
+        heartbeats = {name: self.heartbeats.get(name) for name in known.watched}
+        self.coordinators[node] = core.observe(known, heartbeats, now=self.now, jitter=0.0)
         self.coordinators[node] = core.check(self.coordinators[node], self.values.get(HEAD), self.values.get(LOG_START))
         if self.coordinators[node].is_over:
             self._end_term(node)
             return
-        self.values.update(core.notes(self.coordinators[node], self.now))
+        self.values.update(core.make_documents(self.coordinators[node], self.now))
         self._create(node)
 
     def _refuse(self, node: str, count: str) -> None:

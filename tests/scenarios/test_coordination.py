@@ -28,13 +28,13 @@ from elastic_run.core.protocol.messages import (
     Foreign,
     Form,
     Join,
-    Last,
     Leave,
     NodeInfo,
-    Offer,
     PeerLoss,
+    PreviousRound,
     Ready,
     SeatDead,
+    StoreAddress,
     StuckRank,
 )
 from tests.support.configs import plain_config
@@ -154,7 +154,9 @@ class Player:
         report = {name: values[name] for name in _REPORT if name in values} or None
         verdict, detail = values.get("verdict", ""), values.get("detail", "")
         loss = _peer_loss(values)
-        return Ready(node, sequence, number, round_id, words[2], self._offer(node), report, verdict, detail, loss)
+        return Ready(
+            node, sequence, number, round_id, words[2], self._store_address(node), report, verdict, detail, loss
+        )
 
     def _confirm(self, node: str) -> Event:
         """Let a node that waits say that it has read the last `Prepare`."""
@@ -173,9 +175,9 @@ class Player:
         """Return the id of a round, of this log's where it has formed one of that number."""
         return self._round_ids.get(number, f"{number}/elsewhere")
 
-    def _offer(self, node: str) -> Offer:
+    def _store_address(self, node: str) -> StoreAddress:
         self._ports[node] = self._ports.get(node, 0) + 1
-        return Offer(node, self._ports[node])
+        return StoreAddress(node, self._ports[node])
 
     def _join(self, node: str, sequence: int, values: dict[str, Any]) -> Join:
         node_info = NodeInfo(
@@ -192,7 +194,7 @@ class Player:
         incarnation = values.pop("incarnation", _HERE)
         if "last" in values:
             number = values.pop("last")
-            last = Last(
+            last = PreviousRound(
                 self._find_round_id(number),
                 number,
                 values.pop("rank"),
@@ -201,7 +203,9 @@ class Player:
                 incarnation,
             )
         seen, heard = values.pop("seen", self.job.slot), values.pop("highest_round", 0)
-        return Join(node, sequence, node_info, replace(self.config, **values), self._offer(node), seen, last, heard)
+        return Join(
+            node, sequence, node_info, replace(self.config, **values), self._store_address(node), seen, last, heard
+        )
 
 
 def _describe(step: coordination.Step) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.restart_policy import Failure
-from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.core.agent.shutdown import CAUSE_WAIT
 from elastic_run.core.job.config import JobConfig
 from elastic_run.records import replace
 
@@ -39,7 +39,7 @@ def _value(text: str) -> object:
 def _make_agent(words: list[str]) -> machine.Agent:
     values = _values(words)
     size = values.pop("workers", 2)
-    patience = values.pop("patience", CAUSE_PATIENCE)
+    wait_limit = values.pop("wait_limit", CAUSE_WAIT)
     follows_job = values.pop("follows_job", False) is True
     forwarded = values.pop("forward", None)
     assert isinstance(size, int)
@@ -47,7 +47,7 @@ def _make_agent(words: list[str]) -> machine.Agent:
         config=JobConfig(**values),  # type: ignore[arg-type]
         local_world_size=size,
         follows_job=follows_job,
-        patience=patience,  # type: ignore[arg-type]
+        wait_limit=wait_limit,  # type: ignore[arg-type]
         forwarded=frozenset() if forwarded is None else frozenset({forwarded}),  # type: ignore[arg-type]
     )
 

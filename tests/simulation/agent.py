@@ -25,9 +25,9 @@ from elastic_run.core.protocol.messages import (
     Join,
     Leave,
     NodeInfo,
-    Offer,
     Ready,
     SeatDead,
+    StoreAddress,
     to_json,
 )
 from elastic_run.records import replace
@@ -129,17 +129,17 @@ class Agent(Host):
         serves_store = self._serves_store
         node_info = NodeInfo(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store, script=script)
         self.member, commands = membership.begin(
-            node, node_info=node_info, config=config, offer=self.offer(), now=clock.now()
+            node, node_info=node_info, config=config, store_address=self.offer(), now=clock.now()
         )
         self.speaker = Thread(self, speak(self), self._perform_for_speaker)
         self.follower = Thread(self, follow(self), self._perform)
         self.clerk = Thread(self, run_errands(self), self._perform)
         self._obey(commands)
 
-    def offer(self) -> Offer:
+    def offer(self) -> StoreAddress:
         """Open another workers' store."""
         self.port += 1
-        return Offer(self.node, self.port)
+        return StoreAddress(self.node, self.port)
 
     @property
     def store(self) -> Store | None:

@@ -106,7 +106,7 @@ class Host:
         return self._store is store
 
     def meet(self, store: Store) -> None:
-        """Take in which store answers: it was restored if it is another one with the birth mark of the last."""
+        """Take in which store answers: it was restored if it is another one with the id of the last."""
         before, self._store = self._store, store
         self.restores += before is not None and before is not store and before.birth == store.birth
 

@@ -33,7 +33,7 @@ def coordinate(
     """
     known = yield from _start_term(agent, command, store)
     interval = agent.world.config.keep_alive_interval
-    next_beats = agent.clock.now() + interval
+    next_heartbeats = agent.clock.now() + interval
     has_resigned = False
     beating: set[str] = set()
     while not known.is_over and "stop" not in orders:
@@ -53,16 +53,16 @@ def coordinate(
             elif known.wants is not None:
                 (copy,) = yield Request("get", ([copy_key(known.wants)],))
                 known = core.take_copy(known, copy, now=agent.clock.now(), jitter=agent.random.random())
-            elif agent.clock.now() >= next_beats:
-                beats = yield Request("read_beats", (known.watched,))
-                beating = yield from _forget_beats(known, beating)
-                known = core.observe(known, beats, now=agent.clock.now(), jitter=agent.random.random())
-                next_beats = agent.clock.now() + interval
+            elif agent.clock.now() >= next_heartbeats:
+                heartbeats = yield Request("read_heartbeats", (known.watched,))
+                beating = yield from _forget_heartbeats(known, beating)
+                known = core.observe(known, heartbeats, now=agent.clock.now(), jitter=agent.random.random())
+                next_heartbeats = agent.clock.now() + interval
                 known = core.check(known, *(yield Request("get", ([HEAD, LOG_START],))))
                 if not known.is_over:
-                    yield Request("write", (core.notes(known, agent.clock.now()),))
+                    yield Request("write", (core.make_documents(known, agent.clock.now()),))
             else:
-                until = min(next_beats, known.wait_until or next_beats)
+                until = min(next_heartbeats, known.wait_until or next_heartbeats)
                 timeout = until - agent.clock.now()
                 entries, position = yield Request("read", (known.position,), timeout)
                 known = core.receive(known, entries, position, now=agent.clock.now(), jitter=agent.random.random())
@@ -131,9 +131,9 @@ def _clean_up(cleanup: Cleanup) -> Generator[Request | Pause, Any, None]:
         yield Request("trim", (cleanup.trimmed,))
 
 
-def _forget_beats(known: Coordinator, beating: set[str]) -> Generator[Request | Pause, Any, set[str]]:
-    """Remove the beats of those that are gone; returns who may have some now."""
+def _forget_heartbeats(known: Coordinator, beating: set[str]) -> Generator[Request | Pause, Any, set[str]]:
+    """Remove the heartbeats of those that are gone; returns who may have some now."""
     watched = set(known.watched)
     if watched != beating:
-        yield Request("forget_beats", (sorted((beating | set(known.job.gone)) - watched),))
+        yield Request("forget_heartbeats", (sorted((beating | set(known.job.gone)) - watched),))
     return watched

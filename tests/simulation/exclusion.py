@@ -17,7 +17,7 @@ from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.exclusion import judge, note_incident
 from elastic_run.core.job.state import Job, Node, Root, Seat
-from elastic_run.core.protocol.facts import NodeInfo, Offer
+from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 
 HOUR = 3600.0
@@ -72,7 +72,7 @@ def begin(setting: Setting) -> tuple[Job, JobConfig]:
     """Return a job whose nodes all run, and its configuration."""
     names = [f"n{number}" for number in range(setting.nodes)]
     config = JobConfig(min_nodes=1, max_nodes=setting.nodes, exclude_after=setting.window)
-    nodes = {name: Node(name, NodeInfo(name, 1, 1), Offer("h", 1), 1, 1, 0.0) for name in names}
+    nodes = {name: Node(name, NodeInfo(name, 1, 1), StoreAddress("h", 1), 1, 1, 0.0) for name in names}
     return Job(config=config, nodes=MappingProxyType(nodes), seats=tuple(map(Seat, names))), config
 
 

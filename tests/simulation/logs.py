@@ -194,7 +194,7 @@ class Log:
         require(len(places) == entry["nodes"], ASSIGNMENTS, f"{len(places)} assignments of round {name}")
         # In a store that was restored a node of a fact may have replaced its workers' store since, or read the end.
         living = [agent for agent in world.agents if agent.is_alive and not (self.is_copy and agent.end)]
-        there = {agent.member.offer if self.is_copy else agent.node for agent in living}
+        there = {agent.member.store_address if self.is_copy else agent.node for agent in living}
         heads = {place.master if self.is_copy else place.master.host for place in places.values()}
         world.oracle.rounds.note_form(
             name,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _WAITS = ("read", "wait_beside")
-_READS = (*_WAITS, "get", "read_beats")
+_READS = (*_WAITS, "get", "read_heartbeats")
 #: Longest true seconds after which a write that was on its way is still carried out.
 _LATE = 20.0
 #: Longest seconds for which a client waits for the answer of a store that is silent.
@@ -75,7 +75,7 @@ class Store:
     """What one store holds.
 
     Attributes:
-        birth: Its birth mark: a copy has the same.
+        birth: Its id; a copy has the same.
         server: The node that serves it, or None where none of the job's does.
         facts: Entries of the stream; those up to `trimmed` are gone.
         values: Documents by key.
@@ -86,7 +86,7 @@ class Store:
         waits: Threads that wait, each with the ticket of its wait; some have been answered since.
         is_closed: Whether its process has ended.
         kept_slots: Slots that were in the snapshot from which it was restored.
-        expires_beats: Whether it says that a node has no beat any more, as etcd does.
+        expires_heartbeats: Whether it says that a node has no heartbeat any more, as etcd does.
         note_slot: Called with this store and each slot that was created: number, node, value.
         note_delete: Called with this store and each key that a clean-up has deleted.
         authors: The node that has written each document last.
@@ -100,12 +100,12 @@ class Store:
     birth: str = ""
     server: Host | None = None
     is_closed: bool = False
-    expires_beats: bool = False
+    expires_heartbeats: bool = False
     facts: list[bytes | None] = field(default_factory=list)
     trimmed: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
     authors: dict[str, str] = field(default_factory=dict)
-    beats: dict[str, int] = field(default_factory=dict)
+    heartbeats: dict[str, int] = field(default_factory=dict)
     _beaten: int = 0
     _seen: dict[Thread, dict[str, int | None]] = field(default_factory=dict)
     slots: list[tuple[int, str, bytes]] = field(default_factory=list)
@@ -285,7 +285,7 @@ class Store:
             facts=[*self.facts],
             values={**self.values},
             authors={**self.authors},
-            beats={**self.beats},
+            heartbeats={**self.heartbeats},
             _seen={},
             slots=[*self.slots],
             times=[*self.times],
@@ -341,22 +341,22 @@ class Store:
             self.facts[index] = None
         self.trimmed = max(self.trimmed, position)
 
-    def _beat(self, _: Thread, node: str, last: int | None) -> int | None:
-        """Count a beat in place of the last one; None where that is gone."""
-        if last is not None and self.beats.get(node) != last:
+    def _heartbeat(self, _: Thread, node: str, last: int | None) -> int | None:
+        """Count a heartbeat in place of the last one; None where that is gone."""
+        if last is not None and self.heartbeats.get(node) != last:
             return None
         self._beaten += 1
-        self.beats[node] = self._beaten
+        self.heartbeats[node] = self._beaten
         return self._beaten
 
-    def _forget_beats(self, _: Thread, nodes: list[str]) -> None:
+    def _forget_heartbeats(self, _: Thread, nodes: list[str]) -> None:
         for node in nodes:
-            self.beats.pop(node, None)
+            self.heartbeats.pop(node, None)
 
-    def _read_beats(self, thread: Thread, nodes: tuple[str, ...]) -> dict[str, int | None]:
-        """Return beats; where none expire, a node that has one no more has the last that the thread has read."""
-        found = {node: self.beats.get(node) for node in nodes}
-        if self.expires_beats:
+    def _read_heartbeats(self, thread: Thread, nodes: tuple[str, ...]) -> dict[str, int | None]:
+        """Return heartbeats; where none expire, a node that has one no more has the last that the thread has read."""
+        found = {node: self.heartbeats.get(node) for node in nodes}
+        if self.expires_heartbeats:
             return found
         seen = self._seen.setdefault(thread, {})
         seen.update({node: value for node, value in found.items() if value is not None})

@@ -27,9 +27,9 @@ _NOTHING = (-1, False)
 
 # --- speaking --------------------------------------------------------------------------------------------------------
 def speak(agent: Agent) -> Generator[Request | Pause, Any, None]:
-    """Say the node's facts, and beat."""
+    """Say the node's facts, and heartbeat."""
     interval = agent.world.config.keep_alive_interval
-    next_beat = agent.clock.now()
+    next_heartbeat = agent.clock.now()
     is_greeted = False
     while not agent.is_over:
         try:
@@ -39,16 +39,16 @@ def speak(agent: Agent) -> Generator[Request | Pause, Any, None]:
                 yield from _prove_predecessor(agent)
             if agent.queue:
                 yield from _append(agent, agent.queue[0])
-            elif agent.clock.now() >= next_beat:
-                written = yield from _beat(agent)
-                next_beat = agent.clock.now() + interval
+            elif agent.clock.now() >= next_heartbeat:
+                written = yield from _heartbeat(agent)
+                next_heartbeat = agent.clock.now() + interval
                 agent.feed(written)
                 yield from _look_at_coordinator(agent)
                 if (place := (yield from _find_others(agent))) is not None:
                     agent.follow_store(place)
                     is_greeted = False
             else:
-                yield from _idle(agent, "speaker", next_beat - agent.clock.now())
+                yield from _idle(agent, "speaker", next_heartbeat - agent.clock.now())
         except StoreLost:
             is_greeted = False
             if not agent.connection.failed(is_refused=agent.connection.current is None):
@@ -64,22 +64,22 @@ def _append(agent: Agent, fact: Fact) -> Generator[Request | Pause, Any, None]:
         agent.feed(node_messages.Appended(fact.sequence))
 
 
-def _beat(agent: Agent) -> Generator[Request | Pause, Any, node_messages.HeartbeatWritten]:
+def _heartbeat(agent: Agent) -> Generator[Request | Pause, Any, node_messages.HeartbeatWritten]:
     """Write a heartbeat in place of the last one."""
     is_first, was_dropped = agent.last_heartbeat is None, False
     if not is_first:
-        last = yield Request("beat", (agent.node, agent.last_heartbeat))
+        last = yield Request("heartbeat", (agent.node, agent.last_heartbeat))
         was_dropped = last is None
         agent.last_heartbeat = last or agent.last_heartbeat
     if is_first or (was_dropped and agent.member.state != LEAVING):
-        agent.last_heartbeat = yield Request("beat", (agent.node, None))
+        agent.last_heartbeat = yield Request("heartbeat", (agent.node, None))
     return node_messages.HeartbeatWritten(was_dropped, is_first and agent.member.state == WAITING)
 
 
 def _look_at_coordinator(agent: Agent) -> Generator[Request | Pause, Any, None]:
     if agent.member.watched:
-        beats = yield Request("read_beats", ((agent.member.watched,),))
-        for node, value in beats.items():
+        heartbeats = yield Request("read_heartbeats", ((agent.member.watched,),))
+        for node, value in heartbeats.items():
             agent.feed(node_messages.CoordinatorHeartbeatRead(node, value))
 
 

@@ -24,7 +24,7 @@ SCRIPT = "train.py"
 #: True seconds within which nodes start.
 START = 4.0
 #: True seconds after the last fault within which every job must have come to its end.
-PATIENCE = 400.0
+WAIT_LIMIT = 400.0
 #: True seconds within which enough nodes come to a round.
 CONVALESCENCE = 24.0
 
@@ -138,7 +138,7 @@ class World:
             birth=birth,
             server=server,
         )
-        store.expires_beats = server is None and self.random.random() < 0.5
+        store.expires_heartbeats = server is None and self.random.random() < 0.5
         self.stores.append(store)
         return store
 
@@ -272,7 +272,7 @@ class World:
             BrokenPropertyError: A promise was broken.
         """
         self.clockwork.run(START)
-        limit = self.character.horizon + PATIENCE
+        limit = self.character.horizon + WAIT_LIMIT
         while self._goes_on and self.clockwork.now < limit:
             self.clockwork.run(self.clockwork.now + 1.0)
             self.oracle.look()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import ssl
     from types import TracebackType
 
-_PATIENCE = 5.0
+_WAIT_LIMIT = 5.0
 #: Who may do everything where users are on.
 ROOT = ("root", "secret of root")
 
@@ -118,7 +118,7 @@ class Etcd:
             self.kill(member)
         self._files.close()
 
-    def client(self, member: int | None = None, timeout: float = _PATIENCE) -> HttpClient:
+    def client(self, member: int | None = None, timeout: float = _WAIT_LIMIT) -> HttpClient:
         """Return a client of one member, or of all."""
         return HttpClient(self.endpoints if member is None else [self.endpoints[member]], timeout, self.tls)
 

@@ -11,7 +11,7 @@ from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.wait import DEADLINE, DeadlinePassedError
 
-#: A last call that no test waits for, and beats that show a loss soon.
+#: A last call that no test waits for, and heartbeats that show a loss soon.
 CONF = "last_call_timeout=3,keep_alive_interval=0.5"
 RUN_ID = "j"
 

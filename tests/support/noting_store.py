@@ -74,15 +74,15 @@ class NotingStore(MemoryJobStore):
         self._note("wait", key)
         return super().wait(key, timeout)
 
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+    def fetch_heartbeats(self, nodes: Sequence[str]) -> list[bytes | None]:
         """Note it, and do it."""
-        self._note("beats", nodes[0])
-        return super().fetch_beats(nodes)
+        self._note("heartbeats", nodes[0])
+        return super().fetch_heartbeats(nodes)
 
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         """Note it, and do it."""
-        self._note("beat", node)
-        return super().write_beat(node, value, last)
+        self._note("heartbeat", node)
+        return super().write_heartbeat(node, value, last)
 
     def share(self) -> NotingStore:
         """Return an object for the log reader, over this connection."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import Offer
+from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous import get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
@@ -88,7 +88,7 @@ class Node:
 
     def start(self) -> Node:
         """Join the job."""
-        self.session.start(lambda _: self._offer(), self._deliver)
+        self.session.start(lambda _: self._store_address(), self._deliver)
         return self
 
     def close(self, timeout: float = 10.0) -> None:
@@ -97,14 +97,14 @@ class Node:
         for listener in self._listeners:
             listener.close()
 
-    def _offer(self) -> Offer:
+    def _store_address(self) -> StoreAddress:
         store = self.session.worker_store
         if store is not None:
-            return Offer(store.host, store.port, use_agent_store=True)
+            return StoreAddress(store.host, store.port, use_agent_store=True)
         if self.offers_closed_port:
-            return Offer("", free_port(), use_agent_store=True)
+            return StoreAddress("", free_port(), use_agent_store=True)
         self._listeners.append(open_public_listener(0))
-        return Offer("", self._listeners[-1].getsockname()[1], use_agent_store=True)
+        return StoreAddress("", self._listeners[-1].getsockname()[1], use_agent_store=True)
 
     def _deliver(self, event: SessionEvent) -> None:
         with self._changed:
@@ -116,7 +116,7 @@ class Node:
         if is_done:
             self.done()
         if isinstance(event, Halted) and self.answers_halts and event.round != self._failed_round:
-            self.session.report_ready(event.round, "stopped", report=None, offer=self._offer())
+            self.session.report_ready(event.round, "stopped", report=None, store_address=self._store_address())
 
     @property
     def is_waiting(self) -> bool:
@@ -133,7 +133,7 @@ class Node:
 
     def done(self) -> None:
         """All workers ended with 0."""
-        self.session.report_ready(self.current_round, "done", report=None, offer=self._offer())
+        self.session.report_ready(self.current_round, "done", report=None, store_address=self._store_address())
 
     def finish(self) -> None:
         """All workers end with 0, in this round and in each that follows: a busy machine may cost one more."""
@@ -153,7 +153,7 @@ class Node:
             "uptime": 100.0,
             "host": self.session.node,
         }
-        self.session.report_ready(self.current_round, "failed", report=report, offer=self._offer())
+        self.session.report_ready(self.current_round, "failed", report=report, store_address=self._store_address())
 
     # --- what the test waits for ---------------------------------------------------------------------------------
     def wait_for(self, kind: type[E], *, deadline: float = DEADLINE) -> E:

@@ -14,12 +14,12 @@ from elastic_run.store.tcpstore import wire
 MIB = 1 << 20
 _COPIES = 3000
 _FILLINGS = 60
-_PATIENCE = 30.0
+_WAIT_LIMIT = 30.0
 
 
 def open_store(host: str, port: int) -> socket.socket:
     """Connect as a TCPStore client does."""
-    connected = socket.create_connection((host, port), timeout=_PATIENCE)
+    connected = socket.create_connection((host, port), timeout=_WAIT_LIMIT)
     connected.sendall(wire.encode_opening(1))
     return connected
 

@@ -1,4 +1,4 @@
-"""The beats of one node: each replaces the one before it, and tells when that is gone."""
+"""The heartbeats of one node: each replaces the one before it, and tells when that is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def space() -> JobSpace:
 
 
 def test_a_node_that_is_known_is_not_dropped(space: JobSpace) -> None:
-    """The first beat and those after it find nothing amiss, over whatever connection."""
+    """The first heartbeat and those after it find nothing amiss, over whatever connection."""
     writer = HeartbeatWriter("n")
     assert writer.is_first
     assert [writer.write(MemoryJobStore(space)) for _ in range(3)] == [False] * 3
@@ -28,43 +28,43 @@ def test_a_node_that_is_known_is_not_dropped(space: JobSpace) -> None:
 
 
 def test_a_node_that_was_dropped_comes_back(space: JobSpace) -> None:
-    """A node whose beat was removed hears it once, and is there again."""
+    """A node whose heartbeat was removed hears it once, and is there again."""
     writer, store = HeartbeatWriter("n"), MemoryJobStore(space)
     writer.write(store)
-    store.forget_beats(["n"])
+    store.forget_heartbeats(["n"])
     assert writer.write(store)
-    assert store.read_beats(["n"]) != [None]
+    assert store.read_heartbeats(["n"]) != [None]
     assert not writer.write(store)
 
 
-def test_a_node_that_goes_leaves_no_beat_behind(space: JobSpace) -> None:
-    """A node that has said that it goes doesn't beat again once its beat was removed."""
+def test_a_node_that_goes_leaves_no_heartbeat_behind(space: JobSpace) -> None:
+    """A node that has said that it goes doesn't heartbeat again once its heartbeat was removed."""
     writer, store = HeartbeatWriter("n"), MemoryJobStore(space)
     writer.write(store)
     assert not writer.write(store, comes_back=False)
-    store.forget_beats(["n"])
+    store.forget_heartbeats(["n"])
     assert [writer.write(store, comes_back=False) for _ in range(2)] == [True, True]
-    assert store.read_beats(["n"]) == [None]
+    assert store.read_heartbeats(["n"]) == [None]
 
 
 def test_an_outage_hides_no_answer(space: JobSpace) -> None:
-    """A node that heard that it was dropped, and could not beat again, still tells so over the next connection."""
+    """A node that heard that it was dropped, and could not heartbeat again, still tells so over the next connection."""
     writer, store = HeartbeatWriter("n"), MemoryJobStore(space)
     writer.write(store)
-    store.forget_beats(["n"])
-    beat = store.write_beat
+    store.forget_heartbeats(["n"])
+    heartbeat = store.write_heartbeat
 
     def fail(node: str, value: bytes, last: bytes | None = None) -> bool:
         if last is None:
             message = "it broke"
             raise StoreConnectionError(message)
-        return beat(node, value, last)
+        return heartbeat(node, value, last)
 
-    store.write_beat = fail  # type: ignore[method-assign]
+    store.write_heartbeat = fail  # type: ignore[method-assign]
     with pytest.raises(StoreConnectionError):
         writer.write(store)
     assert writer.write(MemoryJobStore(space))
-    assert store.read_beats(["n"]) != [None]
+    assert store.read_heartbeats(["n"]) != [None]
 
 
 def make_heartbeats(nodes: int, *, formed_at: float | None) -> NodeHeartbeats:

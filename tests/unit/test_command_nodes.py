@@ -23,9 +23,9 @@ def test_an_agent_that_cannot_ask_the_others_leaves_each_agent_its_own_answer(mo
     """The agents of this machine are asked one by one, the first one too, and those that fail are named."""
     own = {"a": Answer("a", 1, {"pid": 1, "host": "h", "node_rank": 0}), "b": Answer("b", 2, error="no answer of b")}
 
-    def ask_all(paths: Iterable[str], call: Call, *, patience: float = 0.0) -> Iterable[Answer]:
-        assert patience == (JOB_STATUS.patience if call.name == JOB_STATUS.of_job else 0.0)
-        return [Answer(path, 1, error="no store") if patience else own[path] for path in paths]
+    def ask_all(paths: Iterable[str], call: Call, *, wait_limit: float = 0.0) -> Iterable[Answer]:
+        assert wait_limit == (JOB_STATUS.wait_limit if call.name == JOB_STATUS.of_job else 0.0)
+        return [Answer(path, 1, error="no store") if wait_limit else own[path] for path in paths]
 
     monkeypatch.setattr(nodes, "ask_all", ask_all)
     assert ask_nodes(_JOB, JOB_STATUS) == ([own["a"].document], ["no answer of b"])

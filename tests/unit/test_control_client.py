@@ -32,7 +32,7 @@ def ask_agent_that_answers(path: Path, data: bytes) -> Answer:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        (answer,) = ask_all([str(path)], Call("status", {}), patience=DEADLINE)
+        (answer,) = ask_all([str(path)], Call("status", {}), wait_limit=DEADLINE)
         thread.join(DEADLINE)
     return answer
 
@@ -62,7 +62,7 @@ def test_an_agent_that_answers_late_is_waited_for_after_the_others(tmp_path: Pat
 
         thread = threading.Thread(target=serve)
         thread.start()
-        answers = ask_all(paths, Call("status", {}), patience=DEADLINE)
+        answers = ask_all(paths, Call("status", {}), wait_limit=DEADLINE)
         thread.join(DEADLINE)
     assert [answer.document for answer in answers] == [{"number": 0}, {"number": 1}]
 

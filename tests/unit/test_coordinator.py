@@ -11,7 +11,7 @@ from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.coordinator_state import Cleanup
 from elastic_run.core.protocol import messages
-from elastic_run.core.protocol.messages import Join, NodeInfo, Offer, Ready
+from elastic_run.core.protocol.messages import Join, NodeInfo, Ready, StoreAddress
 from tests.support.configs import plain_config
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Clerk:
         self.values: dict[str, bytes] = {}
         self.position = 0
         self.known = core.start_term("a", term=1, slot=0, state=None, now=0.0)
-        self.hear(*(Join(node, 1, NodeInfo(node, 1, 1), CONFIG, Offer(node, 1)) for node in nodes))
+        self.hear(*(Join(node, 1, NodeInfo(node, 1, 1), CONFIG, StoreAddress(node, 1)) for node in nodes))
 
     def hear(self, *facts: messages.Fact) -> None:
         """Take facts in, and write what follows."""
@@ -51,7 +51,7 @@ class Clerk:
 
 def _pending() -> Coordinator:
     known = core.start_term("a", term=1, slot=0, state=None, now=0.0)
-    join = messages.to_json(Join("a", 1, NodeInfo("a", 1, 1), CONFIG, Offer("a", 1)))
+    join = messages.to_json(Join("a", 1, NodeInfo("a", 1, 1), CONFIG, StoreAddress("a", 1)))
     return core.receive(known, [join], 1, now=0.0, jitter=0.0)
 
 
@@ -60,7 +60,7 @@ def test_a_job_of_many_rounds_takes_no_more_room_than_one_of_some() -> None:
     clerk = Clerk("a")
     for number in range(1, 151):
         report = {"exit_code": 1, "uptime": 60.0, "severity": 0, "text": "x" * 5000, "list": ["y"] * 20_000}
-        clerk.hear(Ready("a", number + 1, number, f"{number}/1/a", "failed", Offer("a", 1), report))
+        clerk.hear(Ready("a", number + 1, number, f"{number}/1/a", "failed", StoreAddress("a", 1), report))
     kinds = [key.partition("/")[0] for key in clerk.values]
     assert (kinds.count("d"), kinds.count("s"), kinds.count("a"), kinds.count("head")) == (64, 1, 2, 1)
     (state,) = (value for key, value in clerk.values.items() if key.startswith("s/"))
@@ -75,7 +75,7 @@ def test_attempts_are_bounded_by_what_they_weigh() -> None:
     clerk = Clerk("a")
     for number in range(1, 21):
         report = {"exit_code": 1, "uptime": 60.0, "severity": 0, "text": "x" * 60_000}
-        clerk.hear(Ready("a", number + 1, number, f"{number}/1/a", "failed", Offer("a", 1), report))
+        clerk.hear(Ready("a", number + 1, number, f"{number}/1/a", "failed", StoreAddress("a", 1), report))
     assert len(clerk.known.job.attempts) == 4
 
 
@@ -83,7 +83,7 @@ def test_a_report_that_nothing_can_shorten_is_left_out() -> None:
     """Many short values that are too long together are not carried."""
     clerk = Clerk("a")
     report = {f"{index}": "x" * 500 for index in range(1000)}
-    clerk.hear(Ready("a", 2, 1, "1/1/a", "failed", Offer("a", 1), report))
+    clerk.hear(Ready("a", 2, 1, "1/1/a", "failed", StoreAddress("a", 1), report))
     assert clerk.known.job.attempts == ({},)
 
 
@@ -96,13 +96,13 @@ def test_strangers_that_are_gone_are_forgotten_the_oldest_first() -> None:
 
 
 def test_nothing_is_taken_in_while_a_decision_is_pending() -> None:
-    """Facts and beats wait until the pending decision is written; none is lost."""
+    """Facts and heartbeats wait until the pending decision is written; none is lost."""
     known = _pending()
     assert known.wait_until is None
     assert core.receive(known, [b"{}"], 9, now=1.0, jitter=0.0) is known
     assert core.observe(known, {"a": None}, now=100.0, jitter=0.0) is known
-    assert "head" not in core.notes(known, 1.0)
-    assert "head" in core.notes(Clerk("a").known, 1.0)
+    assert "head" not in core.make_documents(known, 1.0)
+    assert "head" in core.make_documents(Clerk("a").known, 1.0)
 
 
 def test_without_a_pending_decision_there_is_nothing_to_settle() -> None:
@@ -219,7 +219,7 @@ def test_a_node_that_has_missed_its_refusal_is_refused_again() -> None:
     """A reader that is far behind passes over slots, its own `Refuse` among them; its next `Join` tells that."""
     clerk = Clerk("a")
     other = replace(CONFIG, max_restarts=7)
-    join = Join("b", 1, NodeInfo("b", 1, 1), other, Offer("b", 1))
+    join = Join("b", 1, NodeInfo("b", 1, 1), other, StoreAddress("b", 1))
 
     def find_refusals() -> list[int]:
         decisions = {key: messages.read_decision(value) for key, value in clerk.values.items() if key.startswith("d/")}
@@ -234,7 +234,7 @@ def test_a_node_that_has_missed_its_refusal_is_refused_again() -> None:
     assert first == slot < second
     clerk.hear(replace(join, sequence=4, seen=slot))
     assert find_refusals() == [first, second]
-    for fact in (Ready("b", 5, 1, "", "done", Offer("b", 1)), messages.Leave("b", 6, "signal")):
+    for fact in (Ready("b", 5, 1, "", "done", StoreAddress("b", 1)), messages.Leave("b", 6, "signal")):
         clerk.hear(fact)
     assert find_refusals() == [first, second]
 
@@ -279,7 +279,9 @@ def test_hundreds_of_nodes_have_more_time_for_their_first_heartbeats(nodes: int,
     """While they gather for the first round a node that was never seen is lost later; in a round it is not."""
     config = plain_config(nodes, nodes)
     known = core.start_term("n0", term=1, slot=0, state=None, now=0.0)
-    joins = [messages.to_json(Join(f"n{n}", 1, NodeInfo(f"n{n}", 1, 1), config, Offer("n", 1))) for n in range(nodes)]
+    joins = [
+        messages.to_json(Join(f"n{n}", 1, NodeInfo(f"n{n}", 1, 1), config, StoreAddress("n", 1))) for n in range(nodes)
+    ]
     waiting = core.receive(known, joins[:-1], nodes - 1, now=0.0, jitter=0.0)
     before = core.observe(waiting, {}, now=leases * config.lease - 0.1, jitter=0.0)
     assert len(before.job.nodes) == nodes - 1
@@ -288,4 +290,6 @@ def test_hundreds_of_nodes_have_more_time_for_their_first_heartbeats(nodes: int,
     formed = core.receive(waiting, joins[-1:], nodes, now=formed_at, jitter=0.0)
     assert formed.job.round == 1
     assert formed.leases.first == 1
-    assert {beat.since for beat in formed.leases.beats.values()} == ({0.0, formed_at} if leases == 1 else {formed_at})
+    assert {heartbeat.since for heartbeat in formed.leases.heartbeats.values()} == (
+        {0.0, formed_at} if leases == 1 else {formed_at}
+    )

@@ -42,8 +42,8 @@ def join(store: MemoryJobStore, context: SessionContext, numbers: range) -> None
     """Let nodes say that they join."""
     for number in numbers:
         node, info = f"n{number}_1_0", messages.NodeInfo(f"n{number}", 1, 1)
-        offer = messages.Offer("127.0.0.1", 1)
-        fact = messages.Join(node=node, sequence=1, node_info=info, config=context.config, offer=offer)
+        store_address = messages.StoreAddress("127.0.0.1", 1)
+        fact = messages.Join(node=node, sequence=1, node_info=info, config=context.config, store_address=store_address)
         store.append(job_keys.FACTS, messages.to_json(fact))
 
 

@@ -113,14 +113,14 @@ def test_a_lease_is_revoked_by_its_number_and_may_be_gone() -> None:
 
 
 def test_a_node_that_is_dropped_loses_its_lease() -> None:
-    """Forgetting the beats of a node ends the lease on which its beat hangs; nodes without a beat cost nothing."""
+    """Forgetting a node's heartbeats ends the lease of its heartbeat; nodes without a heartbeat cost nothing."""
     http = FakeHttp()
     store = EtcdV3JobStore(make_api(http), "j", lease=6.0)
-    store.write_beat("dropped", b"1")
+    store.write_heartbeat("dropped", b"1")
     granted = http.asked[-1][1]["lease"]
     there = {**_HEADER, "kvs": [{"key": http.asked[-1][1]["key"]}]}
     http.answers, http.asked = [(200, there)], []
-    store.forget_beats(["dropped", "never there"])
+    store.forget_heartbeats(["dropped", "never there"])
     assert [(path, request) for path, request, _ in http.asked[1:]] == [("lease/revoke", {"ID": granted})]
 
 

@@ -14,13 +14,13 @@ from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.job_document import job_from_document, job_to_document
 from elastic_run.core.job.state import Job, Root
-from elastic_run.core.protocol.messages import Failing, Join, Leave, NodeInfo, Offer, Ready, Refuse
+from elastic_run.core.protocol.messages import Failing, Join, Leave, NodeInfo, Ready, Refuse, StoreAddress
 from tests.simulation.exclusion import Setting, begin, measure, measure_lemons, play
 
 if TYPE_CHECKING:
     from elastic_run.core.job.apply_facts import Event
 
-OFFER = Offer("h", 1)
+STORE_ADDRESS = StoreAddress("h", 1)
 HOUR = 3600.0
 
 
@@ -62,7 +62,7 @@ class Play:
     def greet(self, name: str, *, serves_store: bool = False) -> Join:
         """Return the fact that a node joins."""
         info = NodeInfo(name, 1, 1, serves_store=serves_store, machine=self.machines.get(name, ""))
-        return Join(name, self.number(), info, self.config, OFFER)
+        return Join(name, self.number(), info, self.config, STORE_ADDRESS)
 
     def join(self, name: str, *, serves_store: bool = False) -> None:
         """Let a node join."""
@@ -88,7 +88,7 @@ class Play:
         facts: list[Event] = [Failing(name, self.number(), number, round_id)]
         for member in members:
             outcome, told = ("failed", report) if member == name else ("stopped", None)
-            facts.append(Ready(member, self.number(), number, round_id, outcome, OFFER, told))
+            facts.append(Ready(member, self.number(), number, round_id, outcome, STORE_ADDRESS, told))
         self.feed(facts[0])
         self.feed(*facts[1:])
 
@@ -288,10 +288,10 @@ def test_a_node_that_left_before_is_not_excluded() -> None:
     play = Play(["a", "b", "c"], exclude_after=Window(1, HOUR))
     number, round_id = play.job.round, play.job.round_id
     report = {"exit_code": 1, "severity": 0, "signature": "x", "uptime": 9.0}
-    play.feed(Ready("b", play.number(), number, round_id, "failed", OFFER, report))
+    play.feed(Ready("b", play.number(), number, round_id, "failed", STORE_ADDRESS, report))
     play.feed(Leave("b", play.number(), "signal"))
     for name in ("a", "c"):
-        play.feed(Ready(name, play.number(), number, round_id, "stopped", OFFER))
+        play.feed(Ready(name, play.number(), number, round_id, "stopped", STORE_ADDRESS))
     assert play.refused == {}
     assert play.members == {"a", "c"}
 

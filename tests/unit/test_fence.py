@@ -6,10 +6,10 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node import machine as member
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import READY, RUNNING
-from elastic_run.core.protocol.messages import STOPPED, Assignment, NodeInfo, Offer, Ready
+from elastic_run.core.protocol.messages import STOPPED, Assignment, NodeInfo, Ready, StoreAddress
 from elastic_run.records import replace
 
-_OFFER = Offer("a", 1)
+_STORE_ADDRESS = StoreAddress("a", 1)
 _PLACE = Assignment(
     round=3,
     group_rank=0,
@@ -18,7 +18,7 @@ _PLACE = Assignment(
     world_size=2,
     role_rank=0,
     role_world_size=2,
-    master=_OFFER,
+    master=_STORE_ADDRESS,
     restart_count=0,
     hosts=2,
 )
@@ -26,7 +26,9 @@ _PLACE = Assignment(
 
 def test_a_member_that_is_cut_off_ends_its_round() -> None:
     """The agent is told to stop its workers, once; what became of them is said when the store answers again."""
-    begun, _ = member.begin("a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 2), offer=_OFFER, now=0.0)
+    begun, _ = member.begin(
+        "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 2), store_address=_STORE_ADDRESS, now=0.0
+    )
     running = replace(
         begun,
         state=RUNNING,
@@ -38,7 +40,7 @@ def test_a_member_that_is_cut_off_ends_its_round() -> None:
     assert node_messages.Halted(3, "fenced", "no answer for 6 s") in commands
     again, commands = member.decide(halting, node_messages.CutOff(7.0), 10.8)
     assert not [command for command in commands if isinstance(command, node_messages.Halted)]
-    ready, _ = member.decide(again, node_messages.WorkersGone(3, STOPPED, _OFFER), 11.0)
+    ready, _ = member.decide(again, node_messages.WorkersGone(3, STOPPED, _STORE_ADDRESS), 11.0)
     assert ready.state == READY
     (fact,) = ready.facts.outstanding
     assert isinstance(fact, Ready)
@@ -47,5 +49,7 @@ def test_a_member_that_is_cut_off_ends_its_round() -> None:
 
 def test_a_node_without_workers_has_nothing_to_stop() -> None:
     """Where no round runs nothing follows."""
-    begun, _ = member.begin("a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 2), offer=_OFFER, now=0.0)
+    begun, _ = member.begin(
+        "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 2), store_address=_STORE_ADDRESS, now=0.0
+    )
     assert member.decide(begun, node_messages.CutOff(6.0), 10.0) == (begun, ())

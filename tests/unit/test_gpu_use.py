@@ -103,7 +103,7 @@ def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pyt
     """The answer comes without GPUs, and no second thread is left behind."""
     gate = threading.Event()
     monkeypatch.setattr(library, "nvmlInit", gate.wait)
-    monkeypatch.setattr(gpu_question, "_PATIENCE", 0.05)
+    monkeypatch.setattr(gpu_question, "_WAIT_LIMIT", 0.05)
     with Loop() as loop:
         memory: dict[str, Any] = {}
         assert ask(loop, memory) == {}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthPort]:
-    """A server whose loop never turns, and that has little patience."""
-    monkeypatch.setattr(http_listener, "_PATIENCE", 0.2)
+    """A server whose loop never turns, and that has little wait_limit."""
+    monkeypatch.setattr(http_listener, "_WAIT_LIMIT", 0.2)
     serving = HealthPort(0)
     with Loop() as loop:
         serving.serve(loop, lambda: "running")
@@ -38,7 +38,7 @@ def test_an_agent_whose_loop_hangs_is_not_alive(server: HealthPort) -> None:
 
 def test_clients_that_do_not_ask_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection that has been silent for longest is closed for a new one, whatever its time limit."""
-    monkeypatch.setattr(http_listener, "_PATIENCE", 60.0)
+    monkeypatch.setattr(http_listener, "_WAIT_LIMIT", 60.0)
     listener = HttpListener(0, "test")
     listener.serve(lambda _: (200, "text/plain", b"yes"))
     with ExitStack() as held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_run.core.protocol.liveness import Leases, expect_first, interrupted, observe, watch
 
 
-def test_a_node_that_does_not_beat_for_a_lease_is_silent() -> None:
+def test_a_node_that_does_not_heartbeat_for_a_lease_is_silent() -> None:
     """A counter that stands still for the lease makes its node silent, not before."""
     leases = watch(Leases(6.0), ["a", "b"], 100.0)
     leases, silent = observe(leases, {"a": 1, "b": 1}, 101.0)
@@ -18,7 +18,7 @@ def test_a_node_that_does_not_beat_for_a_lease_is_silent() -> None:
     assert leases.age("stranger", 107.0) == 0.0
 
 
-def test_a_counter_that_goes_back_is_a_beat() -> None:
+def test_a_counter_that_goes_back_is_a_heartbeat() -> None:
     """Any change counts: another store may begin anew."""
     leases, _ = observe(watch(Leases(6.0), ["a"], 0.0), {"a": 9}, 1.0)
     leases, silent = observe(leases, {"a": 1}, 6.5)
@@ -26,14 +26,14 @@ def test_a_counter_that_goes_back_is_a_beat() -> None:
     assert leases.age("a", 7.0) == 0.5
 
 
-def test_a_node_that_never_beat_has_a_whole_lease() -> None:
+def test_a_node_that_never_heartbeat_has_a_whole_lease() -> None:
     """Who was never seen is silent when a lease has passed since it was first looked for."""
     leases, silent = observe(watch(Leases(6.0), ["a"], 0.0), {"a": None}, 5.9)
     assert silent == ()
     assert observe(leases, {"a": None}, 6.0)[1] == ("a",)
 
 
-def test_the_first_beat_may_have_more_leases() -> None:
+def test_the_first_heartbeat_may_have_more_leases() -> None:
     """A node that was never seen has all of them, and a node that was seen has one."""
     leases = expect_first(Leases(6.0), 2, 0.0)
     assert expect_first(leases, 2, 1.0) is leases
@@ -44,7 +44,7 @@ def test_the_first_beat_may_have_more_leases() -> None:
     assert silent == ()
 
 
-def test_fewer_leases_for_the_first_beat_begin_anew() -> None:
+def test_fewer_leases_for_the_first_heartbeat_begin_anew() -> None:
     """A node that had more time until now is not silent at once; what is known of the others stays."""
     leases, _ = observe(watch(expect_first(Leases(6.0), 2, 0.0), ["a", "b"], 0.0), {"a": None, "b": 1}, 8.0)
     leases = expect_first(leases, 1, 10.0)
@@ -54,7 +54,7 @@ def test_fewer_leases_for_the_first_beat_begin_anew() -> None:
 
 
 def test_a_store_that_says_that_a_node_is_gone_is_believed() -> None:
-    """None after a beat makes a node silent at once; a node that was not asked for only ages."""
+    """None after a heartbeat makes a node silent at once; a node that was not asked for only ages."""
     leases, _ = observe(watch(Leases(6.0), ["a", "b"], 0.0), {"a": 1, "b": 1}, 1.0)
     assert observe(leases, {"a": None}, 1.5)[1] == ("a",)
 
@@ -67,7 +67,7 @@ def test_time_without_reading_does_not_count() -> None:
     assert observe(leases, {"a": 1}, 56.0)[1] == ("a",)
 
 
-def test_beats_that_expired_while_nobody_reached_the_store_are_no_deaths() -> None:
+def test_heartbeats_that_expired_while_nobody_reached_the_store_are_no_deaths() -> None:
     """After such an outage a node that the store says is gone has a lease to show itself; after that it is believed."""
     leases, _ = observe(watch(Leases(6.0), ["a", "b"], 0.0), {"a": 1, "b": 1}, 1.0)
     leases, silent = observe(interrupted(leases, 50.0), {"a": None, "b": None}, 50.5)
@@ -82,6 +82,6 @@ def test_who_is_no_longer_watched_is_forgotten() -> None:
     """Watching others forgets whom nobody asks for, and keeps what is known of the rest."""
     leases, _ = observe(watch(Leases(6.0), ["a", "b"], 0.0), {"a": 1, "b": 1}, 1.0)
     leases = watch(leases, ["b", "c"], 5.0)
-    assert set(leases.beats) == {"b", "c"}
+    assert set(leases.heartbeats) == {"b", "c"}
     assert leases.age("b", 5.0) == 4.0
     assert watch(leases, ["b", "c"], 9.0) is leases

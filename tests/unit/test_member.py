@@ -19,9 +19,9 @@ from elastic_run.core.protocol.messages import (
     Halt,
     Head,
     NodeInfo,
-    Offer,
     Recovered,
     Refuse,
+    StoreAddress,
     to_json,
 )
 from elastic_run.records import replace
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def test_a_preparation_that_a_round_has_followed_is_not_told() -> None:
     """The state was kept late: the round that it prepared, or another, is there already."""
     member, _ = membership.begin(
-        "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), offer=Offer("a", 1), now=0.0
+        "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), store_address=StoreAddress("a", 1), now=0.0
     )
     member = replace(member, state=READY, job=replace(member.job, known_round=2, incarnation="a.1"))
     for prepared in (Copy("a.1", 1, 1, 5, 1), Copy("z.1", 2, 1, 5, 1)):
@@ -49,19 +49,21 @@ def test_a_preparation_that_a_round_has_followed_is_not_told() -> None:
 def test_a_node_that_has_read_nothing_has_lost_nothing() -> None:
     """A store that is restored before a node has found the log changes nothing for the node."""
     member, commands = membership.begin(
-        "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), offer=Offer("a", 1), now=0.0
+        "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), store_address=StoreAddress("a", 1), now=0.0
     )
     assert find_restart(None, 0, b"", 0, there=b"x", raw=None) is None
     assert membership.decide(member, node_messages.StoreRestored(), 1.0)[1] == commands
 
 
-_NODE_INFO, _OFFER = NodeInfo("a", 1, 1), Offer("a", 1)
-_PLACE = Assignment(3, 0, 1, 0, 1, 0, 1, _OFFER, 0, 1, incarnation="a.1", round_id="3/1/a")
+_NODE_INFO, _STORE_ADDRESS = NodeInfo("a", 1, 1), StoreAddress("a", 1)
+_PLACE = Assignment(3, 0, 1, 0, 1, 0, 1, _STORE_ADDRESS, 0, 1, incarnation="a.1", round_id="3/1/a")
 
 
 def _member(state: str, **round_: object) -> Member:
     """Return a node that waits for slot 5 of a log in term 1, and has heard of round 3."""
-    member, _ = membership.begin("a", node_info=_NODE_INFO, config=JobConfig(1, 3), offer=_OFFER, now=0.0)
+    member, _ = membership.begin(
+        "a", node_info=_NODE_INFO, config=JobConfig(1, 3), store_address=_STORE_ADDRESS, now=0.0
+    )
     return replace(
         member,
         state=state,
@@ -127,7 +129,7 @@ _MOVES: dict[str, tuple[Member, node_messages.Event, str]] = {
     ),
     "workers that end after the job went on": (
         _member(RUNNING, place=replace(_PLACE, round=2)),
-        node_messages.WorkersGone(2, DONE, _OFFER),
+        node_messages.WorkersGone(2, DONE, _STORE_ADDRESS),
         WAITING,
     ),
 }
@@ -174,7 +176,7 @@ def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch)
     [
         (_member(READY, fetching=(4, 1)), node_messages.AssignmentRead(3, 1, to_json(_PLACE))),
         (_member(RUNNING, place=_PLACE), node_messages.WorkersFailing(2)),
-        (_member(RUNNING, place=_PLACE), node_messages.WorkersGone(2, DONE, _OFFER)),
+        (_member(RUNNING, place=_PLACE), node_messages.WorkersGone(2, DONE, _STORE_ADDRESS)),
         (_member(RUNNING, place=_PLACE), node_messages.AssignmentRead(4, 1, None)),
     ],
 )

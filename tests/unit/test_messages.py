@@ -10,16 +10,16 @@ import pytest
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.protocol import codec, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.messages import Join, Last, NodeInfo, Offer, PeerLoss, StuckRank
+from elastic_run.core.protocol.messages import Join, NodeInfo, PeerLoss, PreviousRound, StoreAddress, StuckRank
 
 NODE_INFO = NodeInfo("a", 7, 2)
 CONFIG = JobConfig(1, 4, no_restart_exit_codes=(3, 4))
-OFFER = Offer("10.0.0.1", 4000, use_agent_store=False)
+STORE_ADDRESS = StoreAddress("10.0.0.1", 4000, use_agent_store=False)
 FACTS = (
-    Join("n", 1, NODE_INFO, CONFIG, OFFER, 5, Last("2/1/n", 2, 3, 4, 5)),
-    Join("n", 1, NODE_INFO, CONFIG, OFFER),
+    Join("n", 1, NODE_INFO, CONFIG, STORE_ADDRESS, 5, PreviousRound("2/1/n", 2, 3, 4, 5)),
+    Join("n", 1, NODE_INFO, CONFIG, STORE_ADDRESS),
     messages.Failing("n", 2, 1, "1/1/n"),
-    messages.Ready("n", 3, 1, "1/1/n", "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
+    messages.Ready("n", 3, 1, "1/1/n", "failed", STORE_ADDRESS, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
     messages.SeatDead("n", "1/1/n", "n.1", 1, 0, "confirmed", "born 1", "killed"),
     messages.Failing("n", 2, 1, "1/1/n", is_secondary=True),
@@ -29,13 +29,19 @@ FACTS = (
         1,
         NodeInfo("a", 7, 2, serves_store=True),
         CONFIG,
-        OFFER,
+        STORE_ADDRESS,
         5,
-        Last("2/1/n", 2, 3, 4, 5, "n.1"),
+        PreviousRound("2/1/n", 2, 3, 4, 5, "n.1"),
         highest_round=7,
     ),
     messages.Ready(
-        "n", 3, 1, "1/1/n", "stopped", OFFER, peer_loss=PeerLoss(1, 2, (StuckRank(3, "load", "t.py", 8), StuckRank(4)))
+        "n",
+        3,
+        1,
+        "1/1/n",
+        "stopped",
+        STORE_ADDRESS,
+        peer_loss=PeerLoss(1, 2, (StuckRank(3, "load", "t.py", 8), StuckRank(4))),
     ),
 )
 DECISIONS = (
@@ -67,7 +73,7 @@ def test_a_decision_comes_back_as_it_was(decision: messages.Decision) -> None:
 
 def test_documents_beside_the_log_come_back_as_they_were() -> None:
     """Assignments, heads and states of waiting are read as they were written."""
-    assignment = messages.Assignment(1, 0, 2, 0, 4, 0, 4, OFFER, 0, 1, incarnation="n.1")
+    assignment = messages.Assignment(1, 0, 2, 0, 4, 0, 4, STORE_ADDRESS, 0, 1, incarnation="n.1")
     head = messages.Head(3, 1, "n", 1, 2, 1, is_running=True, state_slot=3, state_term=1, incarnation="n.1")
     status = messages.Status("gathering", 0, 1, 2, 1, ("a",), (), None)
     assert messages.read_assignment(messages.to_json(assignment)) == assignment
@@ -97,7 +103,10 @@ GARBAGE = {
     "float for a number": (_join(sequence=1.5), "Join.sequence must be int"),
     "part missing": (_join(node_info={"host": "a"}), "NodeInfo.pid is missing"),
     "part of the wrong kind": (_join(node_info=[]), "NodeInfo: an object was expected, not list"),
-    "not a truth value": (_join(offer={"host": "a", "port": 1, "use_agent_store": 1}), "use_agent_store must be bool"),
+    "not a truth value": (
+        _join(store_address={"host": "a", "port": 1, "use_agent_store": 1}),
+        "use_agent_store must be bool",
+    ),
     "no workers": (_join(node_info={"host": "a", "pid": 1, "local_world_size": 0}), "0 workers make no sense"),
     "nodes": (_join(config={"min_nodes": 3, "max_nodes": 2}), "3:2 nodes make no sense"),
     "lease": (_join(config={"min_nodes": 1, "max_nodes": 2, "keep_alive_interval": 0}), "lease must be longer"),

@@ -43,7 +43,7 @@ def test_two_writes_make_one_line(bench: Bench) -> None:
     assert bench.got == b"text\nother\n"
 
 
-def test_patience_ends(bench: Bench) -> None:
+def test_the_wait_ends(bench: Bench) -> None:
     """A rank that stays silent within its line holds the others up for milliseconds only; no byte is added."""
     bar, other = bench.pass_through(), bench.pass_through()
     give(bar, b"\r 10%")
@@ -78,7 +78,7 @@ def test_lines_stay_whole_where_nobody_watches(bench: Bench) -> None:
     assert bench.got == b"text\nother\n..next\n"
 
 
-def test_patience_begins_when_the_console_has_taken_all(bench: Bench) -> None:
+def test_the_wait_begins_when_the_console_has_taken_all(bench: Bench) -> None:
     """A slow console is no silence of a rank: its line goes on before another one's begins."""
     one, other = bench.pass_through(), bench.pass_through()
     bench.reader.room = 2

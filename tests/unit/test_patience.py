@@ -24,7 +24,7 @@ _BEGIN = 1000.0
 
 
 class Trial:
-    """A patience, and failures of its store at times of a clock that stands where the test sets it.
+    """A wait_limit, and failures of its store at times of a clock that stands where the test sets it.
 
     Args:
         monkeypatch: Sets the clock.
@@ -56,16 +56,16 @@ class Trial:
             signals=SimpleNamespace(fenced_at=0.0),
             sender=SimpleNamespace(last_heartbeat_at=0.0),
         )
-        self.patience = RetryDeadline(affairs)  # type: ignore[arg-type] # what it reads of them
+        self.wait_limit = RetryDeadline(affairs)  # type: ignore[arg-type] # what it reads of them
 
     def reach(self) -> None:
         """Let the store answer."""
-        self.patience.recovered()
+        self.wait_limit.recovered()
 
     def fail(self, reason: str, at: float) -> Notice | Waiting | Lost | None:
         """Let an attempt fail so many seconds after the first one."""
         self.now = _BEGIN + at
-        return self.patience.failed(StoreConnectionError("it fails", reason), self.now)
+        return self.wait_limit.failed(StoreConnectionError("it fails", reason), self.now)
 
     def find_loss(self, reason: str) -> int:
         """Return the second at which the store is given up, if an attempt fails each second from 0 on."""

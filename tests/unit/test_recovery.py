@@ -21,13 +21,13 @@ from elastic_run.core.protocol.messages import (
     End,
     Halt,
     Join,
-    Last,
     Leave,
     MessageError,
     NodeInfo,
-    Offer,
+    PreviousRound,
     Recovered,
     SeatDead,
+    StoreAddress,
     read_term,
     to_json,
 )
@@ -38,17 +38,22 @@ if TYPE_CHECKING:
     from elastic_run.core.job.coordinator_state import Coordinator
 
 CONFIG = JobConfig(1, 3, has_successors=True)
-OFFER = Offer("n", 1)
+STORE_ADDRESS = StoreAddress("n", 1)
 
 
 def _join(
-    node: str, *, last: Last | None = None, copy: Copy | None = None, config: JobConfig = CONFIG, script: str = ""
+    node: str,
+    *,
+    last: PreviousRound | None = None,
+    copy: Copy | None = None,
+    config: JobConfig = CONFIG,
+    script: str = "",
 ) -> Join:
-    return Join(node, 1, NodeInfo(node, 1, 1, script=script), config, OFFER, last=last, copy=copy)
+    return Join(node, 1, NodeInfo(node, 1, 1, script=script), config, STORE_ADDRESS, last=last, copy=copy)
 
 
-def _last(number: int, rank: int = 0, nodes: int = 2, incarnation: str = "a.1") -> Last:
-    return Last(f"{number}/1/a", number, rank, nodes, 0, incarnation)
+def _last(number: int, rank: int = 0, nodes: int = 2, incarnation: str = "a.1") -> PreviousRound:
+    return PreviousRound(f"{number}/1/a", number, rank, nodes, 0, incarnation)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def _last(number: int, rank: int = 0, nodes: int = 2, incarnation: str = "a.1") 
     ],
 )
 def test_a_log_is_behind_where_a_node_knows_more_of_the_same_job(
-    copy: Copy | None, last: Last | None, *, expected: bool
+    copy: Copy | None, last: PreviousRound | None, *, expected: bool
 ) -> None:
     """A newer round, one of a later term, or a newer term; what another job's nodes know counts for nothing."""
     job = Job(round=2, round_id="2/1/a", incarnation="a.1")
@@ -187,7 +192,7 @@ def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> Non
     """A node that joined as a newcomer, and then says that it runs the round, is its member."""
     seats = (Seat("a", LIVE), Seat("b", LIVE))
     copied = Job(round=1, round_id="1/1/a", phase="running", seats=seats, config=CONFIG, incarnation="a.1")
-    again = Join("a", 2, NodeInfo("a", 1, 1), CONFIG, OFFER, last=_last(1))
+    again = Join("a", 2, NodeInfo("a", 1, 1), CONFIG, STORE_ADDRESS, last=_last(1))
     copy = Copy("a.1", 1, 1, 1, 1)
     job = restate(View(copy, None, (copy,)), {copy: copied}, [_join("a"), again], begun=Job(), now=5.0)
     assert [node.node for node in job.members] == ["a"]
@@ -196,7 +201,7 @@ def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> Non
 
 def test_a_seat_that_was_lost_stays_lost_in_another_store() -> None:
     """Its holder never ran the round, and served the store that was left: the round can't succeed without it."""
-    holder = Node("b", NodeInfo("b", 1, 1, serves_store=True), OFFER, 1, arrived=1, arrived_at=0.0, rank=1)
+    holder = Node("b", NodeInfo("b", 1, 1, serves_store=True), STORE_ADDRESS, 1, arrived=1, arrived_at=0.0, rank=1)
     seats = (Seat("a", LIVE), Seat("b", LIVE, is_lost=True))
     job = Job(round=1, phase="running", seats=seats, nodes=MappingProxyType({"b": holder}))
     assert move(job, 5.0).has_lost
@@ -279,7 +284,7 @@ def _wanting(known: Coordinator) -> Coordinator:
 @pytest.mark.parametrize(("phase", "is_lost"), [(RUNNING, True), (GATHERING, False)])
 def test_a_seat_is_lost_only_while_its_round_runs(phase: str, *, is_lost: bool) -> None:
     """A node that joins anew and runs none of its round loses the seat; between two rounds there is nothing to lose."""
-    node = Node("a", NodeInfo("a", 1, 1), OFFER, 0, 0, 0.0, rank=0)
+    node = Node("a", NodeInfo("a", 1, 1), STORE_ADDRESS, 0, 0, 0.0, rank=0)
     job = Job(
         phase=phase,
         round=1,

@@ -123,7 +123,7 @@ def test_the_coordinator_is_looked_at_one_pause_after_a_round_was_formed(backend
     looked_at: list[float] = []
 
     def note(_: NotingStore, what: str, __: str) -> None:
-        if what == "beats" and threading.current_thread().name == "sender":
+        if what == "heartbeats" and threading.current_thread().name == "sender":
             looked_at.append(time.monotonic())
 
     backend.on_use = note
@@ -321,22 +321,22 @@ def test_the_first_heartbeats_of_a_crowd_wait_for_its_round(
 ) -> None:
     """They come a lease later than those of a small job, unless the node coordinates, or the job has its round."""
     monkeypatch.setattr(config, "_CROWD", 3)
-    beats: dict[NotingStore, float] = {}
+    heartbeats: dict[NotingStore, float] = {}
 
     def note(store: NotingStore, what: str, _: str) -> None:
-        if what == "beat":
-            beats.setdefault(store, time.monotonic())
+        if what == "heartbeat":
+            heartbeats.setdefault(store, time.monotonic())
 
     backend.on_use = note
     settings = read_settings("c10d", {**_SLOW, "keep_alive_interval": "0.3", "keep_alive_max_attempt": "20"})
     setup = plain_setup(min_nodes=3, max_nodes=3)
     first, second, third = (Node(open_session(backend, settings, setup, local_addr="127.0.0.1")) for _ in range(3))
     with first, second:
-        wait_until(lambda: beats)  # the coordinator's
-        assert len(beats) == 1
+        wait_until(lambda: heartbeats)  # the coordinator's
+        assert len(heartbeats) == 1
         with third:
             for node in (first, second, third):
                 node.wait_for(Formed)
             begun = time.monotonic()
-            wait_until(lambda: len(beats) == 3)
+            wait_until(lambda: len(heartbeats) == 3)
     assert time.monotonic() - begun < stretched(4.0)

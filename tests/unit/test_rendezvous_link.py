@@ -1,4 +1,4 @@
-"""How a thread's connection is opened again: not too often, never in step, with more patience for who is slow."""
+"""How a thread's connection is opened again: not too often, never in step, with more wait_limit for who is slow."""
 
 from __future__ import annotations
 

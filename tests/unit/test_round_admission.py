@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.node.messages import Formed, Warned, WorkersGone
-from elastic_run.core.protocol.messages import STOPPED, UNREACHABLE, Assignment, Offer
+from elastic_run.core.protocol.messages import STOPPED, UNREACHABLE, Assignment, StoreAddress
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic import handler, round_admission
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.core.node.messages import Event
     from elastic_run.rendezvous.elastic.context import SessionContext
 
-_OFFER = Offer("127.0.0.1", 1, use_agent_store=True)
+_STORE_ADDRESS = StoreAddress("127.0.0.1", 1, use_agent_store=True)
 _WITHIN = 10.0
 
 
@@ -39,7 +39,7 @@ def make_context() -> SessionContext:
 
 def form(number: int, rank: int = 1) -> Formed:
     """Return a round of two nodes."""
-    return Formed(Assignment(number, rank, 2, rank, 2, rank, 2, _OFFER, 0, 2))
+    return Formed(Assignment(number, rank, 2, rank, 2, rank, 2, _STORE_ADDRESS, 0, 2))
 
 
 class Admission:
@@ -52,7 +52,7 @@ class Admission:
         self.said: list[WorkersGone] = []
         self.has_said = threading.Event()
         self.before_feed: Callable[[], None] = lambda: None
-        self.admission = RoundAdmission(self.context, feed=self._feed, offer=lambda: _OFFER)
+        self.admission = RoundAdmission(self.context, feed=self._feed, store_address=lambda: _STORE_ADDRESS)
 
     def _feed(self, event: Event) -> None:
         assert isinstance(event, WorkersGone)

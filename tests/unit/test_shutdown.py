@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_PATIENCE, LATE, STACKS_LEAD, Condition, Step, Stop, advance
+from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_WAIT, LATE, STACKS_LEAD, Condition, Step, Stop, advance
 
 GRACE = 10.0
 
@@ -30,7 +30,7 @@ def test_leader_first_group_late_kill_at_the_end() -> None:
     assert _wants(step) == {"kill"}
     stop, step = advance(stop, leaders_alive=True, is_hurried=False, now=111.0)
     assert _wants(step) == set()
-    stop, step = advance(stop, leaders_alive=True, is_hurried=False, now=110.0 + KILL_PATIENCE)
+    stop, step = advance(stop, leaders_alive=True, is_hurried=False, now=110.0 + KILL_WAIT)
     assert _wants(step) == {"give_up"}
 
 
@@ -90,7 +90,7 @@ def _look(stop: Stop, now: float, **conditions: Condition) -> tuple[Stop, Step]:
 
 
 def test_memory_that_shrinks_and_processor_time_are_progress() -> None:
-    """A process that gives back its memory is waited for, and `KILL_PATIENCE` counts from its last progress."""
+    """A process that gives back its memory is waited for, and `KILL_WAIT` counts from its last progress."""
     stop = _kill()
     for second in range(1, 60):
         stop, step = _look(stop, 100.0 + second, a=Condition(is_running=False, memory=1000 - second, cpu=7))
@@ -99,9 +99,9 @@ def test_memory_that_shrinks_and_processor_time_are_progress() -> None:
         stop, step = _look(stop, 100.0 + second, a=Condition(is_running=False, memory=0, cpu=second))
         assert _wants(step) == set()
     last = Condition(is_running=False, memory=0, cpu=89)
-    stop, step = _look(stop, 189.0 + KILL_PATIENCE - 0.1, a=last)
+    stop, step = _look(stop, 189.0 + KILL_WAIT - 0.1, a=last)
     assert _wants(step) == set()
-    assert step.next_at == 189.0 + KILL_PATIENCE
+    assert step.next_at == 189.0 + KILL_WAIT
     _, step = _look(stop, step.next_at, a=last)
     assert _wants(step) == {"give_up"}
 
@@ -121,9 +121,9 @@ def test_one_that_sleeps_without_progress_is_given_up_when_no_other_makes_any() 
     """A stuck process is reported at once where it is alone, and after the others have ended where it is not."""
     stuck, runs = Condition(is_running=False, memory=9, cpu=9), Condition(is_running=True, memory=5, cpu=5)
     stop, step = _look(_kill(), 101.0, a=stuck, b=runs)
-    stop, step = _look(stop, 100.0 + KILL_PATIENCE, a=stuck, b=runs)
+    stop, step = _look(stop, 100.0 + KILL_WAIT, a=stuck, b=runs)
     assert _wants(step) == set()
-    stop, step = _look(stop, 101.0 + KILL_PATIENCE, a=stuck)
+    stop, step = _look(stop, 101.0 + KILL_WAIT, a=stuck)
     assert _wants(step) == {"give_up"}
-    _, step = _look(_kill(), 100.0 + KILL_PATIENCE, a=stuck)
+    _, step = _look(_kill(), 100.0 + KILL_WAIT, a=stuck)
     assert _wants(step) == {"give_up"}

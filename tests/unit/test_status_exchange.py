@@ -71,7 +71,7 @@ def test_all_nodes_are_asked_and_the_answers_are_removed(space: JobSpace) -> Non
     for entry in (old, b"\xff", b"[]", b'{"version": 2}', b'{"version": 1, "node": {"host": 3}}'):
         store.append(find_stream(STATUS), entry)
     nodes = answer_from(space, ["a", "b", "c"])
-    found = gather(store, expected=3, patience=20.0)
+    found = gather(store, expected=3, wait_limit=20.0)
     nodes.join()
     assert sorted(node["host"] for node in found) == ["a", "b", "c"]
     assert store.read(find_stream(STATUS), 0, 0.0)[0] == []
@@ -103,7 +103,7 @@ def test_what_is_no_document_is_passed_over(entry: bytes) -> None:
 def test_who_does_not_answer_is_waited_for_only_so_long(space: JobSpace) -> None:
     """The others are shown."""
     nodes = answer_from(space, ["a"])
-    found = gather(MemoryJobStore(space), expected=2, patience=0.2)
+    found = gather(MemoryJobStore(space), expected=2, wait_limit=0.2)
     nodes.join()
     assert [node["host"] for node in found] == ["a"]
 
@@ -112,7 +112,7 @@ def test_the_question_is_for_stacks(space: JobSpace) -> None:
     """Answers to another question, which may come at the same time, are passed over."""
     store = MemoryJobStore(space)
     nodes = answer_from(space, ["a", "b"], STACKS)
-    found = gather(store, expected=2, patience=20.0, question=STACKS)
+    found = gather(store, expected=2, wait_limit=20.0, question=STACKS)
     nodes.join()
     assert sorted(node["host"] for node in found) == ["a", "b"]
     assert found[0]["workers"][0]["problem"] == "is stopped"
@@ -150,7 +150,7 @@ def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> N
 
     thread = threading.Thread(target=run)
     thread.start()
-    found = gather(store, expected=1, patience=4.0, question=STACKS)
+    found = gather(store, expected=1, wait_limit=4.0, question=STACKS)
     thread.join()
     assert [node["host"] for node in found] == ["a"]
 
@@ -176,7 +176,7 @@ def test_an_answer_that_another_asker_has_trimmed_comes_again(space: JobSpace) -
 
     thread = threading.Thread(target=run)
     thread.start()
-    found = gather(store, expected=1, patience=8.0)
+    found = gather(store, expected=1, wait_limit=8.0)
     thread.join()
     assert [node["host"] for node in found] == ["a"]
 
@@ -191,7 +191,7 @@ def test_two_questions_at_once_are_both_seen(space: JobSpace) -> None:
     found: dict[str, list[dict[str, Any]]] = {}
 
     def ask(question: str) -> None:
-        found[question] = gather(MemoryJobStore(space), expected=1, patience=10.0, question=question)
+        found[question] = gather(MemoryJobStore(space), expected=1, wait_limit=10.0, question=question)
 
     store, threads = MemoryJobStore(space), []
     for number, question in enumerate((STATUS, STACKS), 1):
@@ -216,7 +216,7 @@ def test_questions_do_not_pile_up(space: JobSpace) -> None:
     """The key holds a question once, and a few of them."""
     store = MemoryJobStore(space)
     for number in range(100):
-        gather(store, expected=1, patience=0.0, question=f"drain 3 node{number % 50}")
+        gather(store, expected=1, wait_limit=0.0, question=f"drain 3 node{number % 50}")
     assert len((store.get([STATUS_REQUEST])[0] or b"").split(b"\n")) == 8
 
 
@@ -225,10 +225,10 @@ def test_a_node_that_comes_later_does_not_answer(space: JobSpace, question: str)
     """The asker has gone, so the answers of all that ever join would stay in the store."""
     store = MemoryJobStore(space)
     nodes = answer_from(space, ["a"], question)
-    assert len(gather(store, expected=1, patience=20.0, question=question)) == 1
+    assert len(gather(store, expected=1, wait_limit=20.0, question=question)) == 1
     nodes.join()
-    gather(store, expected=1, patience=0.0, question="drain 3 node7")
-    gather(store, expected=1, patience=0.0, question=question)
+    gather(store, expected=1, wait_limit=0.0, question="drain 3 node7")
+    gather(store, expected=1, wait_limit=0.0, question=question)
     asked: list[str] = []
     StatusAnswers(asked.append, lambda: None).note_request(store.get([STATUS_REQUEST])[0])
     assert asked == []

@@ -37,23 +37,23 @@ def test_members_read_what_members_write(space: JobSpace, store: SignedStore) ->
     store.append("facts", b"a")
     store.write({"head": b"1"})
     assert store.create("d/0", b"x") == other.create("d/0", b"y") == other.wait("d/0", 0) == b"x"
-    store.beat("n")
+    store.heartbeat("n")
     assert other.read("facts", 0, 0)[0] == [b"a"]
     assert other.get(["head", "missing"]) == [b"1", None]
-    assert isinstance(other.read_beats(["n"])[0], int)
+    assert isinstance(other.read_heartbeats(["n"])[0], int)
     assert other.wait("missing", 0) is None
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"g" * 100, b"\0"], ids=["short", "long", "a byte"])
 def test_garbage_is_left_out(store: SignedStore, stranger: MemoryJobStore, garbage: bytes) -> None:
-    """A stranger's entries, values and beats are as good as none."""
+    """A stranger's entries, values and heartbeats are as good as none."""
     stranger.append("facts", garbage)
     store.append("facts", b"a")
     stranger.write({"head": garbage})
-    stranger.write_beat("n", garbage)
+    stranger.write_heartbeat("n", garbage)
     assert store.read("facts", 0, 0)[0] == [b"a"]
     assert store.get(["head"]) == [None]
-    assert store.read_beats(["n"]) == [None]
+    assert store.read_heartbeats(["n"]) == [None]
 
 
 def test_a_taken_place_is_told(store: SignedStore, stranger: MemoryJobStore) -> None:
@@ -71,16 +71,16 @@ def test_a_value_is_good_only_where_it_was_written(
     """A signed value that a stranger copied to another place, kind or job is refused."""
     store.write({"head": b"1"})
     store.append("facts", b"1")
-    store.write_beat("n", b"1")
-    signed = [space.values["head"], space.streams["facts"][1][0], space.beats["n"]]
+    store.write_heartbeat("n", b"1")
+    signed = [space.values["head"], space.streams["facts"][1][0], space.heartbeats["n"]]
     assert len(set(signed)) == 3
     for copied in signed:
         stranger.write({"status": copied})
         stranger.append("others", copied)
-        stranger.write_beat("m", copied)
+        stranger.write_heartbeat("m", copied)
         assert store.get(["status"]) == [None]
         assert store.read("others", 0, 0)[0] == []
-        assert store.read_beats(["m"]) == [None]
+        assert store.read_heartbeats(["m"]) == [None]
     assert SignedStore(MemoryJobStore(space, "other job"), SECRET).get(["head"]) == [None]
     assert SignedStore(MemoryJobStore(space), b"another secret").get(["head"]) == [None]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Document: TypeAlias = dict[str, Any]
 
 #: Seconds that the end of a job waits for a disk.
-_PATIENCE = 2.0
+_WAIT_LIMIT = 2.0
 #: Characters of an exception, and of a sentence.
 _LINE_LIMIT = 2000
 #: Silences of a worker in one round that are all written. After these, a silence is written if it is longer than the
@@ -114,7 +114,7 @@ class EventRecorder:
     def close(self) -> None:
         """Write the events that wait, within a short time."""
         if self._writer is not None:
-            self._writer.close(_PATIENCE)
+            self._writer.close(_WAIT_LIMIT)
 
     def _document(self, moment: Moment, name: str, fields: Document) -> Document:
         return {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 #: Seconds until a worker whose Python starts must have heard a request, and between two attempts.
-_PATIENCE = 10.0
+_WAIT_LIMIT = 10.0
 _PAUSE = 0.01
 #: Seconds in which a slow worker runs once.
 _PERIOD = 0.5
@@ -97,7 +97,7 @@ class _Injection:
         if action == "import":
             self._say(f"{ACTIONS[action]} {value}: {self._rank} (pid {pid}) from its start (--inject-fault)")
         elif fault.is_of_worker:
-            self._request(until=self._loop.now() + _PATIENCE)
+            self._request(until=self._loop.now() + _WAIT_LIMIT)
         elif action == "agent":
             self._write(f"SIGKILL to this agent, of {self._rank}, {self._moment}")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -25,8 +25,8 @@ FILE_PREFIX = "flight_recorder_rank_"
 #: Entries that the recorder of a worker keeps.
 _ENTRIES = 2000
 #: Seconds that the stop of the round waits for dumps with stacks; those without take milliseconds.
-PATIENCE = 3.0
-_COUNT_PATIENCE = 0.7
+WAIT_LIMIT = 3.0
+_COUNT_WAIT = 0.7
 #: Seconds that a worker gets beyond the others if it has not answered the last count: a thread holds its GIL.
 _GRACE = 0.1
 _READ_SIZE = 1 << 16
@@ -39,7 +39,7 @@ class RecorderQuestion:
         loop: The agent's.
         sockets: Name of each worker's socket by local rank.
         question: The question.
-        patience: Seconds after which no answer is waited for any longer.
+        wait_limit: Seconds after which no answer is waited for any longer.
         on_done: Gets the answers that are whole, by local rank, once.
         silent: Workers that are not expected to answer: they get little more time than the others.
 
@@ -52,7 +52,7 @@ class RecorderQuestion:
         loop: Loop,
         sockets: Mapping[int, str],
         question: bytes,
-        patience: float,
+        wait_limit: float,
         on_done: Callable[[dict[int, str]], None],
         *,
         silent: frozenset[int] = frozenset(),
@@ -67,8 +67,8 @@ class RecorderQuestion:
         for local_rank, name in sockets.items():
             self._connect(local_rank, name, question)
         if not self._has_awaited:
-            patience = min(patience, _GRACE) if self._connections else 0.0
-        self._timer = loop.call_later(patience, self.finish)
+            wait_limit = min(wait_limit, _GRACE) if self._connections else 0.0
+        self._timer = loop.call_later(wait_limit, self.finish)
 
     @property
     def _has_awaited(self) -> bool:
@@ -155,16 +155,16 @@ class FlightRecorder:
     def _socket_name(self, local_rank: int) -> str:
         return f"elastic-run-recorder-{self._token}-{self._attempt}-{local_rank}"
 
-    def collect(self, loop: Loop, on_done: Callable[[], None], *, patience: float = PATIENCE) -> RecorderQuestion:
+    def collect(self, loop: Loop, on_done: Callable[[], None], *, wait_limit: float = WAIT_LIMIT) -> RecorderQuestion:
         """Let the living workers write their dumps.
 
         Args:
             loop: The agent's.
-            on_done: Called once from the loop, when all have written their dumps, or when the patience is over.
-            patience: Seconds to wait for the dumps.
+            on_done: Called once from the loop, when all have written their dumps, or when the wait limit is over.
+            wait_limit: Seconds to wait for the dumps.
         """
         sockets, question = self._sockets(), contract.RECORDER_DUMP
-        return RecorderQuestion(loop, sockets, question, patience, lambda _: on_done(), silent=self._silent)
+        return RecorderQuestion(loop, sockets, question, wait_limit, lambda _: on_done(), silent=self._silent)
 
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
         """Ask the living workers for the number of their collectives.
@@ -179,7 +179,7 @@ class FlightRecorder:
             on_done(answers)
 
         sockets, question = self._sockets(), contract.RECORDER_COUNT
-        asked = RecorderQuestion(loop, sockets, question, _COUNT_PATIENCE, take, silent=self._silent)
+        asked = RecorderQuestion(loop, sockets, question, _COUNT_WAIT, take, silent=self._silent)
         return asked
 
     def _sockets(self) -> dict[int, str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
 
 #: Seconds for all of it; a driver that is stuck does not answer at all.
-PATIENCE = 10.0
+WAIT_LIMIT = 10.0
 _PAUSE = 0.1
 
 
@@ -54,7 +54,7 @@ class GpuMemoryWait:
 
     def begin(self, query: tuple[str, ...], pids: Collection[int]) -> None:
         """Wait for the memory of workers that have ended; for `query` see `gpu_processes.find_query`."""
-        left = self._began_at + PATIENCE - self._loop.now()
+        left = self._began_at + WAIT_LIMIT - self._loop.now()
         self._process = CheckProcess(self._loop, self._context, lambda end: self._take(query, pids, end))
         try:
             self._process.start(query, max(left, _PAUSE))
@@ -73,9 +73,9 @@ class GpuMemoryWait:
         holders = sorted(read_pids(end.output) & set(pids))
         name, all_the_same = os.path.basename(query[0]), "the workers start anyway"
         if end.is_late:
-            self._say(f"{name} did not answer within {PATIENCE:g} s; {all_the_same}")
-        elif holders and self._loop.now() + _PAUSE >= self._began_at + PATIENCE:
-            self._say(f"GPU memory of {_describe(holders)} is not free after {PATIENCE:g} s; {all_the_same}")
+            self._say(f"{name} did not answer within {WAIT_LIMIT:g} s; {all_the_same}")
+        elif holders and self._loop.now() + _PAUSE >= self._began_at + WAIT_LIMIT:
+            self._say(f"GPU memory of {_describe(holders)} is not free after {WAIT_LIMIT:g} s; {all_the_same}")
         elif holders:
             if not self._has_said:
                 self._say(f"waiting until the GPU memory of {_describe(holders)} is free")

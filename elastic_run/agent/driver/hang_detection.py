@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
 
 #: Seconds that workers get for their stacks; a verdict waits for them.
-_PATIENCE = 1.5
+_WAIT_LIMIT = 1.5
 #: Seconds that other nodes get to answer, and that a question takes at most.
-_NODE_PATIENCE = 2.0
+_NODE_WAIT = 2.0
 _LONGEST_QUESTION = 10.0
 #: Seconds between two questions to the other nodes, at least and at most.
 _PAUSE = 0.5
@@ -187,7 +187,7 @@ class HangDetection:
             self._tell(join_nodes([own], expected=1, round_number=self._round.number))
         elif self._job.judges_hangs:
             self._ask_at = now + _LONGEST_QUESTION
-            self._job.gather_status(HANG, _NODE_PATIENCE, self._judge_job)
+            self._job.gather_status(HANG, _NODE_WAIT, self._judge_job)
 
     def _judge_job(self, documents: Sequence[dict[str, Any]]) -> None:
         """Judge all nodes' ranks; the nodes' answers came as of their last looks, this node's is made anew."""
@@ -256,7 +256,7 @@ class _Questions:
     def _ask(self) -> None:
         ask_gpu_use(self._loop, self._gpu_memory, self._take_gpu_use)
         pids = {rank: self._round.workers.pids[rank] for rank in self._round.workers.alive}
-        self._round.listen_for_stacks().ask(pids, _PATIENCE, self._take_dumps)
+        self._round.listen_for_stacks().ask(pids, _WAIT_LIMIT, self._take_dumps)
 
     def _take_answers(self, answers: Mapping[int, str]) -> None:
         self._answers = answers

@@ -10,7 +10,7 @@ from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import Offer
+from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
@@ -111,7 +111,7 @@ class MultiNodeJob:
         setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
         self._session = session = handler.open_session(setup)
         first(session)
-        session.start(lambda host: self._open_offer(session, host), self._deliver)
+        session.start(lambda host: self._open_worker_store(session, host), self._deliver)
 
     @property
     def has_others(self) -> bool:
@@ -163,19 +163,19 @@ class MultiNodeJob:
             command.round,
             command.outcome,
             report=report,
-            offer=self._offer(self._session, self._session.listening_host),
+            store_address=self._worker_store_address(self._session, self._session.listening_host),
             detail=command.detail,
             verdict=command.verdict,
             peer_loss=peer_loss,
         )
 
-    def gather_status(self, question: str, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+    def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
         """Ask all nodes a question of `core.protocol.node_status`; `deliver` gets the answers, once, in the loop."""
         if self._session is None or not self.has_others:
             deliver([])
             return
         self._session.gather_status(
-            question, self.nodes, patience, lambda found: self._loop.call_soon_threadsafe(lambda: deliver(found))
+            question, self.nodes, wait_limit, lambda found: self._loop.call_soon_threadsafe(lambda: deliver(found))
         )
 
     def list_left_out(self) -> list[dict[str, Any]]:
@@ -220,35 +220,35 @@ class MultiNodeJob:
         threading.Thread(target=close, name="close session", daemon=True).start()
         self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
 
-    def _open_offer(self, session: Session, host: str) -> Offer:
+    def _open_worker_store(self, session: Session, host: str) -> StoreAddress:
         """Open the first round's store; the session's thread asks, and the loop's thread owns stores."""
         import threading  # noqa: PLC0415 - not for one node
 
-        opened: list[Offer | OSError] = []
+        opened: list[StoreAddress | OSError] = []
         is_done = threading.Event()
 
         def open_store() -> None:
             try:
-                opened.append(self._offer(session, host))
+                opened.append(self._worker_store_address(session, host))
             except OSError as error:
                 opened.append(error)
             is_done.set()
 
         self._loop.call_soon_threadsafe(open_store)
         is_done.wait(_OPENING)
-        offer = opened[0] if opened else TimeoutError(f"the agent did not open it within {_OPENING:.0f} s")
-        if isinstance(offer, OSError):
-            raise offer
-        return offer
+        store_address = opened[0] if opened else TimeoutError(f"the agent did not open it within {_OPENING:.0f} s")
+        if isinstance(store_address, OSError):
+            raise store_address
+        return store_address
 
-    def _offer(self, session: Session, host: str) -> Offer:
+    def _worker_store_address(self, session: Session, host: str) -> StoreAddress:
         if not session.offers_store:
             # One port for the store of the agents and of the workers, on the node that serves it.
             self._round_join.store = session.worker_store
             port = 0 if session.worker_store is None else session.worker_store.port
-            return Offer("", port, use_agent_store=True)
+            return StoreAddress("", port, use_agent_store=True)
         store = self._round_join.open_next_store(host)
-        return Offer("", store.port, use_agent_store=store.use_agent_store)
+        return StoreAddress("", store.port, use_agent_store=store.use_agent_store)
 
     def _deliver(self, event: SessionEvent) -> None:
         self._loop.call_soon_threadsafe(lambda: self._take(event))

@@ -6,7 +6,7 @@ It performs the machine's commands ReportFailing, ReportReady and Leave.
 from __future__ import annotations
 
 from elastic_run.core.agent import messages
-from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.core.agent.shutdown import CAUSE_WAIT
 from elastic_run.core.protocol.outcomes import FAILED, STOPPED
 
 TYPE_CHECKING = False
@@ -50,7 +50,7 @@ class JobReports:
         self._job.report_failing(is_secondary=command.is_secondary)
         if command.is_secondary and not self._parts.find_agent().running and self._job.has_others:
             # All of this node have failed: the worker that has the cause is on another, which is not stopped yet.
-            self._parts.find_history().tell_awaiting_cause(CAUSE_PATIENCE)
+            self._parts.find_history().tell_awaiting_cause(CAUSE_WAIT)
 
     def report_ready(self, command: messages.ReportReady) -> None:
         """Report how the round ended on this node, which is then ready for the next round."""

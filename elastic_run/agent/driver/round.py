@@ -184,12 +184,12 @@ class Round:
             self._stacks = StackRequests(self._loop, pipes)
         return self._stacks
 
-    def ask_stacks(self, patience: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
+    def ask_stacks(self, wait_limit: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
         """Ask the workers that run for their stacks; `on_done` takes them by global rank."""
         ranks = self.global_ranks
         pids = {rank: self.workers.pids[rank] for rank in self.workers.alive}
         self.listen_for_stacks().ask(
-            pids, patience, lambda found: on_done({ranks[local]: dump for local, dump in found.items()})
+            pids, wait_limit, lambda found: on_done({ranks[local]: dump for local, dump in found.items()})
         )
 
     @property

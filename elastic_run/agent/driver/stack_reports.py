@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 #: Seconds in which a second SIGQUIT stops the job.
 _TWICE = 2.0
 #: Seconds that workers get to write their stacks for a user who waits, and before SIGKILL, which must not come late.
-_PATIENCE = 3.0
-_PATIENCE_BEFORE_KILL = 0.4
+_WAIT_LIMIT = 3.0
+_WAIT_BEFORE_KILL = 0.4
 #: The same before a stop: seconds from the question to the end of the wait for a cause.
-PATIENCE_BEFORE_STOP = 0.4
+WAIT_BEFORE_STOP = 0.4
 
 
 class StackReports:
@@ -67,7 +67,7 @@ class StackReports:
             return False
         current = self._current_round()
         if current is not None and current.workers.alive:
-            current.ask_stacks(_PATIENCE, lambda dumps: self._show(self._add_silences(dumps, current)))
+            current.ask_stacks(_WAIT_LIMIT, lambda dumps: self._show(self._add_silences(dumps, current)))
             return True
         if self._find_state() not in (machine.JOINING, machine.PAUSING):
             return False
@@ -85,13 +85,13 @@ class StackReports:
         current = self._current_round()
         is_running = current is not None and current.number == number and self._find_state() == machine.RUNNING
         if current is not None and is_running and is_possible():
-            current.ask_stacks(PATIENCE_BEFORE_STOP, self._keep_before_stop)
+            current.ask_stacks(WAIT_BEFORE_STOP, self._keep_before_stop)
 
     def tell_before_kill(self) -> None:
         """Show the stacks of workers that did not stop, before the end of their grace period."""
         current = self._current_round()
         if current is not None and is_possible():
-            current.ask_stacks(_PATIENCE_BEFORE_KILL, self._show_overdue)
+            current.ask_stacks(_WAIT_BEFORE_KILL, self._show_overdue)
 
     def _add_silences(self, dumps: dict[int, Dump], current: Round) -> dict[int, Dump]:
         from elastic_run.agent.driver.last_output import add_silences  # noqa: PLC0415 - only when asked for

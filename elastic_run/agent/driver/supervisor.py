@@ -21,11 +21,11 @@ from elastic_run.agent.driver.parts import AgentParts
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
-from elastic_run.agent.driver.stack_reports import PATIENCE_BEFORE_STOP
+from elastic_run.agent.driver.stack_reports import WAIT_BEFORE_STOP
 from elastic_run.agent.driver.step import Step
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.agent.shutdown import CAUSE_PATIENCE, KILL_LIMIT
+from elastic_run.core.agent.shutdown import CAUSE_WAIT, KILL_LIMIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
@@ -135,7 +135,7 @@ class Supervisor:
             local_world_size=self._group.spec.local_world_size,
             forwarded=frozenset(self._options.forwarded),
             follows_job=self._job is not None,
-            patience=min(CAUSE_PATIENCE, self._options.shutdown_timeout),
+            wait_limit=min(CAUSE_WAIT, self._options.shutdown_timeout),
         )
         return MachineDriver(
             agent,
@@ -279,8 +279,8 @@ class Supervisor:
             return  # nothing was started, so nothing has to be stopped
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         self._feed(messages.Signalled(number))
-        patience = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
-        self._loop.run_until(self._is_finished, self._loop.now() + patience)
+        wait_limit = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
+        self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
 
     def close(self) -> None:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
@@ -354,9 +354,9 @@ class Supervisor:
     def _perform_await_cause(self, command: messages.AwaitCause) -> None:
         self._history.tell_awaiting_cause(command.delay)
         # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
-        before = max(0.0, command.delay - PATIENCE_BEFORE_STOP)
+        before = max(0.0, command.delay - WAIT_BEFORE_STOP)
         self._loop.call_later(before, lambda: self._rounds.stacks.ask_before_stop(command.round))
-        self._loop.call_later(command.delay, lambda: self._feed(messages.PatienceOver(command.round)))
+        self._loop.call_later(command.delay, lambda: self._feed(messages.WaitOver(command.round)))
 
     def _perform_finish(self, command: messages.Finish) -> None:
         self._finish = command

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NODE = "host name of the node, or its node rank, as `elastic-run status --json` shows them"
 #: Seconds for the answers of all nodes.
-_PATIENCE = 6.0
+_WAIT_LIMIT = 6.0
 #: Nodes that an error names.
 _NAMED = 8
 
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
         message = f"job {job.label} has one node: `elastic-run stop {job.label}` ends it"
         raise UsageError(message)
     try:
-        answer = ask(job.agents[0].path, Call("drain", {"node": args.node}), patience=_PATIENCE)
+        answer = ask(job.agents[0].path, Call("drain", {"node": args.node}), wait_limit=_WAIT_LIMIT)
     except ControlError as error:
         raise UsageError(str(error)) from None
     nodes: list[dict[str, Any]] = answer["nodes"]

@@ -22,12 +22,12 @@ class JobQuestion:
     Args:
         of_node: The request that one agent answers for its own node.
         of_job: The request that one agent answers for all nodes.
-        patience: Seconds for the answer for all nodes.
+        wait_limit: Seconds for the answer for all nodes.
     """
 
     of_node: str
     of_job: str
-    patience: float
+    wait_limit: float
 
 
 # An agent waits twice as long for other nodes where the store has no cheap look: etcd, file.
@@ -46,7 +46,7 @@ def ask_nodes(job: RunningJob, question: JobQuestion) -> tuple[list[dict[str, An
     errors: list[str] = []
     asked = list(job.agents)
     if first.max_nodes > 1:
-        answer = next(iter(ask_all([first.path], Call(question.of_job, {}), patience=question.patience)), None)
+        answer = next(iter(ask_all([first.path], Call(question.of_job, {}), wait_limit=question.wait_limit)), None)
         if answer is not None and answer.document is not None:
             nodes = list(answer.document["nodes"])
             here = {node["pid"] for node in nodes if node["host"] == nodes[0]["host"]}

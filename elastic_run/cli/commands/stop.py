@@ -8,7 +8,7 @@ import time
 
 from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.control.client import PATIENCE, ask_all
+from elastic_run.control.client import WAIT_LIMIT, ask_all
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.control.socket_directory import is_stale
 from elastic_run.control.wire import Call
@@ -53,13 +53,13 @@ def main(words: Sequence[str]) -> int:
     return stop_job(find_job(os.environ, args.run), deadline)
 
 
-def stop_job(job: RunningJob, deadline: float | None, *, patience: float = PATIENCE) -> int:
+def stop_job(job: RunningJob, deadline: float | None, *, wait_limit: float = WAIT_LIMIT) -> int:
     """Ask the launchers of a job to stop, and wait for the end of the launchers that accept.
 
     Args:
         job: The job.
         deadline: Monotonic seconds until which its end is awaited, or None.
-        patience: Seconds for the answers.
+        wait_limit: Seconds for the answers.
 
     Returns:
         The exit code, see `main`.
@@ -67,7 +67,9 @@ def stop_job(job: RunningJob, deadline: float | None, *, patience: float = PATIE
     # Before anything is asked: a pid may belong to another process once its own has ended.
     waiting = {agent.path: _open_pidfd(agent) for agent in job.agents}
     refused = [
-        answer for answer in ask_all([*waiting], Call("stop", {"pid": os.getpid()}), patience=patience) if answer.error
+        answer
+        for answer in ask_all([*waiting], Call("stop", {"pid": os.getpid()}), wait_limit=wait_limit)
+        if answer.error
     ]
     for answer in refused:
         say(answer.error)

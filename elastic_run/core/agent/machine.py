@@ -31,7 +31,6 @@ from elastic_run.core.agent.messages import (
     JobOver,
     Join,
     Leave,
-    PatienceOver,
     Pause,
     PauseOver,
     ReportFailing,
@@ -43,13 +42,14 @@ from elastic_run.core.agent.messages import (
     Signalled,
     StartWorkers,
     StopWorkers,
+    WaitOver,
     Warn,
     WorkerExited,
     WorkersHung,
     WorkerStuck,
 )
 from elastic_run.core.agent.restart_policy import Failure, GiveUp, decide_restart, has_budget
-from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.core.agent.shutdown import CAUSE_WAIT
 from elastic_run.core.protocol.outcomes import BY_SIGNAL, CANNOT_START, DONE, FAILED, STOPPED, UNHEALTHY, UNKILLABLE
 from elastic_run.records import dataclass, replace
 
@@ -92,7 +92,7 @@ class Agent:
         local_world_size: Workers on this node.
         forwarded: Signals that are passed on to the workers and stop nothing.
         follows_job: Whether a job of several nodes decides what follows a round.
-        patience: Seconds for which the cause is awaited where it may be a worker's that still runs.
+        wait_limit: Seconds for which the cause is awaited where it may be a worker's that still runs.
         running: Local ranks of the workers that run.
         failures: Failed rounds, oldest first, as many as the pause depends on.
         restart_times: Monotonic seconds of the restarts in the configuration's window.
@@ -107,7 +107,7 @@ class Agent:
     local_world_size: int
     forwarded: frozenset[int] = frozenset()
     follows_job: bool = False
-    patience: float = CAUSE_PATIENCE
+    wait_limit: float = CAUSE_WAIT
     state: str = JOINING
     round: int = 0
     running: frozenset[int] = frozenset()
@@ -235,7 +235,7 @@ def _stop(agent: Agent, reason: str, signal: int = SIGTERM) -> Decision:
     return agent.replace(state=STOPPING, stop_reason=reason), (StopWorkers(signal),)
 
 
-def _stop_after_patience(agent: Agent, *_: object) -> Decision:
+def _stop_after_wait(agent: Agent, *_: object) -> Decision:
     return _stop(agent, AFTER_FAILURE)
 
 
@@ -292,11 +292,11 @@ def _on_exit(agent: Agent, event: WorkerExited, *_: float) -> Decision:
 
 
 def _on_failure(agent: Agent, event: WorkerExited) -> Decision:
-    may_wait = event.is_secondary and agent.patience > 0
+    may_wait = event.is_secondary and agent.wait_limit > 0
     is_told = agent.awaits_cause and may_wait
     report = (ReportFailing(agent.round, is_secondary=may_wait),) if agent.follows_job and not is_told else ()
     if may_wait and agent.running:
-        wait = () if agent.awaits_cause else (AwaitCause(agent.round, agent.patience),)
+        wait = () if agent.awaits_cause else (AwaitCause(agent.round, agent.wait_limit),)
         return agent.replace(awaits_cause=True), (*report, *wait)
     after, commands = _stop(agent, AFTER_FAILURE)
     return after, (*report, *commands)
@@ -406,7 +406,7 @@ TRANSITIONS: dict[tuple[str, type[Event]], Transition] = {
     (JOINING, JobOver): Transition(_end_with_job, (ENDED,)),
     (JOINING, Signalled): Transition(_end_by_signal, (JOINING, ENDED)),
     (RUNNING, WorkerExited): Transition(_on_exit, (RUNNING, STOPPING)),
-    (RUNNING, PatienceOver): Transition(_stop_after_patience, (STOPPING,)),
+    (RUNNING, WaitOver): Transition(_stop_after_wait, (STOPPING,)),
     (RUNNING, WorkerStuck): Transition(_give_up_stuck, (STOPPING,)),
     (RUNNING, WorkersHung): Transition(_stop_hung, (STOPPING,)),
     (RUNNING, RoundFailed): Transition(_stop_after_start_failure, (STOPPING,)),
@@ -415,7 +415,7 @@ TRANSITIONS: dict[tuple[str, type[Event]], Transition] = {
     (RUNNING, JobOver): Transition(_stop_with_job, (STOPPING,)),
     (RUNNING, Signalled): Transition(_stop_by_signal, (RUNNING, STOPPING)),
     (STOPPING, WorkerExited): Transition(_count_exit, (STOPPING,)),
-    (STOPPING, PatienceOver): Transition(_stay, (STOPPING,)),
+    (STOPPING, WaitOver): Transition(_stay, (STOPPING,)),
     (STOPPING, WorkerStuck): Transition(_give_up_stuck, (STOPPING,)),
     (STOPPING, WorkersHung): Transition(_stay, (STOPPING,)),
     (STOPPING, RoundFailed): Transition(_stop_after_start_failure, (STOPPING,)),

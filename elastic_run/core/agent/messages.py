@@ -91,7 +91,7 @@ class Signalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PatienceOver(Event):
+class WaitOver(Event):
     """The cause of what failed has been awaited for long enough."""
 
 
@@ -169,7 +169,7 @@ class Pause(Command):
 
 @dataclass(frozen=True, slots=True)
 class AwaitCause(Command):
-    """Bring `PatienceOver` after `delay` seconds."""
+    """Bring `WaitOver` after `delay` seconds."""
 
     round: int
     delay: float

@@ -8,7 +8,7 @@ to save a checkpoint still needs them. So within the one grace period of a stop
 - shortly before the end, workers that still run are asked for their stacks;
 - at the end, or when the user hurries, everything left gets SIGKILL;
 - a process that was sent SIGKILL may take minutes to end, because it gives back its memory first: the agent waits while
-  it runs, or while its memory shrinks. A process that sleeps for `KILL_PATIENCE` without progress is in
+  it runs, or while its memory shrinks. A process that sleeps for `KILL_WAIT` without progress is in
   uninterruptible sleep: the agent reports it and does not wait for it. After `KILL_LIMIT` the agent waits for none.
 """
 
@@ -26,7 +26,7 @@ LATE = 0.8
 #: shorter than twice that.
 STACKS_LEAD = 0.5
 #: Seconds without progress after SIGKILL.
-KILL_PATIENCE = 5.0
+KILL_WAIT = 5.0
 #: Seconds that the kernel gets in all to carry out SIGKILL.
 KILL_LIMIT = 300.0
 #: Seconds between two looks at processes that were sent SIGKILL; the kernel reports no progress.
@@ -34,7 +34,7 @@ _LOOK = 1.0
 #: Seconds for which a round is not stopped if all failed workers look as if they had lost a peer: the worker with the
 #: cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so
 #: that a node that is lost is known soon after.
-CAUSE_PATIENCE = 5.0
+CAUSE_WAIT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,6 @@ def _await_end(stop: Stop, killed_at: float, conditions: Mapping[int, Condition]
         is_moving = condition.is_running or (before is not None and condition != before)
         progress_at[pid] = now if is_moving else stop.progress_at.get(pid, killed_at)
     last = max(progress_at.values(), default=killed_at)
-    give_up_at = min(last + KILL_PATIENCE, killed_at + KILL_LIMIT)
+    give_up_at = min(last + KILL_WAIT, killed_at + KILL_LIMIT)
     after = replace(stop, conditions=conditions, progress_at=progress_at)
     return after, Step(give_up=now >= give_up_at, next_at=min(now + _LOOK, give_up_at))

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _LINES_LIMIT = 120
 _MESSAGE_LIMIT = 16 * 1024
 #: Lines of others that may stand between two lines of a traceback: threads that write at the same time.
-_PATIENCE = 20_000
+_WAIT_LIMIT = 20_000
 #: Lines of others that may stand between its header and a writer's next line.
-_PREFIX_PATIENCE = 50
+_PREFIX_WAIT = 50
 #: Parts of a path that is not the user's own code.
 FOREIGN_PATHS = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen", "<string>")
 _LEVELS = frozenset(("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTE", "NOTICE", "TRACE", "WARN", "WARNING"))
@@ -103,7 +103,7 @@ class _Rows:
     """The lines of one writer after its header, without the prefix that it puts before each."""
 
     def __init__(self, lines: list[str], header: int, prefix: str) -> None:
-        following = lines[header + 1 : header + 1 + _PREFIX_PATIENCE]
+        following = lines[header + 1 : header + 1 + _PREFIX_WAIT]
         # A letter or a digit ends what another thread was about to write: `step 1`, and then `step 10` is no row.
         may_be_prefix = bool(prefix) and not prefix[-1].isalnum()
         self.is_prefixed = may_be_prefix and any(line.startswith(prefix) for line in following)
@@ -180,7 +180,7 @@ def _read_frames(rows: _Rows, frames: _Frames) -> re.Match[str] | None:
         elif found is not None and _is_exception(found, is_adjacent=is_adjacent):
             rows.take()
             return found
-        elif HEADER.match(row) or strangers > _PATIENCE:
+        elif HEADER.match(row) or strangers > _WAIT_LIMIT:
             return None
         else:
             # The lines of rich's box are no strangers, and the exception stands right below it.

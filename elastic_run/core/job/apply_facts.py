@@ -60,8 +60,8 @@ from elastic_run.core.protocol.messages import (
     Failing,
     Foreign,
     Join,
-    Last,
     Leave,
+    PreviousRound,
     Ready,
     SeatDead,
 )
@@ -227,7 +227,7 @@ class _JobUpdate:
         node = replace(
             node,
             node_info=_kept(fact.node_info),
-            offer=fact.offer,
+            store_address=fact.store_address,
             sequence=fact.sequence,
             has_other_config=fact.config != config,
             prepared=fact.prepared,
@@ -269,11 +269,11 @@ class _JobUpdate:
         if node.node not in self._job.rank_claims and has_rival(self._nodes.values(), node):
             self._set(rank_claims=(*self._job.rank_claims, node.node))
 
-    def _is_last(self, last: Last) -> bool:
+    def _is_last(self, last: PreviousRound) -> bool:
         """Whether a round is the last that was formed, and not another log's of the same number."""
         return last.round_id == self._job.round_id
 
-    def _is_present(self, last: Last) -> bool:
+    def _is_present(self, last: PreviousRound) -> bool:
         """Whether a round is the one that runs or is being stopped."""
         return self._is_last(last) and self._job.phase in _ACTIVE
 
@@ -284,7 +284,7 @@ class _JobUpdate:
             forget_refused(self._gone, fact.node_info.host)
             order = self._next_order()
             return Node(
-                fact.node, _kept(fact.node_info), fact.offer, fact.sequence, arrived=order, arrived_at=self._now
+                fact.node, _kept(fact.node_info), fact.store_address, fact.sequence, arrived=order, arrived_at=self._now
             )
         self._set_seat(gone.was.rank, LIVE)
         is_same_round = gone.was.is_member and fact.last is not None and self._is_present(fact.last)
@@ -321,7 +321,9 @@ class _JobUpdate:
         # Where it speaks of an older round, it may be about to read that the last one was formed with it.
         was_to_read = known is None or node.is_to_read
         is_to_read = was_to_read and node.rank is not None and not is_last and self._job.formed_slot >= 0
-        node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=False, is_to_read=is_to_read)
+        node = replace(
+            node, sequence=fact.sequence, store_address=fact.store_address, is_busy=False, is_to_read=is_to_read
+        )
         if node.is_member and is_last:
             is_suspecting = _is_suspecting(node, fact)
             peer_loss = _cut(fact.peer_loss)

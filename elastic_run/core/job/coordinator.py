@@ -6,14 +6,14 @@ The driver's loop, on a thread and a connection of its own, from `Coordinate` to
    `has_lost_state` read the facts that are there and where the log begins, and `skip` them. While it `wants` a copy of
    the state, which a node has put into this store, read that and feed `take_copy`. Then `read` the facts behind
    `coordinator.position`, again and again, waiting no longer than until `coordinator.wait_until`, and feed what came,
-   also where that is nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed
-   `observe`, and write `notes`. Could not read for a while: `interrupted`.
+   also where that is nothing: `receive`. At each keep-alive interval read the heartbeats of `coordinator.watched`, feed
+   `observe`, and write what `make_documents` returns. Could not read for a while: `interrupted`.
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
    then, and with where the log begins, which is read with the slot or after it. Where the connection breaks, open
    another and do all of the same proposal again. What `settle` returns beside is a cleanup: raise its `log_start`,
    delete its keys where the store has what is `expected`, then say `garbage_deleted`. Where the connection breaks
-   meanwhile, do the `unfinished_cleanup` before anything else but the next proposal. Before `notes` are written,
-   `check` what lies there: another term may have begun.
+   meanwhile, do the `unfinished_cleanup` before anything else but the next proposal. Before these documents are
+   written, `check` what lies there: another term may have begun.
 3. `coordinator.is_over`: stop. The term or the job has ended. Where the coordinator `is_superseded`, tell the member
    (`TermEnded`).
 
@@ -31,7 +31,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.job import machine as coordination
-from elastic_run.core.job.coordinator_decision import PATIENCE, ask_anew, decide_next
+from elastic_run.core.job.coordinator_decision import WAIT_LIMIT, ask_anew, decide_next
 from elastic_run.core.job.coordinator_slots import supersede, write_head
 from elastic_run.core.job.coordinator_state import KEPT_SLOTS, Coordinator
 from elastic_run.core.job.machine import Silent
@@ -94,9 +94,9 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
         known_round: The newest round that this node has heard of; no other gets its number again.
         newest_round: The newest of this log's job that it knows: the state is old where it doesn't know that round.
         known_restarts: The restarts that it has heard of: they count where the state is lost, or is an older copy.
-        silent: The coordinator before, where this node has missed its beats for a lease, else "".
+        silent: The coordinator before, where this node has missed its heartbeats for a lease, else "".
         last_heartbeat: The last of them: it gets no other lease, unless it has beaten since.
-        store_id: The birth mark of the store.
+        store_id: The id of the store.
         kept_slots: Slots of the log that are kept for those who read slowly.
 
     Returns:
@@ -105,14 +105,14 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
     leases = Leases(0.0) if last_heartbeat is None else Leases(0.0, MappingProxyType({silent: last_heartbeat}))
     # A node claims a term but once, in whatever store: nobody founds another job under this name.
     begun = replace(coordination.begin(), highest_round=known_round, incarnation=f"{node}.{term}")
-    patience = PATIENCE if is_successor else 0
-    fresh = Coordinator(node, term, slot + 1, begun, leases, kept_slots, began=now, patience=patience)
+    wait_limit = WAIT_LIMIT if is_successor else 0
+    fresh = Coordinator(node, term, slot + 1, begun, leases, kept_slots, began=now, wait_limit=wait_limit)
     if state is not None:
         try:
             found, job = read_state(state, now)
         except MessageError as error:
             complaint = f"the state of the job is lost: {error}"
-            fresh = replace(fresh, patience=1, pending=Resync(term, str(error)), complaint=complaint)
+            fresh = replace(fresh, wait_limit=1, pending=Resync(term, str(error)), complaint=complaint)
         else:
             fresh = _go_on(fresh, found, job)
             if newest_round > job.round > 0:
@@ -185,11 +185,13 @@ def receive(
     )
 
 
-def observe(coordinator: Coordinator, beats: Mapping[str, int | None], *, now: float, jitter: float) -> Coordinator:
-    """Take in the beats of the nodes that are `watched`; see `liveness.observe`."""
+def observe(
+    coordinator: Coordinator, heartbeats: Mapping[str, int | None], *, now: float, jitter: float
+) -> Coordinator:
+    """Take in the heartbeats of the nodes that are `watched`; see `liveness.observe`."""
     if coordinator.pending is not None or coordinator.is_over:
         return coordinator
-    leases, silent = liveness.observe(coordinator.leases, beats, now)
+    leases, silent = liveness.observe(coordinator.leases, heartbeats, now)
     events: list[Event] = [Silent(node, leases.age(node, now)) for node in silent]
     return decide_next(replace(coordinator, leases=leases), events, now, jitter)
 
@@ -215,7 +217,7 @@ def resign(coordinator: Coordinator) -> Coordinator:
     return _end_term(coordinator, Resign(coordinator.term, coordinator.node))
 
 
-def notes(coordinator: Coordinator, now: float) -> dict[str, bytes]:
+def make_documents(coordinator: Coordinator, now: float) -> dict[str, bytes]:
     """Return the documents beside the log, by key: `head` for who comes late, `status` for who waits.
 
     `head` is to be written at every keep-alive interval, since a coordinator that was stopped may have overwritten it
@@ -242,7 +244,7 @@ def _go_on(fresh: Coordinator, found: State, job: Job) -> Coordinator:
     return replace(
         fresh,
         job=job,
-        patience=found.patience,
+        wait_limit=found.wait_limit,
         first=found.position,
         position=found.position,
         oldest=found.oldest,

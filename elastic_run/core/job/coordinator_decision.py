@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Leases for which nodes that know of a round may come before a job is founded in a successor's store, or before the
 #: nodes that wait for a majority are told to stop their workers: each may have noticed the loss a lease late.
-PATIENCE = 2
+WAIT_LIMIT = 2
 _OUTDATED = "no node that is here has the state of the round that may have been formed in another store"
 
 
@@ -48,7 +48,7 @@ def decide_next(coordinator: Coordinator, events: Sequence[Event], now: float, j
         view = find_view(coordinator.events, [copy for copy, job in coordinator.copies.items() if job is None])
         if view is not None:
             return _recover(coordinator, view, now)
-        founds_at = _after_leases(coordinator, coordinator.patience)
+        founds_at = _after_leases(coordinator, coordinator.wait_limit)
         if now < founds_at:
             return replace(coordinator, due=founds_at, pending=coordinator.last)
         events = ()
@@ -75,7 +75,7 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], now: float) -> C
         coordinator,
         job=begun,
         began=now,
-        patience=1,
+        wait_limit=1,
         first=coordinator.position,
         events=keep_deaths(former, events),
         has_halted=False,
@@ -121,7 +121,7 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
 def _await_majority(coordinator: Coordinator, view: Job, config: JobConfig, waited: float, missing: str) -> Coordinator:
     """Wait for a majority: its workers run on for two leases, then those here are told to stop theirs."""
     coordinator = replace(coordinator, view=view, pending=coordinator.last)
-    halts_after = PATIENCE * config.lease
+    halts_after = WAIT_LIMIT * config.lease
     if not config.has_successors:
         return replace(coordinator, due=coordinator.began + config.lease)
     if waited >= config.join_timeout:

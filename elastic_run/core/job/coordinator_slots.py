@@ -174,7 +174,7 @@ def _write_state(coordinator: Coordinator, now: float) -> bytes:
         position=coordinator.settled_position,
         oldest=coordinator.oldest,
         formations=formations,
-        patience=coordinator.patience,
+        wait_limit=coordinator.wait_limit,
     )
     return write_state(state)
 

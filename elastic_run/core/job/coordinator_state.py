@@ -84,7 +84,7 @@ class Coordinator:
         leases: When it last heard of each node.
         kept_slots: Slots of the log that it keeps.
         began: Monotonic seconds of the beginning.
-        patience: Leases for which nodes that know of a round may come before a job is founded.
+        wait_limit: Leases for which nodes that know of a round may come before a job is founded.
         first: Position in the stream of facts from which a successor reads as long as the log has no round.
         events: The events since that position, as long as the log has no round.
         copies: The copies of the state that were read, None for garbage.
@@ -115,7 +115,7 @@ class Coordinator:
     leases: Leases
     kept_slots: int = KEPT_SLOTS
     began: float = 0.0
-    patience: int = 0
+    wait_limit: int = 0
     first: int = 0
     events: tuple[Event, ...] = ()
     copies: Mapping[Copy, Job | None] = field(default_factory=lambda: MappingProxyType({}))
@@ -140,7 +140,7 @@ class Coordinator:
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The nodes whose beats are to be read."""
+        """The nodes whose heartbeats are to be read."""
         return tuple(self.job.nodes)
 
     @property

@@ -127,7 +127,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             world_size=world_size,
             role_rank=place.role_rank,
             role_world_size=place.role_world_size,
-            master=members[0].offer,
+            master=members[0].store_address,
             restart_count=job.restart_count,
             hosts=hosts,
             news=job.news,

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 
-from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.core.agent.shutdown import CAUSE_WAIT
 from elastic_run.core.job import formation, majority
 from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused
 from elastic_run.core.job.config import JobConfig
@@ -272,7 +272,7 @@ def _watch_round(job: Job, config: JobConfig, now: float) -> Step:
     failing = [node for node in job.members if node.failing is not None or node.outcome in _TROUBLES]
     is_certain = not all(node.is_suspecting for node in failing)
     if failing and not is_certain and not job.has_lost:
-        until = now + CAUSE_PATIENCE
+        until = now + CAUSE_WAIT
         until = until if job.until is None else min(job.until, until)
         if now < until:
             return Step(replace(job, until=until))

@@ -1,4 +1,4 @@
-"""Who gets which rank.
+"""Which node gets which rank.
 
 Group ranks: a survivor keeps its rank where the round still has it, so that a replacement takes exactly the place that
 became free. Then a node that prefers a free rank gets it (`--node-rank`), then the lowest free ranks go out by

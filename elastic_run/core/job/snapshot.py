@@ -43,7 +43,7 @@ class State:
         position: Of the stream: all facts up to here are in.
         oldest: The oldest slot that may still be there.
         formations: Those whose assignments are kept, the latest last.
-        patience: Leases for which nodes that know of a round may come before a job is founded.
+        wait_limit: Leases for which nodes that know of a round may come before a job is founded.
         job: See `job_document.job_to_document`.
     """
 
@@ -53,7 +53,7 @@ class State:
     oldest: int
     formations: tuple[Formation, ...]
     job: Document
-    patience: int = 0
+    wait_limit: int = 0
 
 
 def read_state(data: bytes, now: float) -> Read:
@@ -102,7 +102,7 @@ def write_state(state: State) -> bytes:
 
 
 def make_state(
-    job: Job, now: float, *, position: int, oldest: int, formations: tuple[Formation, ...], patience: int = 0
+    job: Job, now: float, *, position: int, oldest: int, formations: tuple[Formation, ...], wait_limit: int = 0
 ) -> State:
     """Return the document of a decision that goes into the job's slot; see `State`."""
-    return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now), patience)
+    return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now), wait_limit)

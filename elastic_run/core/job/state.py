@@ -11,7 +11,7 @@ from types import MappingProxyType
 from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
 from elastic_run.core.protocol.codec import Document, encode, register
-from elastic_run.core.protocol.messages import Copy, NodeInfo, Offer, PeerLoss, read_term
+from elastic_run.core.protocol.messages import Copy, NodeInfo, PeerLoss, StoreAddress, read_term
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
@@ -55,8 +55,8 @@ class Node:
 
     Args:
         node: Its id.
-        node_info: Who it is.
-        offer: Where its workers' store of the next round listens.
+        node_info: What it tells of itself.
+        store_address: Where its workers' store of the next round listens.
         sequence: Number of the last fact that it said.
         arrived: Its place in the order of joining.
         arrived_at: When it joined.
@@ -75,7 +75,7 @@ class Node:
 
     node: str
     node_info: NodeInfo
-    offer: Offer
+    store_address: StoreAddress
     sequence: int
     arrived: int
     arrived_at: float
@@ -232,11 +232,11 @@ class Job:
         term: The coordinator's term.
         slot: Where its next decision goes.
         coordinator: The coordinator's node.
-        store_id: The birth mark of the store in which the log is.
+        store_id: The id of the store in which the log is.
         phase: One of the phases above.
         config: The first joiner's, None before.
-        nodes: Who is there, by id.
-        gone: Who was, by id, the latest last.
+        nodes: The nodes that are there, by id.
+        gone: The nodes that have gone, by id, the latest last.
         order: The number of facts that needed a place in an order.
         round: The last round that was formed, 0 for none.
         round_id: Its unique id: number, term and coordinator.

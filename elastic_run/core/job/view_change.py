@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.apply_facts import Event
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.protocol.messages import Copy, Last
+    from elastic_run.core.protocol.messages import Copy, PreviousRound
 
 __all__ = ["View", "find_view", "is_behind", "is_outdated", "keep_deaths", "leave_out_old", "may_go_on", "restate"]
 
@@ -55,7 +55,7 @@ class View:
     """
 
     copy: Copy | None
-    last: Last | None
+    last: PreviousRound | None
     copies: tuple[Copy, ...] = ()
     prepared: tuple[Copy, ...] = ()
 
@@ -128,7 +128,7 @@ def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> Vie
     )
 
 
-def _order_last(last: Last) -> tuple[int, int]:
+def _order_last(last: PreviousRound) -> tuple[int, int]:
     """Return what tells the newer of two rounds of one job."""
     return last.round, read_term(last.round_id)
 
@@ -202,7 +202,7 @@ def _find_left_logs(copies: Mapping[Copy, Job | None], job: Job, store_id: str) 
     )
 
 
-def _adopt(job: Job, last: Last, now: float) -> Job:
+def _adopt(job: Job, last: PreviousRound, now: float) -> Job:
     """Take over a round that was formed after the copy of the state was made."""
     return replace(
         job,

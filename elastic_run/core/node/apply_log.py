@@ -176,7 +176,7 @@ class MemberUpdate(StoreUpdate):
             self._learn_coordinator(decision, event.slot)
             return
         self._set_log(state_slot=event.slot, state_term=decision.term)
-        # Whoever decides is there, whatever its beats say.
+        # Whoever decides is there, whatever its heartbeats say.
         self._change_coordinator(self.member.coordination.coordinator)
         self._learn(decision, event.slot)
 

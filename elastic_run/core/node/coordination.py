@@ -64,7 +64,7 @@ class CoordinationUpdate(FactWriter):
 
     def _learn_coordinator(self, claim: Claim, slot: int) -> None:
         silent = self.member.coordination.coordinator if self.member.coordination.is_vacant else ""
-        last_heartbeat = self.member.coordination.leases.beats.get(silent)
+        last_heartbeat = self.member.coordination.leases.heartbeats.get(silent)
         # Its own claim of a log that it has left and reads again is over: it may have written slots since.
         is_former = claim.node == self.member.node and claim.term <= self.member.log.min_term
         self._change_coordinator("" if is_former else claim.node)
@@ -101,7 +101,7 @@ class CoordinationUpdate(FactWriter):
             self._set_coordination(is_coordinator=False)
             self.commands.append(StopCoordinating())
         watched = (node,) if node else ()
-        leases = replace(self.member.coordination.leases, beats=MappingProxyType({}))
+        leases = replace(self.member.coordination.leases, heartbeats=MappingProxyType({}))
         self._set_coordination(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
 
     def _lose_state(self, start: LogStart) -> None:

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.protocol.messages import NodeInfo, Offer
+    from elastic_run.core.protocol.messages import NodeInfo, StoreAddress
 
 Decision: TypeAlias = tuple[Member, tuple[Command, ...]]
 
@@ -135,20 +135,20 @@ TRANSITIONS: dict[tuple[str, type[Event]], Transition] = {
 }
 
 
-def begin(node: str, *, node_info: NodeInfo, config: JobConfig, offer: Offer, now: float) -> Decision:
+def begin(node: str, *, node_info: NodeInfo, config: JobConfig, store_address: StoreAddress, now: float) -> Decision:
     """Return the first decision: find out where the log stands.
 
     Args:
         node: Its id, unique per agent run.
         node_info: Its description for the other nodes.
         config: The job's configuration as its user gave it.
-        offer: Where its workers' store of the first round listens.
+        store_address: Where its workers' store of the first round listens.
         now: Monotonic seconds.
 
     Returns:
         The member, and the commands.
     """
-    member = Member(node, node_info, config, offer, now, Coordination(Leases(config.lease)))
+    member = Member(node, node_info, config, store_address, now, Coordination(Leases(config.lease)))
     return member, (ReadHead(),)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.codec import Document
     from elastic_run.core.protocol.liveness import Heartbeat
-    from elastic_run.core.protocol.messages import Assignment, Claim, Copy, End, Fact, LogStart, Offer, PeerLoss
+    from elastic_run.core.protocol.messages import Assignment, Claim, Copy, End, Fact, LogStart, PeerLoss, StoreAddress
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class WorkersGone:
 
     round: int
     outcome: str
-    offer: Offer
+    store_address: StoreAddress
     report: Document | None = None
     verdict: str = ""
     detail: str = ""
@@ -112,10 +112,10 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatWritten:
-    """The store has taken a beat of this node.
+    """The store has taken a heartbeat of this node.
 
     Args:
-        was_dropped: Whether the beat before it was not there any more: the job may have gone on without this node.
+        was_dropped: Whether the heartbeat before it was not there any more: the job may have gone on without this node.
         is_unknown: Whether there was none before it, so that a node which was dropped meanwhile can't know that.
     """
 
@@ -125,10 +125,10 @@ class HeartbeatWritten:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorHeartbeatRead:
-    """The driver read the beat of `member.watched`.
+    """The driver read the heartbeat of `member.watched`.
 
     Args:
-        node: Whose beat.
+        node: Whose heartbeat.
         value: Its counter, or None (see `liveness.observe`).
     """
 
@@ -184,11 +184,11 @@ class RejoinPrepared:
 
     Args:
         copy: Which copy of the state this node has put into the store, or None for none.
-        offer: Where a new workers' store of the next round listens, or None where the node has offered none in vain.
+        store_address: Where a new workers' store of the next round listens; None if the last one may still be used.
     """
 
     copy: Copy | None = None
-    offer: Offer | None = None
+    store_address: StoreAddress | None = None
 
 
 Event: TypeAlias = (
@@ -283,7 +283,7 @@ class Coordinate:
         newest_round: The newest of this log's job that it runs, has run last, or keeps a copy of.
         known_restarts: The restarts of the whole job that it has heard of.
         silent: The coordinator before, where its lease has run out on this node, else "".
-        last_heartbeat: The last beat of that one: it was missed for a lease already, and gets no other.
+        last_heartbeat: The last heartbeat of that one: it was missed for a lease already, and gets no other.
     """
 
     term: int

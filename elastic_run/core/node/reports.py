@@ -17,8 +17,8 @@ from elastic_run.core.protocol.messages import (
     Fact,
     Failing,
     Join,
-    Last,
     Leave,
+    PreviousRound,
     Ready,
     is_related,
 )
@@ -68,7 +68,7 @@ class FactWriter:
         """No process of the round lives any more."""
         if self._round != event.round:
             return
-        self._set(offer=event.offer)
+        self._set(store_address=event.store_address)
         if event.round < self.member.job.known_round or self.member.round.is_replaced or self._is_of_another_job:
             self.leave_round()
         else:
@@ -115,7 +115,7 @@ class FactWriter:
             return  # the workers' store that it offered in another store may be in use: it says `Join` with another one
         last = None
         if place is not None:
-            last = Last(
+            last = PreviousRound(
                 round_id=place.round_id,
                 round=place.round,
                 rank=place.group_rank,
@@ -129,7 +129,7 @@ class FactWriter:
                 sequence=self._next_sequence(),
                 node_info=member.node_info,
                 config=member.config,
-                offer=member.offer,
+                store_address=member.store_address,
                 seen=-1 if member.log.next_slot is None else member.log.next_slot - 1,
                 last=last,
                 highest_round=max(member.job.highest_round, member.job.known_round),
@@ -152,7 +152,7 @@ class FactWriter:
                 gone.round,
                 "" if self.member.round.place is None else self.member.round.place.round_id,
                 gone.outcome,
-                gone.offer,
+                gone.store_address,
                 gone.report,
                 gone.verdict,
                 gone.detail,

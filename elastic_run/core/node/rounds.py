@@ -45,7 +45,7 @@ class RoundUpdate(CoordinationUpdate):
 
     def _has_other_store(self, place: Assignment) -> bool:
         """Whether the round was formed with a workers' store of this node that it has replaced since then."""
-        return place.group_rank == 0 and place.master != self.member.offer
+        return place.group_rank == 0 and place.master != self.member.store_address
 
     def enter_cut_off(self, event: CutOff) -> None:
         """The workers are not to run on without the job."""

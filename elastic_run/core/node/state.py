@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         WorkersGone,
     )
     from elastic_run.core.protocol.liveness import Leases
-    from elastic_run.core.protocol.messages import Assignment, Copy, Fact, Halt, NodeInfo, Offer
+    from elastic_run.core.protocol.messages import Assignment, Copy, Fact, Halt, NodeInfo, StoreAddress
 
 BEGINNING = "beginning"
 WAITING = "waiting"
@@ -158,7 +158,7 @@ class Member:
         node: Its id.
         node_info: Its description for the other nodes.
         config: The job's configuration as its user gave it.
-        offer: Where its workers' store of the next round listens.
+        store_address: Where its workers' store of the next round listens.
         beaten_at: Monotonic seconds at which the store last took a heartbeat of it.
         coordination: Which node coordinates.
         state: One of the states above.
@@ -171,7 +171,7 @@ class Member:
     node: str
     node_info: NodeInfo
     config: JobConfig
-    offer: Offer
+    store_address: StoreAddress
     beaten_at: float
     coordination: Coordination
     state: str = BEGINNING

@@ -99,10 +99,10 @@ class StoreUpdate(RoundUpdate):
         """The node can say where it stands."""
         self._set_job(copy=event.copy)
         self._set_facts(is_preparing=False)
-        if event.offer is not None and self.member.state in (BEGINNING, WAITING, READY):
+        if event.store_address is not None and self.member.state in (BEGINNING, WAITING, READY):
             gone = self.member.round.gone
-            self._set(offer=event.offer)
-            self._set_round(gone=None if gone is None else replace(gone, offer=event.offer))
+            self._set(store_address=event.store_address)
+            self._set_round(gone=None if gone is None else replace(gone, store_address=event.store_address))
         self._announce()
 
     def enter_state_kept(self, event: StateKept) -> None:

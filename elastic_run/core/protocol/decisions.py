@@ -28,7 +28,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """The coordinator of this term goes in order; anybody may claim the next."""
+    """The coordinator of this term ends its work in order; any node may claim the next term."""
 
     term: int
     node: str
@@ -46,7 +46,7 @@ class Prepare:
         round: The last round that was formed.
         round_id: Its unique id.
         incarnation: Of the job; see `facts.is_related`.
-        store_id: The birth mark of the store of this log.
+        store_id: The id of the store of this log.
         known: The newest state of each log of another store that this log has taken in. A node that has confirmed a
             `Prepare` which is newer than these does not confirm this one.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.protocol.facts import Copy, Offer  # noqa: TC001 - importing them registers them as fields
+from elastic_run.core.protocol.facts import Copy, StoreAddress  # noqa: TC001 - importing them registers them as fields
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ class Assignment:
     world_size: int
     role_rank: int
     role_world_size: int
-    master: Offer
+    master: StoreAddress
     restart_count: int
     hosts: int
     news: str = ""
@@ -108,7 +108,7 @@ class LogStart:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Who is there, for the line that waiting agents show.
+    """The nodes that are there, for the line that waiting agents show.
 
     Args:
         phase: Of the job.

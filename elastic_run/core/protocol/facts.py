@@ -1,7 +1,7 @@
 """The facts that agents append for their coordinator: a node joins, its round has ended in some way, it leaves.
 
-Each fact carries its node and a number that grows per node, so that one that was said twice (a reply was lost) counts
-once.
+Each fact carries its node and a number that grows per node. So a fact that was said twice, since a reply was lost,
+counts once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ register(JobConfig)
 @register
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Who a node is.
+    """What a node tells of itself.
 
     Args:
         host: Its name, for display.
@@ -82,7 +82,7 @@ class NodeInfo:
 
 @register
 @dataclass(frozen=True, slots=True)
-class Offer:
+class StoreAddress:
     """Where a node listens already for its workers' store of the next round, should it become rank 0.
 
     Args:
@@ -98,7 +98,7 @@ class Offer:
 
 @register
 @dataclass(frozen=True, slots=True)
-class Last:
+class PreviousRound:
     """The round that a node still runs when it joins (again).
 
     Args:
@@ -129,7 +129,7 @@ class Copy:
         term: The term of the decision.
         slot: The slot of the decision.
         formed_term: The term in which that round was formed.
-        store_id: The birth mark of the store of the log.
+        store_id: The id of the store of the log.
     """
 
     incarnation: str
@@ -170,14 +170,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Here I am; said again whenever the node can't be sure that the coordinator counts it in.
+    """A node joins the job; it says so again whenever the coordinator may not count it in.
 
     Args:
         node: The node.
         sequence: Number of this fact among the node's.
-        node_info: Who it is.
+        node_info: What it tells of itself.
         config: The job's configuration as it was told.
-        offer: Where its workers' store of the next round listens.
+        store_address: Where its workers' store of the next round listens.
         seen: The newest slot of the log that the node has followed, -1 for none.
         last: The round that it still runs, or None.
         highest_round: The newest round that it has heard of, in whatever store: the next one has a higher number.
@@ -189,9 +189,9 @@ class Join:
     sequence: int
     node_info: NodeInfo
     config: JobConfig
-    offer: Offer
+    store_address: StoreAddress
     seen: int = -1
-    last: Last | None = None
+    last: PreviousRound | None = None
     highest_round: int = 0
     copy: Copy | None = None
     prepared: Copy | None = None
@@ -265,7 +265,7 @@ class Ready:
         round: The round.
         round_id: Its unique id: another log may have formed a round of this number.
         outcome: One of `OUTCOMES`.
-        offer: Where its workers' store of the next round listens.
+        store_address: Where its workers' store of the next round listens.
         report: The node's root cause where it failed: `exit_code`, `signature`, `is_deterministic`, `uptime` and
             `severity` are read, the rest is carried to every node.
         verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
@@ -278,7 +278,7 @@ class Ready:
     round: int
     round_id: str
     outcome: str
-    offer: Offer
+    store_address: StoreAddress
     report: Document | None = None
     verdict: str = ""
     detail: str = ""
@@ -315,7 +315,7 @@ class SeatDead:
 
     The round is the last that the agent was told of. If it has confirmed a `Prepare`, the log of the store where it did
     may have formed the next round on its word, and no other log can have. See `job.apply_facts` for what becomes of its
-    seat. Said any number of times; of no node's sequence.
+    seat. It may be said any number of times, and has no sequence number.
 
     Args:
         node: The agent's id.
@@ -325,7 +325,7 @@ class SeatDead:
         rank: The agent's group rank in the round: its seat.
         status: `running` from before the agent is told of the round; `confirmed` from before it says that it has read
             a `Prepare` for another one; `untold` if it was never told of a round, which may have been formed with it.
-        store_id: The birth mark of the store in which it has confirmed a `Prepare`, as text; "" if it has not.
+        store_id: The id of the store in which it has confirmed a `Prepare`, as text; "" if it has not.
         detail: One sentence for the user, or "".
     """
 
@@ -349,7 +349,7 @@ class Foreign:
     """A fact in a protocol that this release doesn't speak; never sent, only read.
 
     Args:
-        node: Who said it.
+        node: The node that said it.
         sequence: Number of this fact among the node's.
         protocol: What that node speaks.
     """
@@ -361,7 +361,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class FailoverRequest:
-    """The host of the store goes, and the store with it; of no node's sequence, since the host says it but once.
+    """The host of the store goes, and the store with it. This fact has no sequence number: the host says it only once.
 
     Args:
         endpoint: Where the store goes on, "" for nowhere.

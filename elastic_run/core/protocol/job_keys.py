@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 FACTS = "facts"
 #: The hint where the log stands.
 HEAD = "head"
-#: Who is there, for waiting lines.
+#: The nodes that are there, for waiting lines.
 STATUS = "status"
 #: Changed by a node that asks for the state of all nodes, and the stream of the answers; see `status_exchange`.
 STATUS_REQUEST = "status_request"

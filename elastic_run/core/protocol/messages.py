@@ -1,8 +1,9 @@
 """What the agents of a job say to each other through its store: facts, decisions, assignments.
 
 - Every message is a JSON object with the `protocol` that its sender speaks and its `kind`.
-- Facts are what agents saw; each carries its node and a number that grows per node, so that one that was said twice (a
-  reply was lost) counts once. Decisions are what the coordinator made of them; each carries the coordinator's term.
+- Facts are what agents saw; each carries its node and a number that grows per node, so that a fact that was said
+  twice, since a reply was lost, counts once. Decisions are what the coordinator made of them; each carries the
+  coordinator's term.
 - A node is known by an id that is unique per agent run. Host names and addresses are shown and dialled, never compared.
 - Nothing here says what follows from a message: that is `job.machine` (facts) and `node.machine` (decisions).
 """
@@ -46,13 +47,13 @@ from elastic_run.core.protocol.facts import (
     FailoverRequest,
     Foreign,
     Join,
-    Last,
     Leave,
     NodeInfo,
-    Offer,
     PeerLoss,
+    PreviousRound,
     Ready,
     SeatDead,
+    StoreAddress,
     StuckRank,
     is_related,
     read_term,
@@ -113,15 +114,14 @@ __all__ = [
     "Halt",
     "Head",
     "Join",
-    "Last",
     "Leave",
     "LogStart",
     "MessageError",
     "NodeInfo",
     "Note",
-    "Offer",
     "PeerLoss",
     "Prepare",
+    "PreviousRound",
     "Ready",
     "Recovered",
     "Refuse",
@@ -129,6 +129,7 @@ __all__ = [
     "Resync",
     "SeatDead",
     "Status",
+    "StoreAddress",
     "StuckRank",
     "UnknownProtocolError",
     "Warn",

@@ -14,7 +14,7 @@ import signal
 import threading
 
 from elastic_run.contract import LONGEST_TIME
-from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_PATIENCE
+from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_WAIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
@@ -151,7 +151,7 @@ class ProcessGroup:
             self._news.notify_all()
         if len(self.ended) == len(self._workers.pids):
             # Processes that they left in the background end with them.
-            self._stop(signal.SIGTERM, 0.0 if self._is_stopping else KILL_PATIENCE)
+            self._stop(signal.SIGTERM, 0.0 if self._is_stopping else KILL_WAIT)
 
     def _stop(self, number: int, grace: float) -> None:
         if self._is_stopping or self._is_gone:

@@ -12,9 +12,9 @@ Rules
   unfinished line that contains a carriage return is shown as a line once a second. (torchrun makes a line of each
   update.) If its newline is the next byte, that line has ended already.
 - A prompt (`(Pdb) `) has no newline either. If a worker is silent after an unfinished line, the line is shown as a
-  part. The rest follows on the same line if it comes within the patience for long lines, so that slow lines stay whole.
-  A line that pauses a second time delays no other source. With a filter all lines stay whole, since a filter needs
-  whole lines.
+  part. The rest follows on the same line if it comes within the wait limit for long lines, so that slow lines stay
+  whole. A line that pauses a second time delays no other source. With a filter all lines stay whole, since a filter
+  needs whole lines.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.stream import Stream
 
 #: Seconds that a worker has to go on with a line that it writes in several pieces, while others wait.
-_PATIENCE = 0.005
+_WAIT_LIMIT = 0.005
 #: The same, and for the whole line, where no person watches: on a busy machine a worker may get no processor for a
 #: while between text and newline.
-_WHOLE_LINE_PATIENCE = 0.25
+_WHOLE_LINE_WAIT = 0.25
 _PASS_THROUGH_HOLD = 1 << 20
 #: The same for a line that is longer than the limit.
-_LONG_LINE_PATIENCE = 1.0
+_LONG_LINE_WAIT = 1.0
 _LONG_LINE_HOLD = 1 << 28
 #: Prefixes may make a batch of short lines many times longer: batches are cut so that they stay below this.
 _EXPANDED = 1 << 22
@@ -125,16 +125,16 @@ class PassThrough(Outlet):
     Args:
         stream: The console's stream.
         is_watched: Whether it is a terminal, where a prompt or a progress bar must not hold the others up. Otherwise
-            lines stay whole if they take no longer than `_WHOLE_LINE_PATIENCE`.
+            lines stay whole if they take no longer than `_WHOLE_LINE_WAIT`.
     """
 
-    patience = _PATIENCE
+    wait_limit = _WAIT_LIMIT
     hold_limit = _PASS_THROUGH_HOLD
 
     def __init__(self, stream: Stream, *, is_watched: bool = True) -> None:
         super().__init__(stream)
         if not is_watched:
-            self.patience = self.hold_time = _WHOLE_LINE_PATIENCE
+            self.wait_limit = self.hold_time = _WHOLE_LINE_WAIT
 
     def take(self, data: bytes) -> None:
         """Accept the next bytes."""
@@ -162,7 +162,7 @@ class Lines(Outlet):
         backlog: Remembers what the console can't take yet, or None.
     """
 
-    patience = _LONG_LINE_PATIENCE
+    wait_limit = _LONG_LINE_WAIT
     hold_limit = _LONG_LINE_HOLD
 
     def __init__(
@@ -227,7 +227,7 @@ class Lines(Outlet):
             self._add(memoryview(data)[:end])
             self._partial = bytearray(memoryview(data)[end:])
             self._is_progress = self._has_paused = False
-            self.patience = _LONG_LINE_PATIENCE
+            self.wait_limit = _LONG_LINE_WAIT
         else:
             self._partial += data
         if self._partial:
@@ -268,7 +268,7 @@ class Lines(Outlet):
         if is_part or len(self._partial) > self._limit():
             if self._has_paused:
                 # A rank that prints a dot now and then would hold the others up for as long as it does so.
-                self.patience = _PATIENCE
+                self.wait_limit = _WAIT_LIMIT
             self._add(b"")
             return
         self._fed_at = self._loop.now()

@@ -5,7 +5,7 @@ Rules
   to wait. Then they stop reading, and their workers block, as they would on a terminal: so memory is bounded.
 - A source that has written a part of a line *holds* the stream until the line's end, and other sources wait. Otherwise
   two workers whose `print` makes two writes, text and newline, would mix. The hold ends early if the source has written
-  nothing for its `patience` although the descriptor took everything, or if its line takes longer than its `hold_time`
+  nothing for its `wait_limit` although the descriptor took everything, or if its line takes longer than its `hold_time`
   or is longer than its `hold_limit`: a progress bar, a prompt, or an endless line must not silence the other sources.
 - Sources wait in a queue. A source whose worker has ended goes to the front, so that its last lines come before the
   launcher's line about its death.
@@ -41,7 +41,7 @@ class Source:
     """A writer of a stream."""
 
     #: Seconds of silence within a line after which others may write.
-    patience = 0.0
+    wait_limit = 0.0
     #: Seconds that a single line may take before others may write.
     hold_time = float("inf")
     #: Bytes of a single line after which others may write.
@@ -106,7 +106,7 @@ class Stream:
         return not self._queued and self._loop.now() >= self._hold_ends(holder)
 
     def _hold_ends(self, holder: Source) -> float:
-        return min(self._held_at + holder.patience, self._held_since + holder.hold_time)
+        return min(self._held_at + holder.wait_limit, self._held_since + holder.hold_time)
 
     # --- writing ---------------------------------------------------------------------------------------------------
     def write(self, source: Source, data: bytes | memoryview, *, starts_line: bool) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 #: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
-PATIENCE = 10.0
+WAIT_LIMIT = 10.0
 #: Seconds between two looks while killed processes disappear (a case of law 2's list).
 _LOOK = 0.005
 _EMPTY_LOOKS = 2
@@ -42,7 +42,7 @@ _ALONE = 0.2
 #: Seconds after the launcher's end in which the first guardian has to say that it cleans up.
 _SILENCE = 0.5
 #: Seconds that it has from there until nothing is left; what it says over the network comes after that.
-_CLEAN_UP = PATIENCE + 10.0
+_CLEAN_UP = WAIT_LIMIT + 10.0
 #: Seconds for what it says beyond those that it was given.
 _MARGIN = 10.0
 #: Seconds from the end of a process's descriptors to its own end.
@@ -380,7 +380,7 @@ def sweep(
     process_table.signal_groups(ours, signals.SIGSTOP)
     below = descendants.find_descendants(ours, since=since)
     process_table.kill_all(ours, {*ours, *below})  # the leaders by themselves too: one may not lead its session yet
-    give_up_at = clock() + PATIENCE
+    give_up_at = clock() + WAIT_LIMIT
     me = (os.getpid(),)
     empty_looks = 0
     while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:

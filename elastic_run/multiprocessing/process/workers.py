@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks at leftovers that can't be waited for (a case of law 2's list).
 _LOOK = 0.01
 #: Seconds after a success in which processes end that go with their worker: resource trackers, fork servers, pools.
-_HELPERS_PATIENCE = 0.5
+_HELPERS_WAIT = 0.5
 
 
 class Workers:
@@ -122,7 +122,7 @@ class Workers:
     def release(self, on_released: Callable[[list[int]], None]) -> None:
         """Let what the workers, which have all ended, left in the background live on, but for what is about to end."""
         self._on_gone = on_released
-        self._released_at = self._loop.now() + _HELPERS_PATIENCE
+        self._released_at = self._loop.now() + _HELPERS_WAIT
         self._timer = self._loop.call_at(self._released_at, self._look_again)
         self._look_again()
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: Seconds of waiting after which the user is told; seconds after which imports, and forks, are given up.
 _NOTICE = 15.0
-_IMPORT_PATIENCE = 300.0
-_FORK_PATIENCE = 10.0
+_IMPORT_WAIT = 300.0
+_FORK_WAIT = 10.0
 _MEGABYTE = 1 << 20
 #: Templates in a row that may die, and seconds until the next one is started: a round that begins comes first.
 _TRIES = 3
@@ -134,10 +134,10 @@ class WorkerPool:
         """
         self._waiter = callback
         if self._loop is not None and not self._timers:
-            patience = _FORK_PATIENCE if self._is_ready else _IMPORT_PATIENCE
+            wait_limit = _FORK_WAIT if self._is_ready else _IMPORT_WAIT
             self._timers = [
-                self._loop.call_later(_NOTICE, self._tell_patience),
-                self._loop.call_later(patience, lambda: self._end_patience(patience)),
+                self._loop.call_later(_NOTICE, self._tell_wait),
+                self._loop.call_later(wait_limit, lambda: self._end_wait(wait_limit)),
             ]
         self._settle()
 
@@ -299,12 +299,12 @@ class WorkerPool:
             timer.cancel()
         self._timers.clear()
 
-    def _tell_patience(self) -> None:
+    def _tell_wait(self) -> None:
         self._say(f"--preload: still waiting for the workers' template after {_NOTICE:.0f} s: it is {self._doing}")
 
-    def _end_patience(self, patience: float) -> None:
+    def _end_wait(self, wait_limit: float) -> None:
         if not self._is_ready:
-            self._give_up(f"the workers' template is still {self._doing} after a wait of {patience:.0f} s")
+            self._give_up(f"the workers' template is still {self._doing} after a wait of {wait_limit:.0f} s")
             self._settle()
             return
         for template in self._templates.values():

@@ -32,7 +32,7 @@ Threads of one session, what each owns, and what passes between them::
       agent's loop                      one session                                       the job's store
     ┌──────────────┐  reports   ┌─────────────────────────────┐
     │ agent.driver │ ─────────> │        member driver        │   facts, heartbeats
-    │     .job     │            │ core.node.machine, a lock;  │ <──── sender ─────────┬────>  facts, beats/…
+    │     .job     │            │ core.node.machine, a lock;  │ <──── sender ─────────┬────>  facts, heartbeats/…
     │              │ <───────── │ one event at a time,        │        │ picks the     │
     └──────────────┘   events   │ commands in their order     │        │ endpoint      │ one connection
             ^                   │                             │   decisions           │

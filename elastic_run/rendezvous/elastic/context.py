@@ -98,7 +98,7 @@ class SenderState:
         member_driver: The node's member, None until the store was reached.
         store_id: The id of the store that the session uses.
         restores: How often that store was restored from a backup, and the session went on in it.
-        last_heartbeat_at: Monotonic seconds at which the last beat was sent that the store has confirmed.
+        last_heartbeat_at: Monotonic seconds at which the last heartbeat was sent that the store has confirmed.
         has_passed_exit_barrier: Whether the others know that this node knows the verdict.
     """
 

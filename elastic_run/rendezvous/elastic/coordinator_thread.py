@@ -1,11 +1,12 @@
-"""The coordinator's thread, on the node that was elected: reads facts and beats, writes decisions.
+"""The coordinator's thread, on the node that was elected: reads facts and heartbeats, writes decisions.
 
 What is decided is `core.job.coordinator`'s; here are its reads, its writes and its clock.
 
 Rules
-- Beats are read several times in a keep-alive interval, so that a silent node is seen soon after its lease is over.
-- Beats age only while they can be read: after an outage of its own, or when this process was stopped, all leases start
-  anew.
+- Heartbeats are read several times in a keep-alive interval, so that a silent node is seen soon after the end of its
+  lease.
+- Heartbeats age only while they can be read: after an outage of its own, or when this process was stopped, all leases
+  start anew.
 - While many nodes join, some more come before the next facts are read: a batch costs about the same whatever its size.
 - A slot is created after its documents. When the connection breaks in between, all of it is done again over a new one:
   the same proposal, so that nothing is decided twice.
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CoordinatorThread"]
 
-#: Looks at the beats in a keep-alive interval.
+#: Looks at the heartbeats in a keep-alive interval.
 _LOOKS = 4
 #: Seconds to wait for facts when nothing else is due.
 _LONGEST_WAIT = 30.0
@@ -75,11 +76,11 @@ class CoordinatorThread:
         self._next_look = 0.0
         self._has_listened = False
         self._has_read_facts = False
-        self._next_notes = 0.0
+        self._next_documents = 0.0
         self._last_look = time.monotonic()
         self._complaint = ""
-        self._beats = HeartbeatReader()
-        self._known: set[str] = set()  # nodes that may have beats in the store
+        self._heartbeats = HeartbeatReader()
+        self._known: set[str] = set()  # nodes that may have heartbeats in the store
         self._is_stopped = False
         self._is_resigning = False
         # While the last entry of the term is written and garbage is removed: a reader of that entry stops this thread.
@@ -149,7 +150,7 @@ class CoordinatorThread:
             self._coordinator = core.interrupted(self._coordinator, now)
 
     def _turn(self, store: JobStore) -> None:
-        """Write what is decided; then read beats if that is due, else wait for facts."""
+        """Write what is decided; then read heartbeats if that is due, else wait for facts."""
         self._coordinator = coordinator = self._coordinator or self._start_term(store)
         now = time.monotonic()
         proposal = slots.propose(coordinator, now)
@@ -235,23 +236,23 @@ class CoordinatorThread:
         return self._coordinator
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
-        """Read the beats of all nodes; now and then write who is there."""
+        """Read the heartbeats of all nodes; now and then write who is there."""
         interval = self._context.config.keep_alive_interval
         if now - self._last_look > 2 * interval:
             coordinator = core.interrupted(coordinator, now)
         watched = coordinator.watched
-        beats = self._beats.read(store, watched)
+        heartbeats = self._heartbeats.read(store, watched)
         now = self._last_look = time.monotonic()
-        look_pause, notes_pause = self._find_pauses(coordinator)
+        look_pause, documents_pause = self._find_pauses(coordinator)
         self._next_look = now + look_pause
-        self._forget_beats(store, coordinator)
-        coordinator = core.observe(coordinator, beats, now=now, jitter=_jitter())
-        if now >= self._next_notes:
-            self._next_notes = now + notes_pause
+        self._forget_heartbeats(store, coordinator)
+        coordinator = core.observe(coordinator, heartbeats, now=now, jitter=_jitter())
+        if now >= self._next_documents:
+            self._next_documents = now + documents_pause
             there = decision_log.read_head(store)
             coordinator = core.check(coordinator, there.head, there.log_start)
             if not coordinator.is_over:
-                store.write(core.notes(coordinator, now))
+                store.write(core.make_documents(coordinator, now))
         return coordinator
 
     def _find_pauses(self, coordinator: Coordinator) -> tuple[float, float]:
@@ -264,15 +265,16 @@ class CoordinatorThread:
             return interval / _LOOKS, interval
         return min(interval, FIRST) / _LOOKS, min(interval, FIRST) if coordinator.job.nodes else 0.0
 
-    def _forget_beats(self, store: JobStore, coordinator: Coordinator) -> None:
-        """Remove the beats of those that are gone: where nothing expires they would pile up for months.
+    def _forget_heartbeats(self, store: JobStore, coordinator: Coordinator) -> None:
+        """Remove the heartbeats of those that are gone: where nothing expires they would pile up for months.
 
-        Again with each change for those that are still remembered: a node beats until its workers have ended.
+        Again with each change for those that are still remembered: a node sends heartbeats until its workers have
+        ended.
         """
         watched = set(coordinator.watched)
         gone = (self._known | set(coordinator.job.gone)) - watched if self._known != watched else set()
         if gone:
-            store.forget_beats(sorted(gone))
+            store.forget_heartbeats(sorted(gone))
         self._known = watched
 
     def _listen(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:

@@ -148,13 +148,13 @@ class NodeHeartbeats:
             member_driver.feed(node_messages.Interrupted())
         node = watched or context.node
         if store.reads_beside or is_after_write:
-            beats, asked = self._reader.read_beside(store, [node], job_keys.STATUS_REQUEST)
+            heartbeats, asked = self._reader.read_beside(store, [node], job_keys.STATUS_REQUEST)
             context.status_answers.note_request(asked)
         else:
-            beats = self._reader.read(store, [node])
+            heartbeats = self._reader.read(store, [node])
         self._last_read = time.monotonic()
         if watched:
-            member_driver.feed(node_messages.CoordinatorHeartbeatRead(watched, beats[node]))
+            member_driver.feed(node_messages.CoordinatorHeartbeatRead(watched, heartbeats[node]))
         member_driver.run_store_tasks(store, context.sender.store_id)
 
 
@@ -188,12 +188,12 @@ class HeartbeatWriter:
             StoreConnectionError: The store can't be reached. The next call returns what this one would have.
         """
         if self._last is not None:
-            self._last = store.beat(self._node, self._last)
+            self._last = store.heartbeat(self._node, self._last)
             self._was_dropped = self._was_dropped or self._last is None
         if self._was_dropped and not comes_back:
             return True
         if self._last is None:
-            self._last = store.beat(self._node)
+            self._last = store.heartbeat(self._node)
         self.is_first = False
         was_dropped, self._was_dropped = self._was_dropped, False
         return was_dropped
@@ -218,7 +218,7 @@ class HeartbeatReader:
         Raises:
             StoreConnectionError: The store can't be reached.
         """
-        found = dict(zip(nodes, store.read_beats(nodes), strict=True)) if nodes else {}
+        found = dict(zip(nodes, store.read_heartbeats(nodes), strict=True)) if nodes else {}
         return self._remember(store, nodes, found)
 
     def read_beside(
@@ -237,11 +237,11 @@ class HeartbeatReader:
         Raises:
             StoreConnectionError: The store can't be reached.
         """
-        beats, beside = store.read_beats_beside(nodes, other)
-        return self._remember(store, nodes, dict(zip(nodes, beats, strict=True))), beside
+        heartbeats, beside = store.read_heartbeats_beside(nodes, other)
+        return self._remember(store, nodes, dict(zip(nodes, heartbeats, strict=True))), beside
 
     def _remember(self, store: JobStore, nodes: Sequence[str], found: dict[str, int | None]) -> dict[str, int | None]:
-        if store.expires_beats:
+        if store.expires_heartbeats:
             return found
         self._known = {node: known for node in nodes if (known := found[node] or self._known.get(node)) is not None}
         return {node: self._known.get(node) for node in nodes}

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 #: Seconds for the threads to end once their connections were closed; where this node was told to go.
-_PATIENCE = 5.0
+_WAIT_LIMIT = 5.0
 _MOMENT = 0.2
 #: Seconds for a node that was told to go to say so, and to end its term.
 _LEAVE_TIME = 1.0
@@ -76,8 +76,8 @@ class JobSession(Session):
     ) -> None:
         self.node = context.node
         self._context = context
-        self._offer = messages.Offer("", 0)
-        self._open_offer: Callable[[str], messages.Offer] = lambda _: self._offer
+        self._store_address = messages.StoreAddress("", 0)
+        self._open_worker_store: Callable[[str], messages.StoreAddress] = lambda _: self._store_address
         self._listening_host = ""
         self._terms: list[CoordinatorThread] = []
         self._is_prepared = False
@@ -89,7 +89,9 @@ class JobSession(Session):
         self._is_refused = self._is_excluded = False
         self._unreadable: set[str] = set()
         self._lock = threading.RLock()
-        self._admission = RoundAdmission(context, feed=self._feed, offer=self._advertised, shares_server=shares_server)
+        self._admission = RoundAdmission(
+            context, feed=self._feed, store_address=self._advertised, shares_server=shares_server
+        )
 
     @property
     def local_addr(self) -> str:
@@ -101,8 +103,10 @@ class JobSession(Session):
         return self._listening_host
 
     # --- what the agent says -------------------------------------------------------------------------------------
-    def start(self, open_offer: Callable[[str], messages.Offer], deliver: Callable[[SessionEvent], None]) -> None:
-        self._open_offer = open_offer
+    def start(
+        self, open_worker_store: Callable[[str], messages.StoreAddress], deliver: Callable[[SessionEvent], None]
+    ) -> None:
+        self._open_worker_store = open_worker_store
         context = self._context
         context.events.deliver_to_agent = deliver
         context.death_proofs.say = lambda text: context.events.deliver(Notice(text))
@@ -119,12 +123,12 @@ class JobSession(Session):
         outcome: str,
         *,
         report: Document | None,
-        offer: messages.Offer,
+        store_address: messages.StoreAddress,
         detail: str = "",
         verdict: str = "",
         peer_loss: messages.PeerLoss | None = None,
     ) -> None:
-        self._offer = offer
+        self._store_address = store_address
         self._feed(
             node_messages.WorkersGone(
                 round,
@@ -149,11 +153,11 @@ class JobSession(Session):
             member_driver.feed(event)
             self._context.signals.wake.set()
 
-    def _advertised(self) -> messages.Offer:
-        host = self._context.sender.local_addr if self._offer.host in _WILDCARDS else self._offer.host
+    def _advertised(self) -> messages.StoreAddress:
+        host = self._context.sender.local_addr if self._store_address.host in _WILDCARDS else self._store_address.host
         if self.worker_store is not None:
             host = self.worker_store.host  # what the user calls rank 0 on every node
-        return replace(self._offer, host=host)
+        return replace(self._store_address, host=host)
 
     # --- what the job says ---------------------------------------------------------------------------------------
     def _begin(self, head: node_messages.HeadRead | None) -> None:
@@ -163,7 +167,7 @@ class JobSession(Session):
             context.sender.local_addr = context.backend.find_local_address()
         self._choose_listening_host()
         try:
-            self._offer = self._open_offer(self._listening_host)
+            self._store_address = self._open_worker_store(self._listening_host)
         except OSError as error:
             context.events.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return
@@ -171,14 +175,18 @@ class JobSession(Session):
             context.events.deliver(Notice(self._describe_join(context.sender.local_addr, context.backend.port)))
         node_info = replace(context.node_info, serves_store=context.backend.is_host)
         begun = member.begin(
-            context.node, node_info=node_info, config=context.config, offer=self._advertised(), now=time.monotonic()
+            context.node,
+            node_info=node_info,
+            config=context.config,
+            store_address=self._advertised(),
+            now=time.monotonic(),
         )
         context.sender.member_driver = MemberDriver(
             begun,
             perform=self._perform,
             on_facts=context.signals.wake.set,
             copy=StateCopy(context.backend),
-            renew_offer=self._renew_offer,
+            renew_worker_store=self._renew_worker_store,
             store_id=context.sender.store_id,
         )
         if self._leaving is not None:
@@ -193,12 +201,12 @@ class JobSession(Session):
             context.sender.last_heartbeat_at = time.monotonic()
             self._threads["fence"] = context.spawn("fence", Fence(context, context.sender.member_driver).run)
 
-    def _renew_offer(self) -> messages.Offer | None:
+    def _renew_worker_store(self) -> messages.StoreAddress | None:
         """Offer another workers' store: a round may have been formed with the last one in a store that is lost."""
         if not self.offers_store:
             return None
         try:
-            self._offer = self._open_offer(self._listening_host)
+            self._store_address = self._open_worker_store(self._listening_host)
         except OSError as error:
             self._context.events.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return None
@@ -294,7 +302,7 @@ class JobSession(Session):
         self._context.status_answers.add(dict(document), question)
 
     def gather_status(
-        self, question: str, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]
+        self, question: str, expected: int, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]
     ) -> None:
         context = self._context
 
@@ -302,7 +310,7 @@ class JobSession(Session):
             connection = context.make_connection(lambda: context.sender.store_id)
             found: list[dict[str, Any]] = []
             try:
-                found = gather(connection.store, expected=expected, patience=patience, question=question)
+                found = gather(connection.store, expected=expected, wait_limit=wait_limit, question=question)
             except StoreError as error:
                 _log.debug("elastic-run: the state of other nodes can't be read: %s", error)
             finally:
@@ -339,7 +347,7 @@ class JobSession(Session):
             for connection in tuple(context.connections):
                 connection.interrupt()
         # One that just opens a connection can't be woken; a node that was told to go doesn't wait for it.
-        joined_by = time.monotonic() + (_MOMENT if context.signals.is_leaving else _PATIENCE)
+        joined_by = time.monotonic() + (_MOMENT if context.signals.is_leaving else _WAIT_LIMIT)
         for thread in tuple(self._threads.values()):
             thread.join(max(0.0, joined_by - time.monotonic()))
         for term in self._terms:

@@ -87,4 +87,4 @@ class LogReader:
         if entry is not None:
             self._member_driver.feed_from(self._connection.store_id, entry)
             self._member_driver.copy.keep(store, self._member_driver.member)
-            self._context.signals.wake.set()  # the sender's first beat may be due, now that the job has a round
+            self._context.signals.wake.set()  # the sender's first heartbeat may be due, now that the job has a round

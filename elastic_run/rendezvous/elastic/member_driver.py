@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from elastic_run.core.protocol.messages import Fact, Offer
+    from elastic_run.core.protocol.messages import Fact, StoreAddress
     from elastic_run.rendezvous.elastic.state_copy import StateCopy
     from elastic_run.store.jobstore.api import JobStore
 
@@ -58,8 +58,8 @@ class MemberDriver:
             not block.
         on_facts: Called when there are facts to append.
         copy: This node's copy of the job's state.
-        renew_offer: Opens another workers' store of the next round, and returns where it listens; None where that is
-            not for this node to choose.
+        renew_worker_store: Opens another workers' store of the next round, and returns where it listens; None where
+            that is not for this node to choose.
         store_id: The id of the store.
     """
 
@@ -70,11 +70,11 @@ class MemberDriver:
         perform: Callable[[node_messages.Command], None],
         on_facts: Callable[[], None],
         copy: StateCopy,
-        renew_offer: Callable[[], Offer | None],
+        renew_worker_store: Callable[[], StoreAddress | None],
         store_id: bytes | None = None,
     ) -> None:
         self.copy = copy
-        self._renew_offer = renew_offer
+        self._renew_worker_store = renew_worker_store
         self._store_id = store_id
         self._member, commands = begun
         self._perform = perform
@@ -207,5 +207,5 @@ class MemberDriver:
         if isinstance(task, node_messages.PrepareRejoin):
             is_idle = self._member.state in (BEGINNING, WAITING, READY)
             copy = self.copy.offer(store) if task.needs_copy else self._member.job.copy
-            return node_messages.RejoinPrepared(copy, self._renew_offer() if is_idle else None)
+            return node_messages.RejoinPrepared(copy, self._renew_worker_store() if is_idle else None)
         return decision_log.read_head(store)

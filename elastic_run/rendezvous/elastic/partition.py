@@ -69,7 +69,7 @@ class PartitionRecovery:
         best, place = here, None
         for index, endpoint in enumerate(backend.others):
             if time.monotonic() - now > self._context.config.lease / 3:
-                break  # this thread beats, too
+                break  # this thread heartbeats, too
             there = self._look_at(endpoint)
             is_first = there == here and there != _NOTHING and index < backend.rank and place is None
             if there > best or is_first:
@@ -104,7 +104,7 @@ def _read_progress(store: JobStore) -> Progress:
 
 
 class Fence:
-    """Watches over the beats of one node.
+    """Watches over the heartbeats of one node.
 
     Args:
         context: The data that the session's threads share.

@@ -29,7 +29,7 @@ DARK_FOR = 60.0
 
 
 class RetryDeadline:
-    """One agent's patience with its store.
+    """How long one agent waits for its store.
 
     Args:
         context: The data that the session's threads share.

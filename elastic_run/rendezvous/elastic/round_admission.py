@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.protocol.messages import Assignment, Offer
+    from elastic_run.core.protocol.messages import Assignment, StoreAddress
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.jobstore.api import JobStore
 
@@ -43,7 +43,7 @@ class RoundAdmission:
     Args:
         context: The data that the session's threads share.
         feed: Feeds the member.
-        offer: Returns where this node's store of the next round listens.
+        store_address: Returns where this node's store of the next round listens.
         shares_server: Whether workers and agents share one server.
     """
 
@@ -52,12 +52,12 @@ class RoundAdmission:
         context: SessionContext,
         *,
         feed: Callable[[node_messages.Event], None],
-        offer: Callable[[], Offer],
+        store_address: Callable[[], StoreAddress],
         shares_server: bool = False,
     ) -> None:
         self._context = context
         self._feed = feed
-        self._offer = offer
+        self._store_address = store_address
         self._shares_server = shares_server
         self._lock = threading.RLock()
         self._awaited: node_messages.Formed | None = None
@@ -88,7 +88,7 @@ class RoundAdmission:
             if self._awaited is None or self._awaited.assignment.round != number:
                 return self._admitted != number
             self._awaited = None
-        self._feed(node_messages.WorkersGone(number, messages.STOPPED, self._offer()))
+        self._feed(node_messages.WorkersGone(number, messages.STOPPED, self._store_address()))
         return True
 
     def warn(self, warned: node_messages.Warned) -> None:
@@ -176,5 +176,7 @@ class RoundAdmission:
                 return
             self._awaited = None
         self._feed(
-            node_messages.WorkersGone(formed.assignment.round, messages.UNREACHABLE, self._offer(), detail=detail)
+            node_messages.WorkersGone(
+                formed.assignment.round, messages.UNREACHABLE, self._store_address(), detail=detail
+            )
         )

@@ -102,14 +102,14 @@ class StatusAnswers:
                 del self._unsent[kind]
 
 
-def gather(store: JobStore, *, expected: int, patience: float, question: str = STATUS) -> list[Document]:
+def gather(store: JobStore, *, expected: int, wait_limit: float, question: str = STATUS) -> list[Document]:
     """Ask all nodes of a job.
 
     Args:
         store: The job's store, over a connection of its own.
         question: See `core.protocol.node_status`.
         expected: Number of nodes that should answer.
-        patience: Seconds to wait for them; twice as long in a store where a request takes longer to arrive.
+        wait_limit: Seconds to wait for them; twice as long in a store where a request takes longer to arrive.
 
     Returns:
         The document of each node that has answered, in no order.
@@ -121,12 +121,12 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
     while (found := store.read(stream, position, 0.0))[1] != position:
         position = found[1]  # answers to other askers, who have not trimmed them yet
     # Elsewhere nodes look for requests at their heartbeats only.
-    patience = patience if store.reads_beside else 2 * patience
+    wait_limit = wait_limit if store.reads_beside else 2 * wait_limit
     begin, is_drain = time.monotonic(), kind_of(question) == DRAIN
     request = _ask(store, question)
     documents: dict[tuple[str, int], Document] = {}
     for part in (_FIRST_PART, 1):
-        end = begin + part * patience
+        end = begin + part * wait_limit
         while len(documents) < expected and (left := end - time.monotonic()) > 0:
             entries, position = store.read(stream, position, left)
             for document in filter(None, (_decode(entry, question) for entry in entries)):

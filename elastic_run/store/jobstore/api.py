@@ -13,9 +13,10 @@ Rules
   is closed. Whether the operation took place is then unknown. `clone` works on a closed object too: it opens a new one.
 - A store that refuses us for good (user, password, certificate, right) raises `StoreAccessError` from any operation.
   Values that strangers wrote come out as they are, unless the store is signed (`signed`): who reads must check them.
-- A beat is a number that changes as long as its node lives. `None` says that the store has none: it never came, was
-  removed with the node, or the store itself has let it expire (`expires_beats`). A beat replaces the one before it and
-  no other, so a node whose beat was removed learns from its next one that the job goes on without it.
+- A heartbeat is a number that changes as long as its node lives. `None` says that the store has none: it never came,
+  was removed with the node, or the store itself has let it expire (`expires_heartbeats`). A heartbeat replaces the one
+  before it and no other, so a node whose heartbeat was removed learns from its next one that the job goes on without
+  it.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ class JobStore(ABC):
     Attributes:
         run_id: The job.
         name: The store for messages, such as `10.0.0.1:29400`.
-        expires_beats: Whether the store itself forgets the beat of a node that stopped beating, after its lease.
+        expires_heartbeats: Whether the store itself forgets the heartbeat of a silent node after its lease.
         is_shared: Whether this object uses the connection of another one.
     """
 
     run_id: str
     name: str
-    expires_beats = False
+    expires_heartbeats = False
     is_shared = False
-    # Beats that this object has read: where the store expires beats, a beat that is there is news every time.
+    # Number of heartbeats that this object has read: in a store that expires them, each that is there counts as new.
     _reads = 0
 
     @property
@@ -64,7 +65,7 @@ class JobStore(ABC):
 
     @property
     def reads_beside(self) -> bool:
-        """Whether `read_beats_beside` costs no more than `read_beats`."""
+        """Whether `read_heartbeats_beside` costs no more than `read_heartbeats`."""
         return False
 
     def __enter__(self) -> Self:
@@ -202,56 +203,56 @@ class JobStore(ABC):
         """Remove a key if it has this value; in one step where the store can be restored from a backup meanwhile."""
         self.delete_where([key], {key: value})
 
-    # --- beats ---------------------------------------------------------------------------------------------------
-    def beat(self, node: str, last: int | None = None) -> int | None:
-        """Show that a node lives. Where the store expires beats this must come more often than the lease.
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+    def heartbeat(self, node: str, last: int | None = None) -> int | None:
+        """Show that a node lives. Where the store expires heartbeats this must come more often than the lease.
 
         Args:
             node: The node.
-            last: What this returned for the node's last beat, over whatever connection; None to begin anew.
+            last: What this returned for the node's last heartbeat, over whatever connection; None to begin anew.
 
         Returns:
-            What to give for the next beat. None if the last one is no longer there, and then nothing was written: the
-            coordinator has dropped the node, or it has expired, or the reply to an earlier beat was lost.
+            What to give for the next heartbeat. None if the last one is no longer there, and then nothing was written:
+            the coordinator has dropped the node, or it has expired, or the reply to an earlier heartbeat was lost.
         """
         # It grows also on a clock that stands still, and where the connection is made anew.
         count = max(time.monotonic_ns() // 1_000_000, 0 if last is None else last + 1)
-        return count if self.write_beat(node, _count(count), None if last is None else _count(last)) else None
+        return count if self.write_heartbeat(node, _count(count), None if last is None else _count(last)) else None
 
-    def read_beats(self, nodes: Sequence[str]) -> list[int | None]:
+    def read_heartbeats(self, nodes: Sequence[str]) -> list[int | None]:
         """Return a number for each node, another one if it has beaten since the last read, or None if there is none."""
-        return self._parse_beats(self.fetch_beats(nodes))
+        return self._parse_heartbeats(self.fetch_heartbeats(nodes))
 
-    def _parse_beats(self, values: Sequence[bytes | None]) -> list[int | None]:
-        if self.expires_beats:
+    def _parse_heartbeats(self, values: Sequence[bytes | None]) -> list[int | None]:
+        if self.expires_heartbeats:
             self._reads += 1
             return [None if value is None else self._reads for value in values]
         return [_parse_count(value) for value in values]
 
-    def read_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[int | None], bytes | None]:
-        """Do `read_beats`, and read a key with it, in one exchange where `reads_beside` says so."""
-        values, beside = self.fetch_beats_beside(nodes, other)
-        return self._parse_beats(values), beside
+    def read_heartbeats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[int | None], bytes | None]:
+        """Do `read_heartbeats`, and read a key with it, in one exchange where `reads_beside` says so."""
+        values, beside = self.fetch_heartbeats_beside(nodes, other)
+        return self._parse_heartbeats(values), beside
 
     @abstractmethod
-    def forget_beats(self, nodes: Sequence[str]) -> None:
-        """Remove the beats of nodes that are gone. A node that lives all the same learns it from its next beat."""
+    def forget_heartbeats(self, nodes: Sequence[str]) -> None:
+        """Remove the heartbeats of nodes that are gone. One that lives all the same learns it from its next one."""
 
     @abstractmethod
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
-        """Store a node's beat in place of `last`, or of any where that is None; `beat` is what to call.
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        """Store a node's heartbeat in place of `last`, or of any where that is None; `heartbeat` is what to call.
 
         Returns:
             Whether it was stored; False where `last` was not there any more.
         """
 
     @abstractmethod
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
-        """Return what `write_beat` has stored; `read_beats` is what to call."""
+    def fetch_heartbeats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        """Return what `write_heartbeat` has stored; `read_heartbeats` is what to call."""
 
-    def fetch_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
-        """Do `fetch_beats`, and read a key; `read_beats_beside` is what to call."""
-        return self.fetch_beats(nodes), self.get([other])[0]
+    def fetch_heartbeats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
+        """Do `fetch_heartbeats`, and read a key; `read_heartbeats_beside` is what to call."""
+        return self.fetch_heartbeats(nodes), self.get([other])[0]
 
     # --- the whole -----------------------------------------------------------------------------------------------
     @abstractmethod
@@ -308,7 +309,7 @@ def job_path(run_id: str) -> str:
 
 
 def _count(value: int) -> bytes:
-    return b"%0*d" % (_COUNT_DIGITS, value)  # all of one length: a file's beats are written in place
+    return b"%0*d" % (_COUNT_DIGITS, value)  # all of one length: a file's heartbeats are written in place
 
 
 def _parse_count(value: bytes | None) -> int | None:

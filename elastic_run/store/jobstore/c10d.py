@@ -199,31 +199,31 @@ class C10dJobStore(JobStore):
         with self._turn():
             self._client.delete_keys([_key(key) for key in keys])
 
-    # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         with self._turn():
             if last is not None:
                 # Where the key isn't there, the protocol returns what was expected.
-                return self._client.compare_set(_beat(node), last, value) == value
-            self._client.write([_beat(node)], [value])
+                return self._client.compare_set(_heartbeat(node), last, value) == value
+            self._client.write([_heartbeat(node)], [value])
             return True
 
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+    def fetch_heartbeats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with self._turn():
-            return self._client.get_all([_beat(node) for node in nodes])
+            return self._client.get_all([_heartbeat(node) for node in nodes])
 
     @property
     def reads_beside(self) -> bool:
         return True
 
-    def fetch_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
+    def fetch_heartbeats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
         with self._turn():
-            *beats, beside = self._client.look([*map(_beat, nodes), _key(other)])
-        return beats, beside
+            *heartbeats, beside = self._client.look([*map(_heartbeat, nodes), _key(other)])
+        return heartbeats, beside
 
-    def forget_beats(self, nodes: Sequence[str]) -> None:
+    def forget_heartbeats(self, nodes: Sequence[str]) -> None:
         with self._turn():
-            self._client.delete_keys([_beat(node) for node in nodes])
+            self._client.delete_keys([_heartbeat(node) for node in nodes])
 
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
@@ -266,7 +266,7 @@ def _key(key: str) -> str:
     return f"k/{key}"
 
 
-def _beat(node: str) -> str:
+def _heartbeat(node: str) -> str:
     return f"b/{node}"
 
 

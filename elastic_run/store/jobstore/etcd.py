@@ -217,14 +217,14 @@ class EtcdJobStore(JobStore):
     Args:
         reader: The cluster; this object owns it from now on.
         run_id: The job.
-        lease: Seconds after which etcd forgets the beat of a node that stopped beating.
+        lease: Seconds after which etcd forgets the heartbeat of a node that stopped beating.
         prefix: What comes before `elastic-run/`.
 
     Attributes:
         keys_at_once: Heartbeats up to which reading each by its key is cheaper than reading the directory of all.
     """
 
-    expires_beats = True
+    expires_heartbeats = True
     keys_at_once: int
 
     def __init__(self, reader: EtcdReader, run_id: str, lease: float, prefix: str) -> None:
@@ -337,12 +337,12 @@ class EtcdJobStore(JobStore):
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
         """Return what is stored there now, decompressed."""
 
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
-        paths = [self._beat(node) for node in nodes]
+    def fetch_heartbeats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        paths = [self._heartbeat(node) for node in nodes]
         with self._closes_on_loss():
             if len(paths) <= self.keys_at_once:
                 return self._look(paths)
-            there = {item.key: item.value for item in self._reader.read_directory(self._beat("")).items}
+            there = {item.key: item.value for item in self._reader.read_directory(self._heartbeat("")).items}
             return [None if (value := there.get(path)) is None else decompress(value) for path in paths]
 
     def _follow(self, directory: str) -> Follower:
@@ -369,7 +369,7 @@ class EtcdJobStore(JobStore):
     def _stream(self, stream: str) -> str:
         return f"{self._root}s/{stream}/"
 
-    def _beat(self, node: str) -> str:
+    def _heartbeat(self, node: str) -> str:
         return f"{self._root}b/{node}"
 
 

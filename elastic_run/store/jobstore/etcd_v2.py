@@ -2,7 +2,8 @@
 
 Rules
 - An entry of a stream is a key that etcd names in order.
-- A node's beat is a key with a time to live: a beat renews it if it is there, and etcd removes the key when it is over.
+- A node's heartbeat is a key with a time to live. The next heartbeat renews it if it is there; etcd removes it at the
+  end of that time.
 - The job's directory has a time to live too, which every node renews now and then: what a job that was killed left
   behind is gone after a day. Who writes makes it first, unless it has seen that something is in it.
 - There are no transactions: a request for each key. Where that matters, `etcd-v3` is the better choice.
@@ -44,7 +45,7 @@ class EtcdV2JobStore(EtcdJobStore):
     Args:
         api: The cluster; this object owns it from now on.
         run_id: The job.
-        lease: Seconds after which etcd forgets the beat of a node that stopped beating; etcd knows whole ones.
+        lease: Seconds after which etcd forgets the heartbeat of a node that stopped beating; etcd knows whole ones.
         prefix: What comes before `elastic-run/`.
         has_job: Whether the job's directory is known to be there.
 
@@ -118,21 +119,21 @@ class EtcdV2JobStore(EtcdJobStore):
             if there == value:
                 self._try("DELETE", path, {}, prevIndex=str(index))
 
-    # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         ttl = str(math.ceil(self._lease))
         with self._closes_on_loss():
             self._make_job()
             self._renew_job()
             if last is not None:
-                return self._try("PUT", self._beat(node), {"ttl": ttl, "refresh": "true"}, prevExist="true")
-            self._api.call("PUT", self._beat(node), {**_fields(value), "ttl": ttl}, {})
+                return self._try("PUT", self._heartbeat(node), {"ttl": ttl, "refresh": "true"}, prevExist="true")
+            self._api.call("PUT", self._heartbeat(node), {**_fields(value), "ttl": ttl}, {})
             return True
 
-    def forget_beats(self, nodes: Sequence[str]) -> None:
-        paths = [self._beat(node) for node in nodes]
+    def forget_heartbeats(self, nodes: Sequence[str]) -> None:
+        paths = [self._heartbeat(node) for node in nodes]
         with self._closes_on_loss():
-            there = {item.key for item in self._api.read_directory(self._beat("")).items}
+            there = {item.key for item in self._api.read_directory(self._heartbeat("")).items}
             self._delete([path for path in paths if path in there])
 
     def _make_job(self) -> None:

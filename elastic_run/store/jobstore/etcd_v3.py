@@ -2,8 +2,8 @@
 
 Rules
 - An entry of a stream is a key with a name of its own, so a thousand nodes that append at once don't collide.
-- A node's beat is a key on a lease of the node: a beat renews the lease, and etcd removes the key when it expires. The
-  coordinator knows the lease's number, too, and ends it when it drops the node.
+- A node's heartbeat is a key on a lease of the node. The next heartbeat renews the lease, and etcd removes the key when
+  the lease expires. The coordinator knows the lease's number, too, and ends it when it drops the node.
 - Everything else hangs on a lease of the job, which every node renews now and then: what a job that was killed left
   behind is gone after a day.
 """
@@ -51,8 +51,7 @@ class EtcdV3JobStore(EtcdJobStore):
     Args:
         api: The cluster; this object owns it from now on.
         run_id: The job.
-        lease: Seconds after which etcd forgets the beat of a node that stopped beating; etcd knows whole ones, and two
-            at least.
+        lease: Seconds after which etcd forgets the heartbeat of a silent node; etcd takes whole seconds, from two on.
         prefix: What comes before `elastic-run/`.
 
     Raises:
@@ -140,24 +139,24 @@ class EtcdV3JobStore(EtcdJobStore):
             for some in _batches([_removal(self._key(key)) for key in keys]):
                 self._api.call("kv/txn", {"compare": compare, "success": some})
 
-    # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
-        lease = _lease_of(self._beat(node))
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        lease = _lease_of(self._heartbeat(node))
         with self._closes_on_loss():
             self._renew_job()
             if last is not None:
                 return self._api.keep_alive(lease)
             self._api.grant(lease, math.ceil(self._lease))
-            put = {"key": encode_key(self._beat(node)), "value": encode(compress(value)), "lease": str(lease)}
+            put = {"key": encode_key(self._heartbeat(node)), "value": encode(compress(value)), "lease": str(lease)}
             try:
                 self._api.call("kv/put", put)
             except LeaseGoneError:
                 return False
             return True
 
-    def forget_beats(self, nodes: Sequence[str]) -> None:
-        paths = [self._beat(node) for node in nodes]
-        directory = self._beat("")
+    def forget_heartbeats(self, nodes: Sequence[str]) -> None:
+        paths = [self._heartbeat(node) for node in nodes]
+        directory = self._heartbeat("")
         with self._closes_on_loss():
             there = {item.key for item in self._api.read(directory, end_of(directory), keys_only=True).items}
             for path in paths:

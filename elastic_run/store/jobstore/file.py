@@ -12,8 +12,8 @@ Rules
   no agent reads. A lock was rejected: an agent that is stopped while it holds the lock would block all others.
 - A file system has no waits, so waits look again and again, ever more slowly. They list the directory: to ask for one
   name would be answered from a cache on NFS for up to a minute.
-- A beat is written over the one before it, in place: a rename would bring back the file of a node that was dropped
-  meanwhile. So a beat is read until two reads agree.
+- A heartbeat is written over the one before it, in place: a rename would bring back the file of a node that was dropped
+  meanwhile. So a heartbeat is read until two reads agree.
 - Nothing expires; `remove_job` takes it all away.
 """
 
@@ -188,23 +188,23 @@ class FileJobStore(JobStore):
             for key in keys:
                 _remove(self._key(key))
 
-    # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         with self._explains():
             if last is not None:
-                return _overwrite(self._beat(node), last, value)
+                return _overwrite(self._heartbeat(node), last, value)
             with self._written(value) as new:
-                self._rename(new, self._beat(node))
+                self._rename(new, self._heartbeat(node))
             return True
 
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+    def fetch_heartbeats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with self._explains():
-            return [_read_whole(self._beat(node)) for node in nodes]
+            return [_read_whole(self._heartbeat(node)) for node in nodes]
 
-    def forget_beats(self, nodes: Sequence[str]) -> None:
+    def forget_heartbeats(self, nodes: Sequence[str]) -> None:
         with self._explains():
             for node in nodes:
-                _remove(self._beat(node))
+                _remove(self._heartbeat(node))
 
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
@@ -301,7 +301,7 @@ class FileJobStore(JobStore):
     def _version(self, key: str, number: int) -> str:
         return os.path.join(self._versions(key), str(number))
 
-    def _beat(self, node: str) -> str:
+    def _heartbeat(self, node: str) -> str:
         return os.path.join(self._root, "b", quote(node, ""))
 
 

@@ -41,7 +41,7 @@ _LAST_PAUSE = 0.5
 _LEAST = 1e-3
 #: Seconds after which a server that does not answer is left for the next, at first: without a leader etcd keeps
 #: requests for six seconds before it says so, and a new leader is there after one or two.
-_PATIENCE = 1.5
+_WAIT_LIMIT = 1.5
 _UNAVAILABLE = (502, 503, 504)
 
 
@@ -209,13 +209,13 @@ class HttpClient:
     def _try(self, once: Callable[[float], _T]) -> _T:
         """Do something with each server in turn until it works."""
         deadline = time.monotonic() + self.timeout
-        patience = _PATIENCE if len(self._endpoints) > 1 else self.timeout
+        wait_limit = _WAIT_LIMIT if len(self._endpoints) > 1 else self.timeout
         backoff = Backoff(_PAUSE, _LAST_PAUSE, self.draw)
         failures = 0
         while True:
             left = deadline - time.monotonic()
             try:
-                return once(max(min(left, patience), _LEAST))
+                return once(max(min(left, wait_limit), _LEAST))
             except (StoreConnectionError, StoreTimeoutError, WireError) as error:
                 failure = self._give_up(error)
             failures += 1
@@ -227,7 +227,7 @@ class HttpClient:
                 raise failure
             if is_round_over:
                 time.sleep(pause)
-                patience *= 2  # if all are slow, to ask again and again makes them slower
+                wait_limit *= 2  # if all are slow, to ask again and again makes them slower
 
     def _give_up(self, error: StoreConnectionError | StoreTimeoutError | WireError) -> StoreConnectionError:
         """Leave a server; returns what to say if no other one works."""

@@ -29,7 +29,7 @@ class JobSpace:
         self.is_reachable = True
         self.changed = threading.Condition()
         self.values: dict[str, bytes] = {}
-        self.beats: dict[str, bytes] = {}
+        self.heartbeats: dict[str, bytes] = {}
         # By stream: positions and entries, side by side, oldest first.
         self.streams: dict[str, tuple[list[int], list[bytes]]] = {}
         self.newest = 0
@@ -125,30 +125,30 @@ class MemoryJobStore(JobStore):
             for key in keys:
                 self.space.values.pop(key, None)
 
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         with self.space.changed:
             self._check()
-            if last is not None and self.space.beats.get(node) != last:
+            if last is not None and self.space.heartbeats.get(node) != last:
                 return False
-            self.space.beats[node] = value
+            self.space.heartbeats[node] = value
             return True
 
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+    def fetch_heartbeats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with self.space.changed:
             self._check()
-            return [self.space.beats.get(node) for node in nodes]
+            return [self.space.heartbeats.get(node) for node in nodes]
 
-    def forget_beats(self, nodes: Sequence[str]) -> None:
+    def forget_heartbeats(self, nodes: Sequence[str]) -> None:
         with self.space.changed:
             self._check()
             for node in nodes:
-                self.space.beats.pop(node, None)
+                self.space.heartbeats.pop(node, None)
 
     def remove_job(self) -> None:
         with self.space.changed:
             self._check()
             self.space.values.clear()
-            self.space.beats.clear()
+            self.space.heartbeats.clear()
             self.space.streams.clear()
 
     def clone(self) -> MemoryJobStore:

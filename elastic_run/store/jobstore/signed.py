@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 #: Places whose garbage was reported and is not reported again: a job may run for months.
 _REMEMBERED = 256
 _SIZE = hashlib.sha256().digest_size
-_ENTRY, _KEY, _BEAT = b"entry", b"key", b"beat"
+_ENTRY, _KEY, _HEARTBEAT = b"entry", b"key", b"heartbeat"
 
 
 class SignedStore(JobStore):
@@ -43,7 +43,7 @@ class SignedStore(JobStore):
     def __init__(self, store: JobStore, secret: bytes, reported: dict[str, None] | None = None) -> None:
         self.run_id = store.run_id
         self.name = store.name
-        self.expires_beats = store.expires_beats
+        self.expires_heartbeats = store.expires_heartbeats
         self.is_shared = store.is_shared
         self._store = store
         self._secret = secret
@@ -111,27 +111,29 @@ class SignedStore(JobStore):
     def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
         self._store.delete_where(keys, {key: self._add_signature(_KEY, key, value) for key, value in expected.items()})
 
-    # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
-        signed = None if last is None else self._add_signature(_BEAT, node, last)
-        return self._store.write_beat(node, self._add_signature(_BEAT, node, value), signed)
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+    def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        signed = None if last is None else self._add_signature(_HEARTBEAT, node, last)
+        return self._store.write_heartbeat(node, self._add_signature(_HEARTBEAT, node, value), signed)
 
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
-        there = zip(nodes, self._store.fetch_beats(nodes), strict=True)
-        return [None if signed is None else self._remove_signature(_BEAT, node, signed) for node, signed in there]
+    def fetch_heartbeats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        there = zip(nodes, self._store.fetch_heartbeats(nodes), strict=True)
+        return [None if signed is None else self._remove_signature(_HEARTBEAT, node, signed) for node, signed in there]
 
     @property
     def reads_beside(self) -> bool:
         return self._store.reads_beside
 
-    def fetch_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
-        beats, beside = self._store.fetch_beats_beside(nodes, other)
-        there = zip(nodes, beats, strict=True)
-        opened = [None if signed is None else self._remove_signature(_BEAT, node, signed) for node, signed in there]
+    def fetch_heartbeats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
+        heartbeats, beside = self._store.fetch_heartbeats_beside(nodes, other)
+        there = zip(nodes, heartbeats, strict=True)
+        opened = [
+            None if signed is None else self._remove_signature(_HEARTBEAT, node, signed) for node, signed in there
+        ]
         return opened, None if beside is None else self._remove_signature(_KEY, other, beside)
 
-    def forget_beats(self, nodes: Sequence[str]) -> None:
-        self._store.forget_beats(nodes)
+    def forget_heartbeats(self, nodes: Sequence[str]) -> None:
+        self._store.forget_heartbeats(nodes)
 
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.node.messages import Formed, Refused
-from elastic_run.core.protocol.facts import Offer
+from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic import handler
@@ -74,7 +74,7 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
     token = os.environ.get("CROWD_TOKEN", "").encode() or None
     settings = read_settings(backend, {"join_timeout": "600", **({"is_host": "0"} if backend == "c10d" else {})})
     listener = open_public_listener(0)
-    offer = Offer("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
+    store_address = StoreAddress("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
     sessions = [
         handler.open_session(
             make_backend(backend, endpoint, run_id, settings, secret=token),
@@ -98,7 +98,7 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
         # As on a machine of its own: else each of them tries the locks of all others.
         os.environ[ENV_RECORD_DIR] = str(records / str(number))
         (records / str(number)).mkdir()
-        session.start(lambda _: offer, deliver)
+        session.start(lambda _: store_address, deliver)
     if count == 1:
         wait_joined(sessions[0])
         tally.note("joined")

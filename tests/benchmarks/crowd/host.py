@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_run.core.node.messages import Formed, Refused
-from elastic_run.core.protocol.facts import Offer
+from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
@@ -52,7 +52,7 @@ def main() -> None:
         elif isinstance(event, Lost | Refused):
             say(f"lost {event.detail}")
 
-    session.start(lambda _: Offer("127.0.0.1", workers_store.port, use_agent_store=True), deliver)
+    session.start(lambda _: StoreAddress("127.0.0.1", workers_store.port, use_agent_store=True), deliver)
     say(f"listening {backend.port}")
     wait_joined(session)
     say("joined")

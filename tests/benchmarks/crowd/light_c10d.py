@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.protocol import job_keys
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
-from elastic_run.store.jobstore.signed import _BEAT, _KEY, SignedStore
 from elastic_run.store.jobstore.signed import _ENTRY as _ENTRY_KIND
+from elastic_run.store.jobstore.signed import _HEARTBEAT, _KEY, SignedStore
 from elastic_run.store.tcpstore import token_proof, wire
 from elastic_run.store.tcpstore.agent_client import NOTHING
 from tests.benchmarks.crowd.exchange import BYTE, NONCE, NUMBER, PRESENT, STRING, Question
@@ -69,24 +69,24 @@ class LightC10dNode(LightNode):
         number = yield Question(wire.encode(wire.STREAM_APPEND, self._key(f"s/{stream}"), entry), (NUMBER,))
         assert wire.I64.unpack(number[0])[0] > 0
 
-    def _beat(self) -> Asking[None]:
+    def _heartbeat(self) -> Asking[None]:
         key = self._key(f"b/{self._node}")
-        value = self._add_signature(_BEAT, self._node, b"%d" % (time.monotonic_ns() // 1_000_000))
-        beat = wire.encode(wire.MULTI_SET, 1, key, value)
-        yield Question(beat + wire.encode(wire.CHECK, 1, key), (BYTE,))
+        value = self._add_signature(_HEARTBEAT, self._node, b"%d" % (time.monotonic_ns() // 1_000_000))
+        heartbeat = wire.encode(wire.MULTI_SET, 1, key, value)
+        yield Question(heartbeat + wire.encode(wire.CHECK, 1, key), (BYTE,))
 
-    def _read_beat(self, node: str) -> Asking[int | None]:
+    def _read_heartbeat(self, node: str) -> Asking[int | None]:
         value = (yield self._look([f"b/{node}"]))[0]
-        beat = None if value == NOTHING else self._remove_signature(_BEAT, node, value)
-        return int(beat) if beat is not None and beat.isdigit() else None
+        heartbeat = None if value == NOTHING else self._remove_signature(_HEARTBEAT, node, value)
+        return int(heartbeat) if heartbeat is not None and heartbeat.isdigit() else None
 
-    def _begin_beats(self) -> None:
+    def _begin_heartbeats(self) -> None:
         """Write a heartbeat while the wait goes on; what else is said, is said first."""
         if self._awaiting:
-            self._loop.call_later(self._config.keep_alive_interval, self._begin_beats)
+            self._loop.call_later(self._config.keep_alive_interval, self._begin_heartbeats)
             self._log_reader.interrupt(self._say_meanwhile(self._send_due()))
         else:
-            self._loop.call_later(_SOON, self._begin_beats)
+            self._loop.call_later(_SOON, self._begin_heartbeats)
 
     def _say_meanwhile(self, asking: Asking[None]) -> Script:
         """Call the wait off before each question, and begin it again behind it, in one piece."""

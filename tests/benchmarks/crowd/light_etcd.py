@@ -66,7 +66,7 @@ class LightEtcdNode(LightNode):
         path = f"{self._path}/s/{job_keys.FACTS}/{secrets.token_hex(8)}"
         yield from self._call("kv/put", self._put(path, value, self._job_lease))
 
-    def _beat(self) -> Asking[None]:
+    def _heartbeat(self) -> Asking[None]:
         if self._lease:
             yield from self._call("lease/keepalive", {"ID": str(self._lease)})
             return
@@ -74,7 +74,7 @@ class LightEtcdNode(LightNode):
         yield from self._call("lease/grant", {"ID": str(self._lease), "TTL": str(math.ceil(self._config.lease))})
         yield from self._call("kv/put", self._put(f"{self._path}/b/{self._node}", b"1", self._lease))
 
-    def _read_beat(self, node: str) -> Asking[int | None]:
+    def _read_heartbeat(self, node: str) -> Asking[int | None]:
         answer = yield from self._call("kv/range", range_request(f"{self._path}/b/{node}"))
         return int(answer["header"]["revision"]) if parse_items(answer) else None
 

@@ -81,9 +81,15 @@ class LightNode(ABC):
     # --- the member --------------------------------------------------------------------------------------------------
     def _begin(self, head: bytes | None) -> None:
         # Nobody will ask for this port: rank 0 is the first to have come, a real session.
-        offer = messages.Offer(self._address[0], 1)
+        store_address = messages.StoreAddress(self._address[0], 1)
         self._take(
-            core.begin(self._node, node_info=self._node_info, config=self._config, offer=offer, now=time.monotonic())
+            core.begin(
+                self._node,
+                node_info=self._node_info,
+                config=self._config,
+                store_address=store_address,
+                now=time.monotonic(),
+            )
         )
         self._errands.clear()  # it asks for what is known
         self.feed(node_messages.HeadRead(head))
@@ -110,10 +116,10 @@ class LightNode(ABC):
         yield from self._say_facts()
         self._on_joined()
         wait = (self._config.first_leases - 1) * self._config.lease
-        self._loop.call_later(wait + self._config.keep_alive_interval * (1 + draw_fraction()), self._begin_beats)
+        self._loop.call_later(wait + self._config.keep_alive_interval * (1 + draw_fraction()), self._begin_heartbeats)
         yield from self._follow()
 
-    def _begin_beats(self) -> None:
+    def _begin_heartbeats(self) -> None:
         """Write the first heartbeat over a connection of its own."""
         self._sender = Exchange(self._loop, self._address, self._send())
 
@@ -126,12 +132,12 @@ class LightNode(ABC):
             yield None
 
     def _send_due(self) -> Asking[None]:
-        yield from self._beat()
+        yield from self._heartbeat()
         self.feed(node_messages.HeartbeatWritten())
         watched = self.member.watched
         if watched:
-            beat = yield from self._read_beat(watched)
-            self.feed(node_messages.CoordinatorHeartbeatRead(watched, beat))
+            heartbeat = yield from self._read_heartbeat(watched)
+            self.feed(node_messages.CoordinatorHeartbeatRead(watched, heartbeat))
         yield from self._run_errands()
         yield from self._say_facts()
 
@@ -185,12 +191,12 @@ class LightNode(ABC):
         """Append a fact."""
 
     @abstractmethod
-    def _beat(self) -> Asking[None]:
+    def _heartbeat(self) -> Asking[None]:
         """Show that it lives."""
 
     @abstractmethod
-    def _read_beat(self, node: str) -> Asking[int | None]:
-        """Read another node's beat."""
+    def _read_heartbeat(self, node: str) -> Asking[int | None]:
+        """Read another node's heartbeat."""
 
     def _begin_following(self) -> Asking[None]:
         """Get ready to wait for slots."""

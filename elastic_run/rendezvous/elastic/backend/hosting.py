@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 __all__ = ["HostedStore", "HostedWorkerStore"]
 
 #: Seconds for a call into the server's thread, which never blocks.
-_PATIENCE = 10.0
+_WAIT_LIMIT = 10.0
 
 
 class HostedStore:
@@ -134,7 +134,7 @@ class HostedStore:
         """Close the port and every connection; harmless when closed."""
         if not self._is_over:
             self._call(self._end)
-            self._thread.join(_PATIENCE)
+            self._thread.join(_WAIT_LIMIT)
 
     def _run(self) -> None:
         try:
@@ -162,7 +162,7 @@ class HostedStore:
             is_done.set()
 
         self._loop.call_soon_threadsafe(call)
-        is_done.wait(_PATIENCE)
+        is_done.wait(_WAIT_LIMIT)
 
 
 class HostedWorkerStore(WorkerStore):

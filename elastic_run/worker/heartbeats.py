@@ -1,9 +1,9 @@
 """A sign of life to a program that watches the workers.
 
-The seam: a launcher that wants to know names a file of this worker's own in ELASTIC_RUN_HEARTBEAT_FILE. A beat
-replaces the file's content by one short line, the count of beats and the step, in one write: ``17 step=300``. The
+The seam: a launcher that wants to know names a file of this worker's own in ELASTIC_RUN_HEARTBEAT_FILE. A heartbeat
+replaces the file's content by one short line, the count of heartbeats and the step, in one write: ``17 step=300``. The
 watcher looks whether it changes, by its own clock. Not a pipe: a full one would block the training, and children would
-hold it open. Without the variable a beat costs a look into the environment, once, and a comparison later.
+hold it open. Without the variable a heartbeat costs a look into the environment, once, and a comparison later.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from elastic_run.contract import ENV_HEARTBEAT_FILE
 
 __all__ = ["heartbeat"]
 
-#: Seconds between two writes; beats in between only count.
+#: Seconds between two writes; heartbeats in between only count.
 _INTERVAL = 0.2
 #: A line is filled up to this, so that a shorter one leaves nothing of a longer one.
 _WIDTH = 64
 
 
 class _Pulse:
-    """This process's beats."""
+    """This process's heartbeats."""
 
     def __init__(self) -> None:
         self.count = 0
