@@ -124,8 +124,8 @@ class Session(ABC):
         Args:
             open_worker_store: Opens this node's workers' store of the first round at a `listening_host`, and returns
                 where it listens; an empty host, or a wildcard, stands for this node's own. Called by a thread of the
-                session when the store was reached, and again when the job goes on in another store while this node waits; it
-                may raise OSError.
+                session when the store was reached, and again when the job goes on in another store while this node
+                waits; it may raise OSError.
             deliver: Called with each event, from the session's threads, one at a time; it must not block.
         """
 
