@@ -150,21 +150,26 @@ class Stream:
                 return False
         return True
 
-    def receive_some(self, timeout: float) -> bytes:
-        """Take the bytes that are there, at least one.
+    def peek(self, timeout: float) -> bytes:
+        """Return the bytes that are there, at least one, and leave them there.
 
         Raises:
             StoreConnectionError: The connection is closed.
             StoreTimeoutError: None came in time.
         """
         if not self.has_data(timeout):
-            raise self.out_of_time()
-        start, self._offset = self._offset, len(self._buffer)
-        return self._buffer[start:]
+            raise self._lost(TimeoutError())
+        return self._buffer[self._offset :]
 
-    def out_of_time(self) -> StoreError:
-        """Close the stream, since a reply did not come in time, and return the error to raise."""
-        return self._lost(TimeoutError())
+    def fileno(self) -> int:
+        """Return the descriptor, to see whether anything has come.
+
+        Raises:
+            StoreConnectionError: The connection is closed.
+        """
+        open_socket = self._enter()
+        self._leave()
+        return open_socket.fileno()
 
     def fill(self, size: int, timeout: float) -> None:
         """Read until so many bytes can be taken.

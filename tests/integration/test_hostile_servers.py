@@ -103,14 +103,12 @@ def test_an_answer_of_a_store_is_bounded(
 
 
 def open_http(server: Flood) -> HttpConnection:
-    """Connect to a server that answers as to HTTP, and send a request."""
+    """Connect to a server that answers as to HTTP."""
     connected = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE)
     connected.sendall(b"GET ")
     stream = Stream(connected, "etcd")
     stream.receive(4, DEADLINE)  # the server's echo
-    connection = HttpConnection(stream, "etcd")
-    connection.send("GET", "/", b"", {}, DEADLINE)
-    return connection
+    return HttpConnection(stream, "etcd")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,7 @@ def test_an_answer_of_an_etcd_is_bounded(
 
 
 def _read_answer(connection: HttpConnection) -> bytes:
-    connection.receive_head(DEADLINE)
+    connection.ask("GET", "/", b"", {}, DEADLINE)
     return connection.receive_body(DEADLINE)
 
 
@@ -145,7 +143,7 @@ def test_a_line_of_a_watch_is_bounded(flood: Callable[..., Flood], monkeypatch: 
     monkeypatch.setattr(http_connection, "MESSAGE_LIMIT", 1_000_000)
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     connection = open_http(flood(head, b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"))
-    connection.receive_head(DEADLINE)
+    connection.ask("GET", "/", b"", {}, DEADLINE)
     with pytest.raises(StoreConnectionError, match="in one piece"):
         connection.receive_lines(DEADLINE)
 

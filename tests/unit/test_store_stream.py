@@ -34,7 +34,8 @@ def test_bytes_are_taken_by_number(ends: tuple[Stream, socket.socket]) -> None:
     assert stream.receive(2, _LONG) == b"ab"
     assert stream.has_data(_LONG)
     assert stream.receive(3, _LONG) == b"cde"
-    assert stream.receive_some(_LONG) == b"f"
+    assert stream.peek(_LONG) == b"f"
+    assert stream.receive(1, _LONG) == b"f"
 
 
 def test_waiting_for_data_may_end_without_harm(ends: tuple[Stream, socket.socket]) -> None:
@@ -61,10 +62,10 @@ def test_a_late_answer_ends_the_stream(ends: tuple[Stream, socket.socket]) -> No
 
 
 def test_some_bytes_that_never_come_end_the_stream(ends: tuple[Stream, socket.socket]) -> None:
-    """`receive_some` takes at least one byte, or fails."""
+    """`peek` returns at least one byte, or fails."""
     stream, _ = ends
     with pytest.raises(StoreTimeoutError):
-        stream.receive_some(_SHORT)
+        stream.peek(_SHORT)
 
 
 def test_a_server_that_hangs_up_is_no_silent_one(ends: tuple[Stream, socket.socket]) -> None:

@@ -12,7 +12,7 @@
 | `etcd_v3_client` | requests and watches of etcd's version 3 API |
 | `file` | in a directory that all nodes share |
 | `http_client` | requests to one of several servers of a cluster |
-| `http_connection` | one connection: requests and answers, read and written by h11 |
+| `http_connection` | one connection: requests and answers, written and read by urllib3 |
 | `memory` | in this process's memory, for tests |
 | `revisions` | the number of etcd's last change, which only grows |
 | `signed` | values that the members of the job sign |

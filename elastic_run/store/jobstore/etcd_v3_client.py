@@ -1,7 +1,7 @@
 """etcd's version 3 API through the JSON gateway that every etcd since 3.4 has: requests, and watches.
 
 Why the gateway: the client libraries that exist pin years-old releases of grpc and protobuf, which training images have
-in other versions. JSON over HTTP needs the standard library only.
+in other versions. JSON over HTTP needs urllib3 only.
 
 Rules
 - Keys and values are base64 in requests and answers, numbers of 64 bits are text.

@@ -16,7 +16,7 @@ import time
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.records import dataclass
 from elastic_run.store.backoff import Backoff, draw_fraction
-from elastic_run.store.connecting import connect_once
+from elastic_run.store.connecting import connect_once, format_endpoint, reason_of
 from elastic_run.store.errors import (
     FOREIGN,
     SILENT,
@@ -53,7 +53,7 @@ class Endpoint:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_endpoint(self.host, self.port)
 
 
 @dataclass
@@ -173,12 +173,8 @@ class HttpClient:
         def once(timeout: float) -> Answer:
             connection = self._connected(timeout)
             deadline = time.monotonic() + timeout
-            connection.send(method, path, body, headers, timeout)
-            answer = connection.receive_head(deadline - time.monotonic())
+            answer = connection.ask(method, path, body, headers, timeout)
             answer.body = connection.receive_body(deadline - time.monotonic())
-            if not connection.is_reusable:
-                connection.close()
-                self._connection = None
             if answer.status in _UNAVAILABLE:
                 message = f"{self.endpoint}: {answer.body[:200].decode(errors='replace').strip()}"
                 raise StoreConnectionError(message, UNREADY)
@@ -200,9 +196,7 @@ class HttpClient:
 
         def once(timeout: float) -> tuple[HttpConnection, Answer]:
             connection = self._connected(timeout)
-            deadline = time.monotonic() + timeout
-            connection.send(method, path, body, headers, timeout)
-            return connection, connection.receive_head(deadline - time.monotonic())
+            return connection, connection.ask(method, path, body, headers, timeout)
 
         return self._try(once)
 
@@ -252,22 +246,15 @@ class HttpClient:
         return self._connection
 
     def _open(self, timeout: float) -> Stream:
-        host = self.endpoint.host
+        host, name = self.endpoint.host, str(self.endpoint)
         connected = connect_once(host, self.endpoint.port, timeout, dark_after=self.timeout)
-        if self._tls is None:
-            return Stream(connected, str(self.endpoint))
         try:
             connected.settimeout(min(timeout, LONGEST_WAIT))
-            return Stream(self._tls.wrap_socket(connected, server_hostname=host), str(self.endpoint))
-        except TimeoutError as error:
-            connected.close()
-            message = f"{self.endpoint} does not answer"
-            raise StoreConnectionError(message, SILENT) from error
-        except ssl.SSLError as error:
-            connected.close()
-            message = f"{self.endpoint}: no TLS connection: {error.reason or error}"
-            raise StoreAccessError(message) from error
+            return Stream(self._tls.wrap_socket(connected, server_hostname=host) if self._tls else connected, name)
         except OSError as error:
             connected.close()
-            message = f"{self.endpoint}: {error}"
-            raise StoreConnectionError(message) from error
+            if isinstance(error, ssl.SSLError):
+                message = f"{name}: no TLS connection: {error.reason or error}"
+                raise StoreAccessError(message) from error
+            message = f"{name} does not answer" if isinstance(error, TimeoutError) else f"{name}: {error}"
+            raise StoreConnectionError(message, reason_of(error)) from error

@@ -1,34 +1,40 @@
 """One connection over which HTTP/1.1 requests go one after the other.
 
-h11 reads and writes HTTP; the bytes come and go through a `Stream`, because everything here has a deadline, and `close`
-may come from another thread. The standard library's client can do neither.
+urllib3 writes the requests and reads the answers; 1.26, which torchx wants, will do. In place of a socket it is given a
+`Stream`: a timeout of urllib3 begins anew with each byte that comes, and its socket can't be closed while it waits.
 """
 
 from __future__ import annotations
 
+import io
 import time
+from contextlib import contextmanager
 
-import h11
+from urllib3 import HTTPConnectionPool
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import HTTPError
 
 from elastic_run.records import dataclass
-from elastic_run.store.errors import FOREIGN, StoreConnectionError, WireError
+from elastic_run.store.errors import StoreConnectionError, StoreError, StoreTimeoutError, WireError
 from elastic_run.store.limits import MESSAGE_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import TypeVar
 
     from elastic_run.store.stream import Stream
 
-#: Bytes of an answer's head, and of the line before a chunk.
-_HEAD_LIMIT = 64 * 1024
+    _T = TypeVar("_T")
+
 #: What every answer begins with.
 _START = b"HTTP/"
-#: The status with which h11 answers a longer one.
-_TOO_LONG = 431
-#: Lines of a body that are read at once: a crowd's news are then one piece of work, not a thousand.
+_FOREIGN = "what listens there does not speak HTTP"
+#: Bytes of a body, and lines of it, that are read at once: a crowd's news are one piece of work, not a thousand.
+_PIECE = 64 * 1024
 _LINES_AT_ONCE = 256
+#: Seconds for the rest of a chunk that has begun to come, since urllib3 can't go on with it later.
+_REST = 5.0
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Answer:
 
     Args:
         status: HTTP's number.
-        headers: By name in lower case.
+        headers: By name, in whatever case.
         body: Empty while it streams.
     """
 
@@ -47,7 +53,7 @@ class Answer:
 
 
 class HttpConnection:
-    """A connection to one server.
+    """A connection to one server. All timeouts are in seconds, for all of an operation.
 
     Args:
         stream: The bytes; the connection owns it from now on.
@@ -56,131 +62,59 @@ class HttpConnection:
 
     def __init__(self, stream: Stream, host: str) -> None:
         self._stream = stream
-        self._host = host
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
-        self._body = bytearray()
-        self._is_body_complete = True
+        self._socket = _Socket(stream, host)
+        self._connection = _Connection(self._socket, host)
+        self._pool = HTTPConnectionPool("etcd")
+        self._pool.ConnectionCls = lambda **_: self._connection  # type: ignore[assignment] # as good as a class
+        self._line = bytearray()
 
     def close(self) -> None:
         """Close the connection, from any thread; harmless when closed."""
         self._stream.close()
 
-    @property
-    def is_reusable(self) -> bool:
-        """Whether another request may follow the last answer."""
-        return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-
-    def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float) -> None:
-        """Send a request.
-
-        Args:
-            method: `GET`, `POST` …
-            path: The part of the URL after the host.
-            body: The body.
-            headers: More headers.
-            timeout: Seconds.
+    def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float) -> Answer:
+        """Send a request, and return the head of its answer.
 
         Raises:
             StoreConnectionError: The connection is closed.
-            StoreTimeoutError: The server did not take it in time.
+            StoreTimeoutError: The server did not answer in time.
+            WireError: This is not HTTP, or announces a body that is too large.
         """
-        if self.is_reusable:
-            self._http.start_next_cycle()
-        every = [("Host", self._host), ("Content-Length", str(len(body))), *headers.items()]
-        request = self._http.send(h11.Request(method=method, target=path, headers=every)) or b""
-        request += self._http.send(h11.Data(data=body)) or b""
-        self._http.send(h11.EndOfMessage())  # no bytes: the length is known
-        self._stream.send(request, timeout)
-
-    def receive_head(self, timeout: float) -> Answer:
-        """Read the head of the answer.
-
-        Args:
-            timeout: Seconds for all of it.
-
-        Raises:
-            StoreConnectionError: The connection is closed, or this is not HTTP.
-            StoreTimeoutError: It did not come in time.
-            WireError: It is too long, or announces a body that is too large.
-        """
-        deadline = time.monotonic() + timeout
-        start = b""
-        try:
-            while not isinstance(event := self._http.next_event(), h11.Response):
-                if event is h11.NEED_DATA:
-                    data = self._stream.receive_some(deadline - time.monotonic())
-                    start = start or data
-                    if not start.startswith(_START[: len(start)]):
-                        self._refuse()  # h11 would wait for the end of a head
-                    self._http.receive_data(data)
-        except h11.RemoteProtocolError as error:
-            if error.error_status_hint == _TOO_LONG:
-                raise self._too_large(_HEAD_LIMIT) from error
-            self._refuse()
-        self._body.clear()
-        self._is_body_complete = False
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-        if int(headers.get("content-length", "0")) > MESSAGE_LIMIT:
-            raise self._too_large(MESSAGE_LIMIT)
-        return Answer(event.status_code, headers, b"")
+        self._socket.is_start = True
+        self._socket.room = MESSAGE_LIMIT
+        with self._ends_after(timeout):
+            # No retries: `HttpClient` chooses the server that is asked next.
+            self._answer = self._pool.urlopen(
+                method, path, body, headers, retries=False, redirect=False, preload_content=False, decode_content=False
+            )
+            self._socket.check_room(self._answer.length_remaining or 0)
+        self._pieces = self._answer.stream(_PIECE)
+        return Answer(self._answer.status, self._answer.headers, b"")
 
     def has_body_data(self, timeout: float) -> bool:
-        """Wait until more of the body has come, or its end.
-
-        Args:
-            timeout: Seconds; what has come by then is kept.
-
-        Returns:
-            Whether anything has come; False at the body's end, too.
+        """Wait until more of the body has come, or its end; return whether it has, and False behind the end.
 
         Raises:
             StoreConnectionError: The connection is closed.
-            WireError: This is not such a body, or it is too large.
         """
-        deadline = time.monotonic() + timeout
-        while not self._is_body_complete:
-            try:
-                event = self._http.next_event()
-            except h11.RemoteProtocolError as error:
-                self.close()
-                message = f"{self._host} sends a body that is not HTTP: {error}"
-                raise WireError(message) from error
-            if event is h11.NEED_DATA:
-                if not self._stream.has_data(deadline - time.monotonic()):
-                    return False
-                self._http.receive_data(self._stream.receive_some(0.0))
-            elif isinstance(event, h11.Data):
-                self._body += event.data
-                if len(self._body) > MESSAGE_LIMIT:
-                    raise self._too_large(MESSAGE_LIMIT)
-                return True
-            else:
-                self._is_body_complete = True
-                return True
-        return False
+        return not self._answer.closed and self._stream.has_data(timeout)
 
     def receive_body(self, timeout: float) -> bytes:
-        """Read the rest of the body.
-
-        Args:
-            timeout: Seconds for all of it.
+        """Return the rest of the body.
 
         Raises:
             StoreConnectionError: The connection is closed.
             StoreTimeoutError: It did not come in time.
             WireError: This is not such a body, or it is too large.
         """
-        deadline = time.monotonic() + timeout
-        while not self._is_body_complete:
-            if not self.has_body_data(deadline - time.monotonic()):
-                raise self._stream.out_of_time()
-        return bytes(self._body)
+        with self._ends_after(timeout):
+            body = b"".join(self._pieces)
+        if self._connection.sock is None:
+            self.close()  # as the server said that it would
+        return body
 
     def receive_lines(self, timeout: float) -> list[bytes]:
         """Wait for whole lines of a body that streams, such as a watch's.
-
-        Args:
-            timeout: Seconds.
 
         Returns:
             The lines that have come, without empty ones; may be none.
@@ -190,26 +124,97 @@ class HttpConnection:
         """
         deadline = time.monotonic() + timeout
         lines: list[bytes] = []
-        searched = len(self._body)
         try:
             while len(lines) < _LINES_AT_ONCE and self.has_body_data(0.0 if lines else deadline - time.monotonic()):
-                if self._body.find(b"\n", searched) >= 0:
-                    *whole, self._body = self._body.split(b"\n")
+                with self._ends_after(_REST):
+                    piece = next(self._pieces, b"")
+                self._line += piece
+                if b"\n" in piece:
+                    *whole, self._line = self._line.split(b"\n")
                     lines += [bytes(line) for line in whole if line.strip()]
-                searched = len(self._body)
-        except WireError as error:
+                    self._socket.room = MESSAGE_LIMIT
+        except (StoreTimeoutError, WireError) as error:
             raise StoreConnectionError(str(error)) from error
-        if self._is_body_complete and not lines:
+        if self._answer.closed and not lines:
             self.close()
             message = "the server ended its answer"
             raise StoreConnectionError(message)
         return lines
 
-    def _refuse(self) -> NoReturn:
-        self.close()
-        message = "what listens there does not speak HTTP"
-        raise StoreConnectionError(message, FOREIGN)
+    @contextmanager
+    def _ends_after(self, timeout: float) -> Iterator[None]:
+        """Give urllib3 so many seconds, and raise what went wrong in place of what urllib3 makes of it."""
+        self._socket.deadline = time.monotonic() + timeout
+        try:
+            yield
+        except (HTTPError, StoreError, ValueError) as error:
+            self.close()
+            if isinstance(error, WireError):
+                raise
+            failure = self._socket.failure or WireError(_FOREIGN)
+            raise failure from failure.__cause__ or error
 
-    def _too_large(self, limit: int) -> WireError:
-        self.close()
-        return WireError(f"{self._host} answers with more than {limit} bytes in one piece")
+
+class _Connection(HTTPConnection):
+    """urllib3's connection. It never makes another one: over the stream that it was given it fails if that broke."""
+
+    def __init__(self, given: _Socket, host: str) -> None:
+        super().__init__(host)
+        self._given = given
+
+    def connect(self) -> None:
+        self.sock = self._given
+
+
+class _Socket(io.BufferedIOBase):
+    """A stream in place of a socket, and of the file that urllib3 reads answers from. The stream's owner closes it."""
+
+    def __init__(self, stream: Stream, host: str) -> None:
+        self.deadline = 0.0
+        self.is_start = True
+        self.room = 0
+        self.failure: StoreError | None = None
+        self._stream = stream
+        self._host = host
+
+    def check_room(self, size: int) -> None:
+        """See that the server may send so many bytes more."""
+        if size > self.room:
+            message = f"{self._host} answers with more than {MESSAGE_LIMIT} bytes in one piece"
+            raise WireError(message)
+
+    def sendall(self, data: bytes) -> None:
+        self._call(self._stream.send, data)
+
+    def peek(self, _size: int = 0) -> bytes:
+        start = self._call(self._stream.peek)
+        if self.is_start and not start.startswith(_START[: len(start)]):
+            raise WireError(_FOREIGN)  # urllib3 would wait for the end of the line
+        self.is_start = False
+        return start
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            raise WireError(_FOREIGN)  # the length of a chunk, as the server says
+        self.check_room(size)
+        self.room -= size
+        return self._call(self._stream.receive, size)
+
+    def _call(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        try:
+            return operation(*arguments, self.deadline - time.monotonic())
+        except StoreError as error:
+            self.failure = error
+            raise
+
+    def makefile(self, _mode: str) -> _Socket:
+        return self
+
+    def fileno(self) -> int:
+        return self._call(lambda _: self._stream.fileno())
+
+    def settimeout(self, _seconds: float | None) -> None:
+        """Leave it to the deadline."""
+
+    def close(self) -> None:
+        """Leave it to the owner."""
