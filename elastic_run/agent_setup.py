@@ -290,6 +290,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
 def name_flag(message: str) -> str:
     """Put the flag in front of a message of the rendezvous, which knows settings and endpoints, but not the flags."""
     flags = {
+        "rendezvous backend": "--rdzv-backend",
         "rendezvous setting": "--rdzv-conf",
         "rendezvous endpoint": "--rdzv-endpoint",
         "health port": "--health-port",

@@ -215,8 +215,8 @@ FLAGS: tuple[Flag, ...] = (
         values="NAME",
         default="static",
         text=f"Rendezvous backend: {', '.join(_NAMES_OF_BACKENDS)}, or the name of an installed plug-in "
-        "(entry-point group torchrun.handlers). A job of several nodes without a flag of this group uses c10d, and "
-        "the node that starts the job serves the store.",
+        "(entry-point group torchrun.handlers). etcd and etcd-v2 need pip install 'elastic-run[etcd]'. A job of "
+        "several nodes without a flag of this group uses c10d, and the node that starts the job serves the store.",
     ),
     Flag(
         "--rdzv-endpoint",

@@ -116,6 +116,14 @@ def _make_file(request: _Request) -> Backend:
 
 
 def _make_etcd_v2(request: _Request) -> Backend:
+    from importlib.util import find_spec  # noqa: PLC0415 - imported when used
+
+    if find_spec("etcd") is None:
+        message = (
+            f"rendezvous backend {request.kind!r} needs python-etcd: pip install 'elastic-run[etcd]' "
+            "(etcd-v3 needs no package)"
+        )
+        raise ValueError(message)
     return _make_etcd(request, version=2)
 
 

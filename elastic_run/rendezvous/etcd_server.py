@@ -127,7 +127,7 @@ class EtcdServer:
             ModuleNotFoundError: The package is not installed.
         """
         try:
-            etcd = importlib.import_module("etcd")  # elastic-run itself does without it
+            etcd = importlib.import_module("etcd")  # an extra, which only version 2 needs
         except ModuleNotFoundError as error:
             message = "EtcdServer.get_client returns a client of python-etcd: pip install python-etcd"
             raise ModuleNotFoundError(message) from error

@@ -1,28 +1,36 @@
-"""What python-etcd, torch's client of version 2, makes of what we write, and we of what it writes."""
+"""How a job lies in version 2 of etcd, whose client is python-etcd: keys, settings, and what is wrong around it."""
 
 from __future__ import annotations
 
+import logging
+import socket
+import subprocess
+import sys
 import threading
 import time
-from base64 import b64decode, b64encode
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from base64 import b64decode
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
 
 import etcd
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, etcd_rendezvous, etcd_rendezvous_backend
 
 from elastic_run.rendezvous.backend_table import make_backend, read_settings
-from elastic_run.store.errors import StoreAccessError
+from elastic_run.store.errors import SILENT, StoreAccessError, StoreConnectionError
 from elastic_run.store.jobstore.api import LEFT_BEHIND
 from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
 from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
+from elastic_run.store.jobstore.http_client import Endpoint, HttpClient
 from tests.support.etcd import Etcd, make_certificates
+from tests.support.store import LOOPBACK
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.support.launch import Launched
 
 _LEASE = 2.5
 _JOB = "/custom/elastic-run/job"
@@ -52,12 +60,7 @@ def store(server: Etcd) -> Iterator[EtcdV2JobStore]:
         opened.remove_job()
 
 
-def text(value: bytes) -> str:
-    """Return what lies in etcd for a small value of ours."""
-    return b64encode(b"+" + value).decode()
-
-
-# --- what we write ---------------------------------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------------------------------
 def test_it_reads_our_keys(client: etcd.Client, store: EtcdV2JobStore) -> None:
     """It finds each key below etcd_prefix and the run id, with our value as text, at the index that we know."""
     store.write({"d/0": b"value"})
@@ -76,6 +79,16 @@ def test_it_reads_our_stream_in_our_order(client: etcd.Client, store: EtcdV2JobS
     assert [b64decode(child.value)[1:] for child in found.children] == [b"one", b"two", b"three"]
 
 
+def test_a_run_id_is_no_path_and_no_escape(server: Etcd, client: etcd.Client) -> None:
+    """What paths and URLs give a meaning to stands in the key as it is, so that older nodes of a job find it."""
+    for run_id, name in (("a/../b", "a%2F..%2Fb"), ("50%2F?#", "50%252F%3F%23"), ("ü é", "%C3%BC%20%C3%A9")):
+        with EtcdV2JobStore(EtcdV2Client(server.client()), run_id, lease=_LEASE) as store:
+            store.write({"d/0": b"value"})
+            assert [node.key for node in client.read("/elastic-run").children] == [f"/elastic-run/{name}"]
+            assert (store.get(["d/0"]), store.wait("d/0", DEADLINE)) == ([b"value"], b"value")
+            store.remove_job()
+
+
 def test_it_sees_our_times_to_live(client: etcd.Client, store: EtcdV2JobStore) -> None:
     """A heartbeat has the lease as its time to live, in whole seconds, and is gone after it; the job has a day."""
     store.heartbeat("n")
@@ -91,65 +104,6 @@ def test_it_sees_our_times_to_live(client: etcd.Client, store: EtcdV2JobStore) -
         return False
 
     wait_until(is_gone)
-
-
-def test_its_compare_and_swap_counts_our_writes(client: etcd.Client, store: EtcdV2JobStore) -> None:
-    """It can't make a key that we made, nor swap one that we changed since it looked; else it can."""
-    assert store.create("d/0", b"ours") == b"ours"
-    with pytest.raises(etcd.EtcdAlreadyExist):
-        client.write(f"{_JOB}/k/d/0", "its", prevExist=False)
-    seen = client.read(f"{_JOB}/k/d/0").modifiedIndex
-    store.write({"d/0": b"changed"})
-    with pytest.raises(etcd.EtcdCompareFailed):
-        client.write(f"{_JOB}/k/d/0", "its", prevIndex=seen)
-    client.write(f"{_JOB}/k/d/0", text(b"its"), prevIndex=client.read(f"{_JOB}/k/d/0").modifiedIndex)
-    assert store.get(["d/0"]) == [b"its"]
-
-
-def test_its_watch_brings_what_we_write(client: etcd.Client, store: EtcdV2JobStore) -> None:
-    """A watch of its from an index on brings the write of ours that came with that index, also after the fact."""
-    store.write({"d/0": b"before"})
-    index = client.read(f"{_JOB}/k/d/0").modifiedIndex
-    found: list[Any] = []
-    path = f"{_JOB}/k/d"
-    watching = threading.Thread(
-        target=lambda: found.append(client.watch(path, index=index + 1, recursive=True, timeout=DEADLINE))
-    )
-    watching.start()
-    store.write({"d/1": b"news"})
-    watching.join(DEADLINE)
-    assert [(one.key, one.value) for one in found] == [(f"{path}/1", text(b"news"))]
-    again = client.watch(path, index=index + 1, recursive=True, timeout=DEADLINE)
-    assert again.modifiedIndex == found[0].modifiedIndex
-
-
-# --- what it writes --------------------------------------------------------------------------------------------------
-def test_we_see_what_it_writes(client: etcd.Client, store: EtcdV2JobStore) -> None:
-    """Keys, streams and heartbeats of its are read, and a key that it made first stays its own."""
-    client.write(f"{_JOB}/k/d/0", text(b"its"), prevExist=False)
-    client.write(f"{_JOB}/s/facts", text(b"fact"), append=True)
-    client.write(f"{_JOB}/b/n", text(b"1"), ttl=1)
-    assert store.get(["d/0", "d/1"]) == [b"its", None]
-    assert store.create("d/0", b"ours") == b"its"
-    assert store.read("facts", 0, DEADLINE)[0] == [b"fact"]
-    assert store.read_heartbeats(["n"]) != [None]
-    wait_until(lambda: store.read_heartbeats(["n"]) == [None])
-
-
-def test_our_waits_end_with_what_it_writes(client: etcd.Client, store: EtcdV2JobStore) -> None:
-    """Who waits for a key of ours, or for a stream, is woken by its writing it."""
-    store.append("facts", b"before")
-    _, position = store.read("facts", 0, DEADLINE)
-    for path, wait in (
-        (f"{_JOB}/k/d/0", lambda: store.wait("d/0", DEADLINE)),
-        (f"{_JOB}/s/facts/00000000009999999999", lambda: store.read("facts", position, DEADLINE)[0]),
-    ):
-        writing = threading.Timer(0.1, lambda path=path: client.write(path, text(b"its")))
-        writing.start()
-        begun = time.monotonic()
-        assert wait() in (b"its", [b"its"])
-        assert time.monotonic() - begun < stretched(DEADLINE / 2)
-        writing.join()
 
 
 # --- what the user says ----------------------------------------------------------------------------------------------
@@ -180,3 +134,97 @@ def test_settings_mean_what_they_mean_to_torch(
         made = make_backend(backend, str(endpoint), "job", without)
         with closing(made.open(DEADLINE)) as store, pytest.raises(StoreAccessError, match="certificate"):
             store.get(["d/0"])
+
+
+# --- what is wrong around it -----------------------------------------------------------------------------------------
+def test_without_python_etcd_one_line_names_the_extra(
+    launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Exit 2, before anything starts."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'etcd' else found(name, *rest)\n",
+        encoding="utf-8",
+    )
+    flags = ("--nnodes=1:2", "--rdzv-backend=etcd", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=job")
+    launcher = launch(*flags, worker("say('running')"), env={"PYTHONPATH": str(tmp_path)})
+    assert launcher.wait_exit() == 2
+    assert launcher.stderr == (
+        "elastic-run: error: --rdzv-backend: rendezvous backend 'etcd' needs python-etcd: "
+        "pip install 'elastic-run[etcd]' (etcd-v3 needs no package)\n"
+    )
+
+
+def test_no_other_backend_imports_python_etcd() -> None:
+    """Its import would take a tenth of a second."""
+    stores = ("etcd_v3", "etcd_v3_client", "c10d", "file", "signed")
+    imports = "".join(f"import elastic_run.store.jobstore.{name}\n" for name in stores)
+    program = f"import sys\n{imports}import elastic_run.rendezvous.elastic.handler\nprint('etcd' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"False\n"
+
+
+class Answering:
+    """A server that gives every connection the same answer, in pieces with a pause between them."""
+
+    def __init__(self, *pieces: bytes, pause: float = 0.0) -> None:
+        self._pieces, self._pause = pieces, pause
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def __enter__(self) -> HttpClient:
+        self._threads[0].start()
+        return HttpClient([Endpoint(LOOPBACK, self._listener.getsockname()[1])], 1.0)
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(DEADLINE)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                thread = threading.Thread(target=self._answer, args=(self._listener.accept()[0],))
+                self._threads.append(thread)
+                thread.start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            for piece in self._pieces:
+                connection.sendall(piece)
+                self._is_over.wait(self._pause)
+
+
+def test_a_stranger_s_404_is_no_missing_key() -> None:
+    """python-etcd takes every 404 for a key that isn't there; one without etcd's number is a refusal."""
+    body = b'{"message": "no such page"}'
+    with (
+        Answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)) as http,
+        EtcdV2JobStore(EtcdV2Client(http), "job", lease=_LEASE) as store,
+        pytest.raises(StoreAccessError, match="no such page"),
+    ):
+        store.create("d/0", b"value")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda api: api.read("k"), lambda api: api.watch("d/", 1).next_items(DEADLINE)],
+    ids=["request", "watch"],
+)
+def test_an_answer_byte_by_byte_is_given_up_at_the_deadline(
+    ask: Callable[[EtcdV2Client], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A timeout of urllib3 would begin anew with each byte; and python-etcd logs nothing of it."""
+    caplog.set_level(logging.WARNING)
+    with Answering(*([b"HTTP/1.1 200 OK\r\n"] + 100 * [b"X: y\r\n"]), pause=0.2) as http:
+        api = EtcdV2Client(http)
+        begun = time.monotonic()
+        with pytest.raises(StoreConnectionError) as caught:
+            ask(api)
+    assert caught.value.reason == SILENT
+    assert time.monotonic() - begun < stretched(5.0)
+    assert not caplog.records

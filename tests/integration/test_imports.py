@@ -71,6 +71,8 @@ TOO_SLOW = {
     "elastic_run.agent.driver.event_recorder",
     "elastic_run.report.event_file",
     "prometheus_client",
+    "etcd",
+    "urllib3",
 }
 #: Flags of a job of several nodes that begins with one; it also needs what speaks with the others.
 SEVERAL_NODES = ["--nnodes=1:2"]
@@ -80,6 +82,8 @@ TOO_SLOW_FOR_NODES = {
     "elastic_run.agent.driver.event_recorder",
     "elastic_run.report.event_file",
     "prometheus_client",
+    "etcd",
+    "urllib3",
     "tomllib",
     "ast",
     "dataclasses",

@@ -144,9 +144,9 @@ def test_a_removed_job_leaves_no_key_of_version_2(etcd: Etcd) -> None:
         store.write({"head": b"1", "d/0": b"x"})
         store.heartbeat("n")
         store.remove_job()
-    document, _ = api.call("GET", "/", {}, {"recursive": "true"})
+    left = api.read("/", recursive=True)
     api.http.close()
-    assert document["node"].get("nodes", []) == []
+    assert [node.key for node in left.leaves] == [None]
 
 
 def test_what_a_killed_job_left_behind_goes_by_itself(etcd: Etcd) -> None:

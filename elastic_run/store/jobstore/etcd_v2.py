@@ -6,6 +6,7 @@ Rules
   end of that time.
 - The job's directory has a time to live too, which every node renews now and then: what a job that was killed left
   behind is gone after a day. Who writes makes it first, unless it has seen that something is in it.
+- python-etcd's exceptions say that a call came too late, or too early (`_LATE`).
 - There are no transactions: a request for each key. Where that matters, `etcd-v3` is the better choice.
 """
 
@@ -15,28 +16,21 @@ from __future__ import annotations
 import math
 import time
 
+import etcd
+
 from elastic_run.store.errors import StoreError
 from elastic_run.store.jobstore.api import LEFT_BEHIND
 from elastic_run.store.jobstore.compression import compress, decompress
 from elastic_run.store.jobstore.etcd import EtcdJobStore
-from elastic_run.store.jobstore.etcd_v2_client import (
-    CHANGED,
-    MISSING,
-    NOT_A_FILE,
-    NOT_EMPTY,
-    THERE_ALREADY,
-    EtcdV2Client,
-    KeyStateError,
-    decode_value,
-    encode_value,
-)
+from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client, decode_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 #: Seconds between renewals of the job's directory.
 _RENEW_JOB = LEFT_BEHIND / 24
+_LATE = (etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed, etcd.EtcdNotFile, etcd.EtcdAlreadyExist, etcd.EtcdDirNotEmpty)
 
 
 class EtcdV2JobStore(EtcdJobStore):
@@ -73,7 +67,7 @@ class EtcdV2JobStore(EtcdJobStore):
     def append(self, stream: str, value: bytes) -> None:
         with self._closes_on_loss():
             self._make_job()
-            self._api.call("POST", self._stream(stream), _fields(value), {})
+            self._api.write(self._stream(stream), compress(value), append=True)
 
     def trim(self, stream: str, position: int) -> None:
         with self._closes_on_loss():
@@ -86,7 +80,7 @@ class EtcdV2JobStore(EtcdJobStore):
         with self._closes_on_loss():
             self._make_job()
             while True:
-                if self._try("PUT", path, _fields(value), prevExist="false"):
+                if _try(self._api.write, path, compress(value), prevExist=False):
                     return value
                 there = self._look([path])[0]
                 if there is not None:
@@ -99,14 +93,14 @@ class EtcdV2JobStore(EtcdJobStore):
             there, index = self._read(path)
             if there != expected:
                 return there
-            guard = {"prevExist": "false"} if there is None else {"prevIndex": str(index)}
-            return value if self._try("PUT", path, _fields(value), **guard) else self._read(path)[0]
+            guard = {"prevExist": False} if there is None else {"prevIndex": index}
+            return value if _try(self._api.write, path, compress(value), **guard) else self._read(path)[0]
 
     def write(self, values: Mapping[str, bytes]) -> None:
         with self._closes_on_loss():
             self._make_job()
             for key, value in values.items():
-                self._api.call("PUT", self._key(key), _fields(value), {})
+                self._api.write(self._key(key), compress(value))
 
     def delete(self, keys: Sequence[str]) -> None:
         with self._closes_on_loss():
@@ -117,17 +111,17 @@ class EtcdV2JobStore(EtcdJobStore):
         with self._closes_on_loss():
             there, index = self._read(path)
             if there == value:
-                self._try("DELETE", path, {}, prevIndex=str(index))
+                _try(self._api.delete, path, prevIndex=index)
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
     def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
-        ttl = str(math.ceil(self._lease))
+        ttl = math.ceil(self._lease)
         with self._closes_on_loss():
             self._make_job()
             self._renew_job()
             if last is not None:
-                return self._try("PUT", self._heartbeat(node), {"ttl": ttl, "refresh": "true"}, prevExist="true")
-            self._api.call("PUT", self._heartbeat(node), {**_fields(value), "ttl": ttl}, {})
+                return _try(self._api.write, self._heartbeat(node), None, ttl=ttl, refresh=True, prevExist=True)
+            self._api.write(self._heartbeat(node), compress(value), ttl=ttl)
             return True
 
     def forget_heartbeats(self, nodes: Sequence[str]) -> None:
@@ -138,22 +132,22 @@ class EtcdV2JobStore(EtcdJobStore):
 
     def _make_job(self) -> None:
         if not self._has_job:
-            self._try("PUT", self._root, {}, dir="true", ttl=str(LEFT_BEHIND), prevExist="false")
+            _try(self._api.write, self._root, None, dir=True, ttl=LEFT_BEHIND, prevExist=False)
             self._has_job = True
 
     def _renew_job(self) -> None:
         now = time.monotonic()
         if now - self._job_renewed_at >= _RENEW_JOB:
             self._job_renewed_at = now
-            self._try("PUT", self._root, {}, dir="true", ttl=str(LEFT_BEHIND), prevExist="true")
+            _try(self._api.write, self._root, None, dir=True, ttl=LEFT_BEHIND, prevExist=True)
 
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
         with self._closes_on_loss():
             self._has_job = False
-            self._try("DELETE", self._root, {}, recursive="true")
+            _try(self._api.delete, self._root, recursive=True)
             # What held the jobs, if this was the last.
-            self._try("DELETE", self._root.rstrip("/").rpartition("/")[0], {}, dir="true")
+            _try(self._api.delete, self._root.rstrip("/").rpartition("/")[0], dir=True)
 
     def clone(self) -> EtcdV2JobStore:
         return EtcdV2JobStore(
@@ -167,29 +161,21 @@ class EtcdV2JobStore(EtcdJobStore):
     def _read(self, path: str) -> tuple[bytes | None, int]:
         """Return a key's value, None if it isn't there, and etcd's number of its last change."""
         try:
-            document, _ = self._api.call("GET", path, {}, {"quorum": "true"})
-        except KeyStateError as error:
-            if error.code != MISSING:
-                raise
+            found = self._api.read(path)
+        except etcd.EtcdKeyNotFound:
             return None, 0
         self._has_job = True
-        node = document["node"]
-        return decompress(decode_value(str(node.get("value", "")))), int(node.get("modifiedIndex", 0))
+        return decompress(decode_value(found.value or "")), found.modifiedIndex
 
     def _delete(self, paths: Sequence[str]) -> None:
         for path in paths:
-            self._try("DELETE", path, {})
-
-    def _try(self, method: str, path: str, fields: Mapping[str, str], **query: str) -> bool:
-        """Make a call that may come too late, or too early; returns whether it was in time."""
-        try:
-            self._api.call(method, path, fields, query)
-        except KeyStateError as error:
-            if error.code not in (MISSING, CHANGED, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY):
-                raise
-            return False
-        return True
+            _try(self._api.delete, path)
 
 
-def _fields(value: bytes) -> Mapping[str, str]:
-    return {"value": encode_value(compress(value))}
+def _try(call: Callable[..., None], path: str, *values: bytes | None, **options: object) -> bool:
+    """Make a call that may come too late, or too early; returns whether it was in time."""
+    try:
+        call(path, *values, **options)
+    except _LATE:
+        return False
+    return True

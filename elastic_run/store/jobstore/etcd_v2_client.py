@@ -1,12 +1,12 @@
-"""etcd's version 2 API, which is plain HTTP: requests, and watches.
-
-Why not through python-etcd, as torch does it: that takes 180 ms to import, speaks for one endpoint at a time, gives no
-deadline to a watch, and a thread that waits in it can't be woken.
+"""etcd's version 2 API through python-etcd, as torch does it: requests, and watches.
 
 Rules
+- python-etcd makes the requests and reads the answers. Its pool of connections is ours (`_Pool`): urllib3's begins its
+  timeout anew with each byte, takes an answer without end, looks names up without a deadline, and is not woken by
+  `close`; python-etcd knows the next server only by asking the cluster for names, which need not resolve here.
 - Reads ask for a quorum: a member that is cut off would answer from the past.
 - What etcd can't do now (leader election, timeouts) is asked of the next server until the time is over; what it refuses
-  for good is a `StoreAccessError`.
+  for good is a `StoreAccessError`. What it refuses for the state of a key stays python-etcd's exception.
 - Values are base64: the API knows text only.
 - A watch is a request for the next event from an index on. etcd keeps the last thousand events of all keys, so it may
   answer that what the watch should begin with is gone.
@@ -16,52 +16,31 @@ Rules
 from __future__ import annotations
 
 import binascii
-import json
+import logging
 import time
 from base64 import b64decode, b64encode
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
-from elastic_run.store.errors import (
-    FOREIGN,
-    UNREADY,
-    StoreAccessError,
-    StoreConnectionError,
-)
+import etcd
+from urllib3.exceptions import ReadTimeoutError
+
+from elastic_run.store.errors import FOREIGN, UNREADY, StoreAccessError, StoreConnectionError
 from elastic_run.store.jobstore.etcd import Directory, EtcdReader, HistoryLostError, Item, Watch
 from elastic_run.store.jobstore.revisions import Revisions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, TypeAlias
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
-    from elastic_run.store.backoff import Backoff
     from elastic_run.store.jobstore.http_client import Credentials, HttpClient
     from elastic_run.store.jobstore.http_connection import Answer, HttpConnection
 
-    Document: TypeAlias = dict[str, Any]
-
-_OK = (200, 201)
-_BAD_REQUEST, _SERVER_ERROR = 400, 500
-# etcd's numbers of errors.
-MISSING, CHANGED, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY, _UNAUTHORIZED = 100, 101, 102, 105, 108, 110
+_SERVER_ERROR = 500
+_UNAUTHORIZED = 110  # etcd's number
 _GONE = ("delete", "expire", "compareAndDelete")
-_FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
-
-class KeyStateError(Exception):
-    """etcd refused an operation for what the key is or isn't.
-
-    Args:
-        code: One of the numbers above.
-        message: etcd's words.
-        index: The store's index then.
-    """
-
-    def __init__(self, code: int, message: str, index: int) -> None:
-        super().__init__(message)
-        self.code = code
-        self.index = index
+#: Seconds for a watch that is only to look: python-etcd takes 0 for no deadline.
+_LEAST = 1e-6
 
 
 class EtcdV2Client(EtcdReader):
@@ -80,95 +59,89 @@ class EtcdV2Client(EtcdReader):
         self.revisions = revisions or Revisions()
         self._restores = self.revisions.restores
         self._credentials = credentials
+        self._etcd = self.make_client()
 
     def clone(self) -> EtcdV2Client:
         return EtcdV2Client(self.http.clone(), self._credentials, self.revisions)
 
-    def call(self, method: str, key: str, fields: Mapping[str, str], query: Mapping[str, str]) -> tuple[Document, int]:
-        """Make one call.
+    def make_client(self) -> Any:  # noqa: ANN401 - python-etcd has no types
+        """Return a client of python-etcd for one thing at a time: a request, or a watch."""
+        # It logs each failure as an error, before the next server is asked.
+        logging.getLogger("etcd").setLevel(logging.CRITICAL)
+        user = self._credentials
+        client = etcd.Client(username=user and user.user, password=user and user.password, allow_redirect=False)
+        pool = _Pool(self.http)
+        client.http.pool_classes_by_scheme = {"http": lambda *_, **__: pool}
+        return client
 
-        Args:
-            method: `GET`, `PUT`, `POST` or `DELETE`.
-            key: The key.
-            fields: What goes into the body.
-            query: What follows the path.
+    def read(self, key: str, **options: object) -> Any:  # noqa: ANN401 - python-etcd has no types
+        """Read a key or a directory, as `etcd.Client.read` does; see `_call` for what it raises."""
+        return self._call(self._etcd.read, key, quorum=True, **options)
+
+    def write(self, key: str, value: bytes | None, **options: object) -> None:
+        """Write a key, or make or renew a directory (no value), as `etcd.Client.write` does."""
+        self._call(self._etcd.write, key, None if value is None else encode_value(value), **options)
+
+    def delete(self, key: str, **options: object) -> None:
+        """Delete a key or a directory, as `etcd.Client.delete` does."""
+        self._call(self._etcd.delete, key, **options)
+
+    def _call(self, method: Callable[..., Any], key: str, *values: object, **options: object) -> Any:  # noqa: ANN401
+        """Make one call of python-etcd's client.
 
         Returns:
-            The answer's fields, and the store's index.
+            Its answer, an `etcd.EtcdResult`.
 
         Raises:
             StoreConnectionError: No server is able to answer within the timeout.
             StoreAccessError: etcd refuses us.
-            KeyStateError: etcd refuses the operation.
+            etcd.EtcdException: etcd refuses the operation for what the key is or isn't.
         """
         deadline = time.monotonic() + self.http.timeout
         backoff = self.make_backoff()
-        body = urlencode(fields).encode()
-        path = _path(key, query)
         while True:
             before = self.revisions.highest
-            answer = self.http.ask(method, path, body, {**(_FORM if fields else {}), **self._headers()})
-            document = _parse(answer, self.http)
-            if answer.status in _OK:
-                self.revisions.check(f"etcd at {self.http.endpoint}", before, _index(answer), self._restores)
-                return document, _index(answer)
-            self._face(answer, document, deadline, backoff)
+            try:
+                result = method(quote_key(key), *values, **options)
+            except etcd.EtcdConnectionFailed as error:
+                raise error.cause from None
+            except etcd.EtcdClusterIdChanged:
+                continue  # said once; the index tells whether it was restored
+            except (etcd.EtcdException, UnicodeDecodeError) as error:
+                self._face(error, deadline, backoff.next_pause())
+            else:
+                self.revisions.check(f"etcd at {self.http.endpoint}", before, result.etcd_index, self._restores)
+                return result
 
-    def _face(self, answer: Answer, document: Document, deadline: float, backoff: Backoff) -> None:
+    def _face(self, error: Exception, deadline: float, pause: float) -> None:
         """Raise what an error means, or return where the call is worth another try."""
-        message = f"etcd at {self.http.endpoint}: {document.get('message')} ({document.get('cause')})"
-        if answer.status >= _SERVER_ERROR:
-            pause = backoff.next_pause()
-            if time.monotonic() + pause > deadline:
-                raise StoreConnectionError(message, UNREADY)
-            self.http.prefer_next()
-            time.sleep(pause)
-            return
-        code = document.get("errorCode")
-        if isinstance(code, int) and code != _UNAUTHORIZED:
-            raise KeyStateError(code, message, _index(answer))
-        raise StoreAccessError(message)
+        payload: Mapping[str, object] = getattr(error, "payload", None) or {}
+        status, code = payload.get("status"), payload.get("errorCode")
+        if not isinstance(status, int):
+            what = "does not speak etcd's version 2 API (etcd 3.4 needs --enable-v2; etcd-v3 does not)"
+            message = f"{self.http.endpoint} {what}"
+            raise StoreConnectionError(message, FOREIGN) from error
+        message = f"etcd at {self.http.endpoint}: {payload.get('message')} ({payload.get('cause')})"
+        if status < _SERVER_ERROR:
+            if isinstance(code, int) and code != _UNAUTHORIZED:
+                raise error
+            raise StoreAccessError(message) from error
+        if time.monotonic() + pause > deadline:
+            raise StoreConnectionError(message, UNREADY) from error
+        self.http.prefer_next()
+        time.sleep(pause)
 
     def read_directory(self, directory: str, *, created_after: int = 0, changed_after: int = 0) -> Directory:
-        query = {"quorum": "true", "sorted": "true"}
         try:
-            document, index = self.call("GET", directory.rstrip("/"), {}, query)
-        except KeyStateError as error:
-            if error.code != MISSING:
-                raise
-            return Directory([], error.index)
-        items = [_parse_node(node) for node in document["node"].get("nodes", ()) if not node.get("dir")]
+            found = self.read(directory, sorted=True)
+        except etcd.EtcdKeyNotFound as error:
+            return Directory([], error.payload.get("index", 0))
+        items = [_make_item(node) for node in found.leaves if not node.dir]
         news = [item for item in items if item.created > created_after and item.changed > changed_after]
-        return Directory(sorted(news, key=lambda item: item.created), index)
+        return Directory(sorted(news, key=lambda item: item.created), found.etcd_index)
 
     def watch(self, directory: str, number: int) -> Watch:
         return _Watch(self, directory, number)
-
-    def open_wait(self, directory: str, index: int) -> HttpConnection:
-        """Ask for the next event below a directory, from an index on.
-
-        Returns:
-            The connection, at the answer's body.
-
-        Raises:
-            StoreConnectionError: No server is able to answer.
-            HistoryLostError: It was too long ago.
-        """
-        path = _path(directory, {"wait": "true", "recursive": "true", "waitIndex": str(index)})
-        connection, answer = self.http.open_answer("GET", path, b"", self._headers())
-        if answer.status in _OK:
-            return connection
-        self.http.prefer_next()
-        if answer.status == _BAD_REQUEST:
-            raise HistoryLostError
-        message = f"etcd at {self.http.endpoint} refuses a watch with status {answer.status}"
-        raise StoreConnectionError(message, UNREADY)
-
-    def _headers(self) -> Mapping[str, str]:
-        if self._credentials is None:
-            return {}
-        pair = f"{self._credentials.user}:{self._credentials.password}".encode()
-        return {"Authorization": f"Basic {b64encode(pair).decode()}"}
 
 
 class _Watch(Watch):
@@ -178,32 +151,70 @@ class _Watch(Watch):
     """
 
     def __init__(self, api: EtcdV2Client, directory: str, index: int) -> None:
-        self._api = api
-        self._directory = directory
+        self._http = api.http
+        self._etcd = api.make_client()
+        self._key = quote_key(directory)
         self._index = index
-        self._open: HttpConnection | None = None
 
     def next_items(self, timeout: float) -> list[Item]:
-        if self._open is None:
-            self._open = self._api.open_wait(self._directory, self._index)
-        if not self._open.has_body_data(timeout):
+        try:
+            event = self._etcd.watch(self._key, index=self._index, timeout=max(timeout, _LEAST), recursive=True)
+        except etcd.EtcdWatchTimedOut:
             return []
-        item = _parse_event(self._open.receive_body(self._api.http.timeout))
+        except etcd.EtcdConnectionFailed as error:
+            raise error.cause from None
+        except (etcd.EtcdEventIndexCleared, etcd.EtcdWatcherCleared) as error:
+            raise HistoryLostError from error
+        except (etcd.EtcdException, UnicodeDecodeError) as error:
+            message = f"etcd at {self._http.endpoint} ended a watch: {error}"
+            raise StoreConnectionError(message, UNREADY) from error
+        is_gone = event.action in _GONE
+        if event.dir and is_gone:
+            raise HistoryLostError
+        self._index = event.modifiedIndex + 1
+        return [_make_item(event, is_there=not is_gone)]
+
+
+class _Pool:
+    """Takes python-etcd's requests to a cluster, and one watch, which goes on where python-etcd's wait timed out.
+
+    Args:
+        http: The cluster.
+    """
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+        self._open: tuple[HttpConnection, Answer] | None = None
+
+    def urlopen(
+        self, method: str, url: str, *, headers: Mapping[str, str], timeout: float, body: str = "", **_: object
+    ) -> _Response:
+        """Send a request of python-etcd; a watch ends in `ReadTimeoutError` where nothing comes in time."""
+        if "wait=true" not in url:
+            return _Response(self._http.ask(method, url, body.encode(), headers))
+        if self._open is None:
+            self._open = self._http.open_answer(method, url, b"", headers)
+        connection, answer = self._open
+        if not connection.has_body_data(timeout):
+            raise ReadTimeoutError(self, url, "nothing has come")  # type: ignore[arg-type] # it keeps the pool, no more
+        answer.body = connection.receive_body(self._http.timeout)
         self._open = None
-        self._index = item.changed + 1
-        return [item]
+        return _Response(answer)
 
 
-def _parse_event(body: bytes) -> Item:
-    try:
-        event = json.loads(body)
-        node, is_gone = event["node"], event["action"] in _GONE
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"etcd ended a watch: {body[:200]!r}"
-        raise StoreConnectionError(message, UNREADY) from error
-    if node.get("dir") and is_gone:
-        raise HistoryLostError
-    return _parse_node(node, is_there=not is_gone)
+class _Response:
+    """An answer, as python-etcd reads it."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.status = answer.status
+        self.data = answer.body
+        self._headers = answer.headers
+
+    def getheaders(self) -> Mapping[str, str]:
+        return self._headers
+
+    def getheader(self, name: str) -> str | None:
+        return self._headers.get(name)
 
 
 def encode_value(value: bytes) -> str:
@@ -219,26 +230,11 @@ def decode_value(text: str) -> bytes:
         return text.encode()
 
 
-def _path(key: str, query: Mapping[str, str]) -> str:
-    return f"/v2/keys/{quote(key.strip('/'))}{'?' + urlencode(query) if query else ''}"
+def quote_key(key: str) -> str:
+    """Return a key as python-etcd puts it into a URL: it quotes nothing."""
+    return quote(key.strip("/"))
 
 
-def _index(answer: Answer) -> int:
-    text = answer.headers.get("x-etcd-index", "")
-    return int(text) if text.isdigit() else 0
-
-
-def _parse_node(node: Document, *, is_there: bool = True) -> Item:
-    value = decode_value(str(node.get("value", ""))) if is_there else None
-    return Item(str(node["key"]).lstrip("/"), value, int(node["createdIndex"]), int(node["modifiedIndex"]))
-
-
-def _parse(answer: Answer, http: HttpClient) -> Document:
-    try:
-        document = json.loads(answer.body or b"{}")
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        message = f"{http.endpoint} does not speak etcd's version 2 API (etcd 3.4 needs --enable-v2; etcd-v3 does not)"
-        raise StoreConnectionError(message, FOREIGN)
-    return document
+def _make_item(node: Any, *, is_there: bool = True) -> Item:  # noqa: ANN401 - python-etcd has no types
+    value = decode_value(node.value or "") if is_there else None
+    return Item(node.key.lstrip("/"), value, node.createdIndex, node.modifiedIndex)

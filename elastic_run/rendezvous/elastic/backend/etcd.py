@@ -107,8 +107,8 @@ def _read_credentials(conf: Mapping[str, Any]) -> Credentials | None:
             raise ValueError(message) from error
     if not user and not password:
         return None
-    if not user:
-        message = "rendezvous setting password needs user=NAME"
+    if not user or not password:
+        message = f"rendezvous setting {'user needs password=PASSWORD' if user else 'password needs user=NAME'}"
         raise ValueError(message)
     from elastic_run.store.jobstore.http_client import Credentials  # noqa: PLC0415 - imported when used
 
