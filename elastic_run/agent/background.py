@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.messages import Event
     from elastic_run.multiprocessing.process.workers import Workers
 
+#: Characters of a command line that are worth showing.
+_COMMAND_LIMIT = 400
+
 
 class Background:
     """The background processes of one agent's last round."""
@@ -64,10 +67,9 @@ class Background:
         # First: from now on they live, also if the launcher is killed.
         self._context.guardian.spare_all()
         if pids := self._workers.find_survivors():
-            from elastic_run.multiprocessing.process.process_table import read_command  # noqa: PLC0415 - rarely
-            from elastic_run.report import lines  # noqa: PLC0415 - ditto
+            from elastic_run.report import lines  # noqa: PLC0415 - rarely
 
-            self._say(lines.background([(pid, read_command(pid)) for pid in sorted(pids)]))
+            self._say(lines.background([(pid, _read_command(pid)) for pid in sorted(pids)]))
 
     def hurry(self) -> None:
         """Kill the processes that are being stopped."""
@@ -85,3 +87,12 @@ class Background:
         for event in waiting:
             if self._feed is not None:
                 self._feed(event)
+
+
+def _read_command(pid: int) -> str:
+    import psutil  # noqa: PLC0415 - rarely
+
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:_COMMAND_LIMIT]
+    except psutil.Error:
+        return ""

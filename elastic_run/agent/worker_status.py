@@ -10,7 +10,6 @@ import os
 
 from elastic_run.agent.driver.last_output import find_output
 from elastic_run.agent.gpu_question import ask_gpu_use
-from elastic_run.multiprocessing.process.process_table import read_stat
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.agent_view import AgentView, Request
     from elastic_run.agent.api import Worker
+    from elastic_run.agent.driver.resource_readings import Usage
     from elastic_run.agent.driver.round import Round
     from elastic_run.cluster.gpu_use import GpuUse
 
@@ -27,24 +27,25 @@ if TYPE_CHECKING:
 
 __all__ = ["absolute", "answer_status", "measure"]
 
-#: Seconds between two measurements of CPU time, at least and at most. A clock tick of the kernel is 0.01 s.
+#: Seconds between two measurements of CPU time, at least and at most. The kernel counts it in steps of 0.01 s.
 _INTERVAL = 0.1
 _LONGEST_INTERVAL = 60.0
 _MEMORY_KEY = "status"
-_STATES = {b"R": "running", b"S": "sleeping", b"D": "in the kernel (D)", b"T": "stopped", b"t": "traced", b"Z": "ended"}
+#: Words for some states of psutil.
+_STATES = {"disk-sleep": "in the kernel (D)", "tracing-stop": "traced", "zombie": "ended", "dead": "ended"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """CPU time of this node's workers.
+    """What this node's workers have used.
 
     Args:
         at: Monotonic seconds.
-        ticks: Clock ticks of processor time by pid.
+        usage: By pid.
     """
 
     at: float
-    ticks: dict[int, int]
+    usage: dict[int, Usage]
 
 
 def answer_status(request: Request) -> None:
@@ -62,7 +63,7 @@ def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
         ask_gpu_use(view.loop, view.memory, lambda gpus: deliver(describe_node(view, first, later, gpus)))
 
     is_fresh = before is not None and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
-    if before is not None and is_fresh and set(now.ticks) <= set(before.ticks):
+    if before is not None and is_fresh and now.usage.keys() <= before.usage.keys():
         conclude(before)
     else:
         view.loop.call_later(_INTERVAL, lambda: conclude(now))
@@ -116,16 +117,16 @@ def _describe_worker(worker: Worker, current: Round, before: Sample, now: Sample
     local_rank = worker.local_rank
     pid = current.workers.pids.get(local_rank)
     code = current.exit_code(local_rank)
-    stat = read_stat(pid) if pid is not None and code is None else None
+    used = now.usage.get(pid) if pid is not None and code is None else None
     silence, line = find_output(current, local_rank, now.at)
     return {
         "rank": worker.global_rank,
         "local_rank": local_rank,
         "pid": pid,
-        "state": "ended" if stat is None else _STATES.get(stat.state, stat.state.decode()),
+        "state": "ended" if used is None else _STATES.get(used.state, used.state),
         "exit_code": code,
         "cpu": None if pid is None else _measure_cpu(pid, before, now),
-        "memory": None if stat is None else stat.memory * os.sysconf("SC_PAGE_SIZE"),
+        "memory": None if used is None else used.memory,
         "silence": silence,
         "last_line": line,
     }
@@ -138,15 +139,15 @@ def _describe_gpu(current: Round, worker: Worker, gpus: Mapping[int, GpuUse]) ->
 
 def _measure_cpu(pid: int, before: Sample, now: Sample) -> float | None:
     """Return percent of one processor, or None where the worker has ended or was just started."""
-    if pid not in before.ticks or pid not in now.ticks or now.at <= before.at:
+    if pid not in before.usage or pid not in now.usage or now.at <= before.at:
         return None
-    seconds = (now.ticks[pid] - before.ticks[pid]) / os.sysconf("SC_CLK_TCK")
+    seconds = now.usage[pid].cpu - before.usage[pid].cpu
     return round(100 * seconds / (now.at - before.at), 1)
 
 
 def _take_sample(view: AgentView) -> Sample:
+    from elastic_run.agent.driver.resource_readings import read_usage  # noqa: PLC0415 - psutil, only when asked
+
     current = view.find_round()
-    pids = [] if current is None else [current.workers.pids[rank] for rank in current.workers.alive]
-    found = ((pid, read_stat(pid)) for pid in pids)
-    ticks = {pid: stat.cpu for pid, stat in found if stat is not None}
-    return Sample(view.loop.now(), ticks)
+    found = {} if current is None else {current.workers.pids[rank]: used for rank, used in read_usage(current).items()}
+    return Sample(view.loop.now(), found)

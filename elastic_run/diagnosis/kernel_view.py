@@ -1,4 +1,7 @@
-"""A process as the kernel shows it without ptrace and without root: signals, and where its threads sleep."""
+"""A process as the kernel shows it without ptrace and without root: signals, and where its threads sleep.
+
+psutil tells neither the masks of signals, nor the state of a thread, nor the kernel's function.
+"""
 
 from __future__ import annotations
 

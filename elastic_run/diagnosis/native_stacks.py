@@ -14,6 +14,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
+
 from elastic_run import contract
 from elastic_run.core.diagnosis.stack_groups import Dump
 
@@ -68,7 +70,7 @@ def _read(program: str, pid: int) -> Dump:
 
 def _explain(complaint: str, pid: int) -> str:
     """Return py-spy's complaint in one clause."""
-    if not os.path.exists(f"/proc/{pid}"):
+    if not psutil.pid_exists(pid):
         return "has ended"
     text = complaint.lower()
     if any(words in text for words in _DENIED):

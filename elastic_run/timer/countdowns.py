@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 
 from elastic_run.contract import LONGEST_WAIT
-from elastic_run.multiprocessing.process.process_table import start_time
 from elastic_run.records import dataclass
 from elastic_run.timer.requests import is_moment
 
@@ -18,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any
+
+    import psutil
 
     from elastic_run.timer.requests import TimerRequest
 
@@ -36,13 +37,13 @@ class Countdown:
         request: What was asked.
         deadline: Monotonic seconds at which it expires.
         span: Seconds that it was to run when the request came.
-        born: When its process began, in clock ticks since boot; 0 if unknown.
+        process: The process that asked; None if it had ended before its request was read.
     """
 
     request: TimerRequest
     deadline: float
     span: float
-    born: int
+    process: psutil.Process | None
 
     def __str__(self) -> str:
         # The request takes a moment to come, so there is no more to say than this.
@@ -51,11 +52,14 @@ class Countdown:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the process that asked is gone, and another one may have its pid."""
-        if not self.born:
-            # It was gone before its request was read, or there is no /proc to ask.
-            return start_time("self") != 0
-        return start_time(self.request.worker_id) != self.born
+        """Whether the process that asked has ended, and another one may have its pid."""
+        import psutil  # noqa: PLC0415 - a worker imports this module, and needs only the client
+
+        try:
+            process = self.process
+            return process is None or not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return True
 
 
 class Countdowns:
@@ -94,8 +98,7 @@ class Countdowns:
                 self._running.pop(key, None)
                 continue
             span = request.expiration_time - self._wall_clock()
-            born = start_time(request.worker_id) if isinstance(request.worker_id, int) else 0
-            self._running[key] = Countdown(request, self._clock() + span, span, born)
+            self._running[key] = Countdown(request, self._clock() + span, span, _find_process(request.worker_id))
 
     def clear(self, worker_ids: Collection[Any]) -> None:
         """Forget the timers of some workers."""
@@ -142,3 +145,12 @@ class Countdowns:
         """Seconds until the next timer expires, no more than a system call can express; None if none runs."""
         deadline = self.next_deadline
         return None if deadline is None else min(LONGEST_WAIT, max(0.0, deadline - self._clock()))
+
+
+def _find_process(worker_id: Any) -> psutil.Process | None:  # noqa: ANN401 - any key of a program's own
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        return psutil.Process(worker_id) if isinstance(worker_id, int) else None
+    except (psutil.Error, ValueError):
+        return None

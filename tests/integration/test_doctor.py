@@ -68,7 +68,7 @@ FAULTS = [
     Fault(
         "port-in-use",
         _SERVE,
-        r"port 29400 of h0, this host, is in use by process \d+ \(python\)",
+        r"port 29400 of h0, this host, is in use by pid \d+ \(python\)",
         "another port",
         "--rdzv-endpoint=h0:29400",
     ),

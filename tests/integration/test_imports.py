@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +69,7 @@ TOO_SLOW = {
     "inspect",
     "traceback",
     "tomllib",
+    "psutil",
     "elastic_run.cli.explain",
     "elastic_run.cli.help",
     "elastic_run.agent.driver.event_recorder",
@@ -89,6 +93,7 @@ TOO_SLOW_FOR_NODES = {
     "dataclasses",
     "dis",
     "inspect",
+    "psutil",
     "typing",
     "subprocess",
     "tempfile",
@@ -115,6 +120,17 @@ def test_nothing_large_is_imported_before_the_workers_of_several_nodes_run(
     assert not (NEVER | TOO_SLOW_FOR_NODES) & imported
 
 
+def test_the_second_launcher_on_a_machine_imports_no_more(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """It finds the endpoint's port taken, and does not look for the process that has it."""
+    place = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j"]
+    (tmp_path / "script.py").touch()
+    first = launch(*place, "--nproc-per-node=2", "script.py", cwd=tmp_path)
+    first.wait_line("waiting")
+    imported = imported_before_the_last_worker(place, launch, tmp_path)
+    assert first.wait_exit() == 0
+    assert not (NEVER | TOO_SLOW_FOR_NODES) & imported
+
+
 def test_the_event_log_does_not_hold_up_the_first_lines(launch: Callable[..., Launched], tmp_path: Path) -> None:
     """What writes the event log is imported in a turn of the loop, which passes on the workers' output by then."""
     (tmp_path / "sitecustomize.py").write_text(WHERE_FROM, encoding="utf-8")
@@ -131,6 +147,17 @@ def test_a_job_of_one_node_speaks_with_nobody(launch: Callable[..., Launched], t
     imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
     assert "elastic_run.agent.history" in imported
     assert not {"json", "elastic_run.core.protocol.codec", "elastic_run.cluster.gpu_processes"} & imported
+
+
+def test_an_ordinary_job_does_without_psutil(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """Its watch over quiet rounds, its answer to SIGTERM and the end of its workers import none of psutil's 2 MB."""
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
+    env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "imported")}
+    job = launch("--no-python", "sh", "-c", "sleep 1.5; kill -TERM $PPID; exec sleep 60", env=env, cwd=tmp_path)
+    assert job.wait_exit() == 128 + signal.SIGTERM
+    imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
+    assert "elastic_run.agent.driver.quiet_watch" in imported
+    assert "psutil" not in imported
 
 
 def imported_before_the_last_worker(flags: list[str], launch: Callable[..., Launched], directory: Path) -> set[str]:

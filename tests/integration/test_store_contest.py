@@ -44,7 +44,7 @@ class Refusals:
         """Refuse, or listen."""
         if self.left:
             self.left -= 1
-            raise PortTakenError(port, None)
+            raise PortTakenError(port)
         return open_listeners(hosts, port)
 
 
@@ -115,7 +115,7 @@ def test_one_of_two_serves_when_both_were_refused(monkeypatch: pytest.MonkeyPatc
         if threading.current_thread() not in refused:
             refused.add(threading.current_thread())
             gate.wait()
-            raise PortTakenError(port, None)
+            raise PortTakenError(port)
         return open_listeners(hosts, port)
 
     monkeypatch.setattr(tcp, "open_listeners", refuse_both)

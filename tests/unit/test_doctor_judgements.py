@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from elastic_run.diagnosis.doctor import (
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 _UP, _DOWN = Interface("eth0", is_up=True), Interface("ib0", is_up=False)
 _LO = Interface("lo", is_up=True)
+_NO_PID = 2**22 + 1
 
 
 def texts(findings: list[Finding]) -> list[str]:
@@ -200,11 +203,15 @@ def test_an_active_environment_that_workers_would_not_use_is_told() -> None:
     assert found.what == "PYTHON_EXEC is /gone/python, which can't be executed"
 
 
-def test_processes_on_a_gpu_are_named(tmp_path: Path) -> None:
-    """A name may have commas; a line that tells of no process is passed over."""
-    text = "GPU-a, 12, 300, python train.py, fast\nGPU-a, [N/A], [N/A], x\nno running processes found\n"
-    found = gpus.parse_processes(text, Subject({}, "h", root=str(tmp_path)))
-    assert found == {"GPU-a": ["process 12 (python train.py, fast, 300 MiB)"]}
+def test_processes_on_a_gpu_are_named() -> None:
+    """With their users, where they can be seen; nvidia-smi's name may have commas; other lines are passed over."""
+    text = f"GPU-a, {_NO_PID}, 300, python train.py, fast\nGPU-a, [N/A], [N/A], x\nno running processes found\n"
+    found = gpus.parse_processes(f"{text}GPU-b, {os.getpid()}, 7, [Not Found]\n")
+    me = psutil.Process()
+    assert found == {
+        "GPU-a": [f"process {_NO_PID} (python train.py, fast, 300 MiB)"],
+        "GPU-b": [f"process {os.getpid()} ({me.name()} of {me.username()}, 7 MiB)"],
+    }
 
 
 def test_what_a_failed_write_means() -> None:

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "utils": {"contract"},
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
-    "timer": {"contract", "multiprocessing.process.process_table", "utils.logging"},
+    "timer": {"contract", "utils.logging"},
     "lazy": {"utils.logging"},
     "compat": {"contract"},
     "records": set(),

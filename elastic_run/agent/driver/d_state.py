@@ -7,7 +7,7 @@ normal disk traffic.
 
 from __future__ import annotations
 
-from elastic_run.multiprocessing.process.process_table import read_stat
+import psutil
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +39,17 @@ class DStateWatch:
 
     def _look(self) -> None:
         now = self._loop.now()
-        stuck = {pid for pid in self._pids() if (stat := read_stat(pid)) is not None and stat.state == b"D"}
+        stuck = {pid for pid in self._pids() if _is_uninterruptible(pid)}
         self._since = {pid: self._since.get(pid, now) for pid in stuck}
         for pid, since in self._since.items():
             if now - since >= self._timeout:
                 self._on_stuck(pid)
                 return
         self._timer = self._loop.call_later(self._timeout / _LOOKS, self._look)
+
+
+def _is_uninterruptible(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP
+    except psutil.Error:
+        return False  # it has ended

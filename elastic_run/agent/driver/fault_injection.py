@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import suppress
 
 from elastic_run.agent.driver.fault_sockets import name_socket
 from elastic_run.core.agent.faults import ACTIONS, ALTERED, ARMED, COLLECTIVE_ACTIONS, plan_faults
-from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.report.wording import signal_name, span
 
 TYPE_CHECKING = False
@@ -170,7 +170,7 @@ class _Injection:
             os.killpg(pid, signal.SIGCONT)
 
     def _send_to_child(self, pid: int, name: str) -> None:
-        child = max(set(find_descendants({pid}, since=0)) - {pid}, default=None)
+        child = _find_child(pid)
         if child is None:
             self._say(f"no {name}: {self._rank} (pid {pid}) has no child process {self._moment}")
             return
@@ -222,6 +222,18 @@ class _Injection:
 
     def _tell_unknown(self) -> None:
         self._say(f"{self._fault.action} may not have happened: {self._rank} ended without an answer {self._moment}")
+
+
+def _find_child(pid: int) -> int | None:
+    """Return the newest living process below a process, or None."""
+    import psutil  # noqa: PLC0415 - only for this fault
+
+    with suppress(psutil.Error):
+        for child in sorted(psutil.Process(pid).children(recursive=True), key=psutil.Process.create_time, reverse=True):
+            with suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    return child.pid
+    return None
 
 
 def _send(name: str, text: str) -> socket.socket | None:

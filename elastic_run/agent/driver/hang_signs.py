@@ -1,7 +1,9 @@
 """Reads this node's workers for the hang detection: signs of progress, and the activity of their processes.
 
 The sources are /proc, the output that passes through this process, a file with each worker's heartbeats, and
-nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output.
+nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output. psutil would take 41 us of a
+processor for each worker at each tick (23 us with objects that are kept), where this module takes 17 us: with it, two
+idle workers would cost more than the bound, 0.1 % of a core. It also tells no state of a thread.
 
 A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
 instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes

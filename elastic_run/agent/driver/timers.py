@@ -15,7 +15,6 @@ import os
 from elastic_run import contract
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
-from elastic_run.multiprocessing.process.process_table import is_gone, read_stat
 from elastic_run.signals import signal_name
 from elastic_run.timer import expiries
 from elastic_run.timer.countdowns import Countdowns
@@ -153,7 +152,7 @@ class TimerWatch:
         self._wait()
 
     def _end(self, pid: int, countdowns: list[Countdown]) -> None:
-        if countdowns[0].is_orphan or is_gone(pid):
+        if countdowns[0].is_orphan:
             return
         leader, rank = self._find_worker(pid)
         if rank is None:
@@ -179,8 +178,10 @@ class TimerWatch:
     def _find_worker(self, pid: int) -> tuple[int, int | None]:
         """Return the worker to which a process belongs and its rank; each worker leads a session."""
         ranks = self._ranks()
-        stat = read_stat(pid)
-        leader = pid if pid in ranks or stat is None else stat.session
+        try:
+            leader = pid if pid in ranks else os.getsid(pid)
+        except OSError:
+            leader = pid  # it has ended
         return leader, ranks.get(leader)
 
     def _say_foreign(self, pid: int, countdown: Countdown) -> None:

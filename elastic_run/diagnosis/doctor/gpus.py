@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cluster.cpus import list_names, read_text
+import psutil
+
+from elastic_run.cluster.cpus import list_names
 from elastic_run.cluster.devices import torch_build
 from elastic_run.cluster.programs import find_program
 from elastic_run.diagnosis.doctor.finding import problem, warning
@@ -55,7 +57,7 @@ def check(subject: Subject) -> list[Finding]:
         return [judge_failure(failure)]
     gpus = parse_gpus(text)
     text, _ = ask(program, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
-    found = judge_memory(gpus, parse_processes(text, subject))
+    found = judge_memory(gpus, parse_processes(text))
     build = torch_build(subject.environ)
     if gpus and build is not None and not build & {"cuda", "hip"}:
         what = f"this host has {len(gpus)} GPUs, but the installed torch can't use them"
@@ -152,15 +154,25 @@ def parse_gpus(text: str) -> list[Gpu]:
     ]
 
 
-def parse_processes(text: str, subject: Subject) -> dict[str, list[str]]:
+def parse_processes(text: str) -> dict[str, list[str]]:
     """Read the answer about processes; the name comes last, for it may have commas."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         row = [part.strip() for part in line.split(",", 3)]
         if len(row) == 4 and row[1].isdecimal():  # noqa: PLR2004 - the columns that were asked for
-            name = read_text(subject.path(f"proc/{row[1]}/comm")).strip() or os.path.basename(row[3])
-            found.setdefault(row[0], []).append(f"process {row[1]} ({name}, {row[2]} MiB)")
+            found.setdefault(row[0], []).append(f"process {row[1]} ({_name(int(row[1]), row[3])}, {row[2]} MiB)")
     return found
+
+
+def _name(pid: int, command: str) -> str:
+    """Return a process's name and user; of a process that can't be seen here, the name that nvidia-smi tells."""
+    try:
+        process = psutil.Process(pid)
+        # For a long name psutil reads the command line, which may have to wait for a process in uninterruptible sleep.
+        is_stuck = process.status() == psutil.STATUS_DISK_SLEEP
+        return f"{os.path.basename(command) if is_stuck else process.name()} of {process.username()}"
+    except psutil.Error:
+        return os.path.basename(command)
 
 
 def _number(text: str) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import socket
-import struct
+import psutil
 
 from elastic_run.diagnosis.doctor.finding import problem
 from elastic_run.records import dataclass
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
 _NCCL, _GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
-#: Linux: SIOCGIFFLAGS answers behind the interface's name; IFF_RUNNING: it is up and has a carrier.
-_GET_FLAGS, _IS_RUNNING = 0x8913, 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class Interface:
 
 def check(subject: Subject) -> list[Finding]:
     """List the interfaces of this machine."""
-    found = [Interface(name, is_up=_is_running(name)) for _, name in socket.if_nameindex()]
+    found = [Interface(name, is_up=state.isup) for name, state in psutil.net_if_stats().items()]
     environ = subject.environ
     judged = [*judge_nccl(environ.get(_NCCL, ""), found), *judge_gloo(environ.get(_GLOO, ""), found)]
     return judged + judge_network(found, is_alone=subject.most_nodes == 1)
@@ -83,16 +79,6 @@ def _judge_choice(
     if not any(one.is_up for one in chosen):
         return [problem(f"{variable} names {value}, an interface that is down", evidence, remedy)]
     return []
-
-
-def _is_running(name: str) -> bool:
-    """Whether an interface has a carrier; /sys would show the interfaces of another network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            answer = fcntl.ioctl(asking, _GET_FLAGS, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return True  # not Linux, or it has just gone
-    return bool(struct.unpack_from("H", answer, 16)[0] & _IS_RUNNING)
 
 
 def _write(interfaces: Sequence[Interface]) -> str:

@@ -6,18 +6,17 @@ import errno
 import os
 import socket
 
-from elastic_run.cluster.cpus import read_text
 from elastic_run.diagnosis.doctor.finding import problem
 from elastic_run.records import dataclass
 from elastic_run.rendezvous.utils import can_bind
 from elastic_run.store.connecting import connect_once, resolve
 from elastic_run.store.errors import REFUSED, SILENT, UNRESOLVED, StoreConnectionError
+from elastic_run.store.tcpstore.listener import find_port_owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.diagnosis.doctor.finding import Finding, Subject
 
-_LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _MANY = 32768  # Linux gives outgoing connections ports from here on
 
 
@@ -90,7 +89,7 @@ def _try(host: str, port: int, subject: Subject) -> PortState:
     own = [(family, address) for family, address in addresses if can_bind(family, (address[0], 0))]
     if own:
         failure = next(filter(None, (_open(family, address) for family, address in own)), 0)
-        owner = _find_owner(port, subject) if failure == errno.EADDRINUSE else ""
+        owner = find_port_owner(port) if failure == errno.EADDRINUSE else ""
         return PortState(host, port, is_own=True, failure=failure, owner=owner)
     try:
         connect_once(host, port, subject.timeout, dark_after=subject.timeout).close()
@@ -106,21 +105,3 @@ def _open(family: int, address: tuple[object, ...]) -> int:
     except OSError as error:
         return error.errno or errno.EIO
     return 0
-
-
-def _find_owner(port: int, subject: Subject) -> str:
-    """Return the process that listens at a port of this machine, by its descriptors; "" where it can't be seen."""
-    inodes = set()
-    for table in ("proc/net/tcp", "proc/net/tcp6"):
-        rows = (line.split() for line in read_text(subject.path(table)).splitlines()[1:])
-        inodes |= {row[9] for row in rows if row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port}
-    sockets = {f"socket:[{inode}]" for inode in inodes}
-    processes = subject.path("proc")
-    for pid in filter(str.isdecimal, os.listdir(processes)):
-        directory = os.path.join(processes, pid, "fd")
-        try:
-            if any(os.readlink(os.path.join(directory, name)) in sockets for name in os.listdir(directory)):
-                return f"process {pid} ({read_text(os.path.join(processes, pid, 'comm')).strip()})"
-        except OSError:
-            continue  # another user's, or gone
-    return ""

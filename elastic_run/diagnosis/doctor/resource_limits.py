@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 
+import psutil
+
 from elastic_run.cluster.cpus import read_text
 from elastic_run.diagnosis.doctor.finding import problem, warning
 from elastic_run.records import dataclass
@@ -55,7 +57,7 @@ def check(subject: Subject) -> list[Finding]:
             files=files,
             most_files=most_files,
             processes=processes,
-            running=0 if processes == _UNLIMITED else _count_running(subject.path("proc")),
+            running=0 if processes == _UNLIMITED else _count_running(),
             locked=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
             core=resource.getrlimit(resource.RLIMIT_CORE)[0],
             core_pattern=read_text(subject.path("proc/sys/kernel/core_pattern")).strip(),
@@ -89,14 +91,7 @@ def judge(limits: Limits) -> list[Finding]:
     return found
 
 
-def _count_running(processes: str) -> int:
+def _count_running() -> int:
     """Count this user's threads."""
-    count = 0
-    for pid in filter(str.isdecimal, os.listdir(processes)):
-        place = os.path.join(processes, pid)
-        try:
-            if os.stat(place).st_uid == os.getuid():
-                count += len(os.listdir(os.path.join(place, "task")))
-        except OSError:
-            continue
-    return count
+    found = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
+    return sum(each["num_threads"] or 0 for each in found if each["uids"] and each["uids"].real == os.getuid())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import psutil
 
 from elastic_run.diagnosis.doctor.finding import problem
 
@@ -19,10 +19,10 @@ def check(subject: Subject) -> list[Finding]:
     """Read the size of /dev/shm."""
     path = subject.path("dev/shm")
     try:
-        place = os.statvfs(path)
+        place = psutil.disk_usage(path)
     except OSError as error:
         return [problem(f"{path} is missing", str(error), "mount -t tmpfs shm /dev/shm")]
-    return judge(path, place.f_blocks * place.f_frsize, place.f_bavail * place.f_frsize)
+    return judge(path, place.total, place.free)
 
 
 def judge(path: str, size: int, free: int) -> list[Finding]:

@@ -3,6 +3,7 @@
 Rules
 - A process is gone if it is absent or a zombie: a slow PID 1 leaves zombies for some time.
 - The module uses little of the standard library: the guardian runs it after the launcher has died.
+- It is for the guardian, for the start and the stop of workers, and for what psutil does not tell.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-#: Bytes of a command line that are worth showing.
-_COMMAND_LIMIT = 400
 #: Letters of `ProcessStat.state` of a process that has ended.
 GONE_STATES = (b"Z", b"X", b"x")
 
@@ -94,12 +93,6 @@ def start_time(pid: int | str) -> int:
     """Return when a process began, in clock ticks since boot; 0 if unknown."""
     stat = read_stat(pid)
     return 0 if stat is None else stat.started_at
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process is absent or a zombie."""
-    stat = read_stat(pid)
-    return stat is None or stat.state in GONE_STATES
 
 
 def is_running(pid: int) -> bool:
@@ -197,15 +190,6 @@ def kill_all(sessions: Collection[int], pids: Collection[int] = ()) -> None:
     """Send SIGKILL to the sessions' groups and to single processes."""
     signal_groups(sessions, SIGKILL)
     signal_processes(pids, SIGKILL)
-
-
-def read_command(pid: int) -> str:
-    """Return a process's command line, or an empty string."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(_COMMAND_LIMIT).replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def wait_channel(pid: int) -> str:

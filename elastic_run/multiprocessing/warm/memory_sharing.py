@@ -1,4 +1,7 @@
-"""Measures how much memory warm workers share with their template, compared with separate processes."""
+"""Measures how much memory warm workers share with their template, compared with separate processes.
+
+psutil's PSS counts mapped files too.
+"""
 
 from __future__ import annotations
 

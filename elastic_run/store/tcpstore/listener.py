@@ -1,14 +1,13 @@
 """The port: opened before its number is given to anyone, so that no other program can take it in between.
 
 Everything here is close-on-exec and does no name look-up. Where a port is taken, the error says by whom, as far as
-/proc lets us see.
+that can be seen.
 """
 
 from __future__ import annotations
 
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 import errno
-import os
 
 from elastic_run.store.errors import StoreError
 
@@ -17,31 +16,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BACKLOG = 4096
-_LISTENING = "0A"
 #: How often a free port of one address may turn out to be taken on another.
 _ATTEMPTS = 16
 
 
 class PortTakenError(StoreError, OSError):
-    """Another process listens on the port.
+    """Another process listens on the port; only the message looks for it, and many of these errors are never shown.
 
     Args:
         port: The port.
-        owner: The process that has it, as "pid 123 (name)", or None when that can't be seen.
-
-    Attributes:
-        fact: The message without its advice, which is for a job of one node.
     """
 
-    def __init__(self, port: int, owner: str | None) -> None:
-        by = f" by {owner}" if owner else ""
+    def __init__(self, port: int) -> None:
         self.port = port
-        self.owner = owner
-        self.fact = f"port {port} is taken{by}"
-        super().__init__(errno.EADDRINUSE, f"{self.fact}; choose another one or 0 for any")
+        super().__init__(errno.EADDRINUSE, f"port {port} is taken")
 
     def __str__(self) -> str:
-        return str(self.strerror)
+        return f"{self.fact}; choose another one or 0 for any"
+
+    @property
+    def fact(self) -> str:
+        """The message without its advice, which is for a job of one node."""
+        owner = find_port_owner(self.port)
+        return f"port {self.port} is taken{f' by {owner}' if owner else ''}"
 
 
 def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
@@ -167,52 +164,29 @@ def bind_public_port(port: int) -> _socket.socket:
 
 def _explain(error: OSError, host: str, port: int) -> OSError:
     if error.errno == errno.EADDRINUSE and port:
-        return PortTakenError(port, find_port_owner(port))
+        return PortTakenError(port)
     return OSError(error.errno, f"can't listen on {host}:{port}: {error.strerror}")
 
 
 # --- which process has the port ---------------------------------------------------------------------------------------
-def find_port_owner(port: int) -> str | None:
+def find_port_owner(port: int) -> str:
     """Find the process that listens on a TCP port.
 
-    Args:
-        port: The port.
-
     Returns:
-        "pid 123 (name)", or None where /proc doesn't say: another user's process, another system.
+        "pid 123 (name)"; "" where it can't be seen, as another user's.
     """
-    inodes = _listening_inodes(port)
-    if not inodes:
-        return None
-    links = {f"socket:[{inode}]" for inode in inodes}
-    for pid in filter(str.isdigit, _entries("/proc")):
-        for fd in _entries(f"/proc/{pid}/fd"):
-            try:
-                if os.readlink(f"/proc/{pid}/fd/{fd}") in links:
-                    return f"pid {pid} ({_read(f'/proc/{pid}/comm').strip()})"
-            except OSError:
-                continue
-    return None
+    import psutil  # noqa: PLC0415 - only for a message about a port that is taken
 
-
-def _listening_inodes(port: int) -> set[str]:
-    wanted = f":{port:04X}"
-    lines = [line.split() for table in ("tcp", "tcp6") for line in _read(f"/proc/net/{table}").splitlines()[1:]]
-    return {line[9] for line in lines if line[1].endswith(wanted) and line[3] == _LISTENING}
-
-
-def _entries(directory: str) -> list[str]:
     try:
-        return os.listdir(directory)
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
+        listening = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
+        pid = next((each.pid for each in listening if each.pid and each.laddr and each.laddr.port == port), None)
+        if pid is None:
+            return ""
+        process = psutil.Process(pid)
+        # For a long name psutil reads the command line, which may have to wait for a process in uninterruptible sleep.
+        is_stuck = process.status() == psutil.STATUS_DISK_SLEEP
+        return f"pid {pid}" if is_stuck else f"pid {pid} ({process.name()})"
+    except (psutil.Error, OSError):
         return ""
 
 

@@ -1,0 +1,90 @@
+"""Processes that end, or hang in the kernel, while psutil reads them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import psutil
+import pytest
+
+from elastic_run import timer
+from elastic_run.agent.background import _read_command
+from elastic_run.agent.driver.d_state import _is_uninterruptible
+from elastic_run.agent.driver.fault_injection import _find_child
+from elastic_run.agent.driver.resource_readings import read_usage
+from elastic_run.diagnosis.doctor import gpus, resource_limits
+from elastic_run.store.tcpstore.listener import find_port_owner
+from elastic_run.timer.countdowns import Countdowns
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+
+    from elastic_run.agent.driver.round import Round
+
+_METHODS = ("status", "name", "cmdline", "children", "username", "num_threads")
+_ERRORS = (psutil.NoSuchProcess(7), psutil.ZombieProcess(7), psutil.AccessDenied(7))
+
+
+def _raise(error: Exception) -> Callable[..., Any]:
+    def method(*_: Any, **__: Any) -> Any:  # noqa: ANN401 - stands for any method
+        raise error
+
+    return method
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Listen at a port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def _round_of(*pids: int) -> Round:
+    workers = SimpleNamespace(pids=dict(enumerate(pids)), alive=set(range(len(pids))))
+    return cast("Round", SimpleNamespace(workers=workers))
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+def test_a_process_that_ends_while_it_is_read_is_no_error(
+    error: psutil.Error, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes], port: int
+) -> None:
+    """Each reader of a process answers that nothing is known of it."""
+    countdowns = Countdowns()
+    countdowns.register([timer.TimerRequest(sleeper.pid, "x", 1)])
+    for name in _METHODS:
+        monkeypatch.setattr(psutil.Process, name, _raise(error))
+    assert read_usage(_round_of(sleeper.pid)) == {}
+    assert not _is_uninterruptible(sleeper.pid)
+    assert _read_command(sleeper.pid) == ""
+    assert _find_child(os.getpid()) is None
+    assert find_port_owner(port) == ""
+    assert gpus.parse_processes(f"GPU-a, {sleeper.pid}, 3, /bin/x") == {"GPU-a": [f"process {sleeper.pid} (x, 3 MiB)"]}
+    assert resource_limits._count_running() == 0
+    assert countdowns.expired()[sleeper.pid][0].is_orphan
+
+
+def test_a_pid_that_no_process_has_is_no_error() -> None:
+    """Nor is a number that can be no pid."""
+    missing = 2**22 + 1
+    assert list(read_usage(_round_of(os.getpid(), missing))) == [0]
+    assert not _is_uninterruptible(missing)
+    assert _read_command(missing) == ""
+    assert _find_child(missing) is None
+    countdowns = Countdowns()
+    countdowns.register([timer.TimerRequest(pid, "x", 1) for pid in (missing, -1, 2**70)])
+    assert [found.is_orphan for (found,) in countdowns.expired().values()] == [True] * 3
+
+
+def test_the_command_line_of_a_process_in_the_kernel_is_not_read(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """It may hold its memory lock for ever; psutil reads it for a name of 15 characters and more."""
+    monkeypatch.setattr(psutil.Process, "status", lambda _: psutil.STATUS_DISK_SLEEP)
+    monkeypatch.setattr(psutil.Process, "name", _raise(AssertionError()))
+    monkeypatch.setattr(psutil.Process, "cmdline", _raise(AssertionError()))
+    assert find_port_owner(port) == f"pid {os.getpid()}"
+    (found,) = gpus.parse_processes(f"GPU-a, {os.getpid()}, 3, /bin/x")["GPU-a"]
+    assert found.startswith(f"process {os.getpid()} (x of ")
+    assert _is_uninterruptible(os.getpid())
