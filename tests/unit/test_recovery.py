@@ -14,7 +14,16 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.snapshot import identify, make_state, write_state
 from elastic_run.core.job.state import AWAITED, GATHERING, LIVE, RUNNING, Gone, Job, LeftLog, Node, Seat
 from elastic_run.core.job.store_change import give_up_awaited, move
-from elastic_run.core.job.view_change import View, find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
+from elastic_run.core.job.view_change import (
+    View,
+    find_ahead,
+    find_view,
+    is_outdated,
+    keep_facts,
+    leave_out_old,
+    may_go_on,
+    restate,
+)
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (
     Copy,
@@ -75,7 +84,16 @@ def test_a_log_is_behind_where_a_node_knows_more_of_the_same_job(
 ) -> None:
     """A newer round, one of a later term, or a newer term; what another job's nodes know counts for nothing."""
     job = Job(round=2, round_id="2/1/a", incarnation="a.1")
-    assert is_behind(job, 3, [Leave("c", 1, "died"), _join("b", copy=copy, last=last)]) is expected
+    ahead = find_ahead(job, 3, [Leave("c", 1, "died"), _join("b", copy=copy, last=last)])
+    assert ahead == ({"b"} if expected else set())
+
+
+def test_what_a_node_that_is_ahead_has_told_counts_after_the_question() -> None:
+    """Not what it had told the log before: its first fact comes once more, and its workers' store is another by now."""
+    known = Node("b", NodeInfo("b", 1, 1), STORE_ADDRESS, 1, 0, 0.0)
+    job = Job(round=1, round_id="1/1/a", nodes=MappingProxyType({"b": known}))
+    again, left = replace(_join("b"), sequence=2), Leave("c", 1, "died")
+    assert keep_facts(job, [_join("b"), again, _join("a"), left, _join("b")], {"b"}) == (again, left)
 
 
 def test_nobody_knows_of_a_round() -> None:
@@ -85,10 +103,9 @@ def test_nobody_knows_of_a_round() -> None:
 
 def test_a_fact_that_comes_once_more_hides_no_newer_one() -> None:
     """A connection broke, the fact was said again, and the first copy arrives after newer facts of its node."""
-    former: list[Event] = [_join("a"), Leave("a", 3, "died")]
     death = SeatDead("a", "1/1/a", "a.1", 1, 0, "running")
     events: list[Event] = [_join("a"), _join("b"), death, _join("b")]
-    assert leave_out_old(events, former) == [_join("b"), death]
+    assert leave_out_old(events, {"a": 3}) == [_join("b"), death]
 
 
 def test_the_newest_copy_is_of_the_highest_round_then_term_then_slot() -> None:

@@ -116,7 +116,7 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
         else:
             fresh = _go_on(fresh, found, job)
             if newest_round > job.round > 0:
-                fresh = ask_anew(fresh, (), now)
+                fresh = ask_anew(fresh, (), (), now)
     restarts = max(fresh.job.restart_count, known_restarts)
     job = replace(fresh.job, term=term, slot=slot + 1, coordinator=node, store_id=store_id, restart_count=restarts)
     written = MappingProxyType({decision_key(slot): to_json(Claim(term, node))})

@@ -5,33 +5,36 @@ In a log that tells of no round yet nothing is decided before it is known what t
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from elastic_run.core.job import machine as coordination
-from elastic_run.core.job.apply_facts import apply_facts
+from elastic_run.core.job.apply_facts import Silent, apply_facts
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.state import GATHERING, HALTING, RUNNING, WARNED
 from elastic_run.core.job.view_change import (
+    find_ahead,
     find_view,
-    is_behind,
     is_outdated,
-    keep_deaths,
+    keep_facts,
     leave_out_old,
     may_go_on,
     restate,
 )
 from elastic_run.core.protocol import liveness
-from elastic_run.core.protocol.messages import LOSS, End, Halt, Recovered, Resync
+from elastic_run.core.protocol.messages import LOSS, End, Halt, Join, Recovered, Resync, SeatDead
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from elastic_run.core.job.apply_facts import Event
     from elastic_run.core.job.coordinator_state import Coordinator
     from elastic_run.core.job.machine import Job
     from elastic_run.core.job.view_change import View
+    from elastic_run.core.protocol.messages import Copy
 
 #: Leases for which nodes that know of a round may come before a job is founded in a successor's store, or before the
 #: nodes that wait for a majority are told to stop their workers: each may have noticed the loss a lease late.
@@ -43,8 +46,10 @@ def decide_next(coordinator: Coordinator, events: Sequence[Event], now: float, j
     """Apply events, or the time that has passed; the decision that follows is `pending` then."""
     if coordinator.job.round == 0:
         folded = _watch(coordinator, apply_facts(coordinator.job, events, now), now)
-        events = leave_out_old(events, folded.events)
-        coordinator = replace(folded, events=(*folded.events, *events), due=None, view=None)
+        heard = {event.node: event.sequence for event in folded.events if not isinstance(event, SeatDead | Silent)}
+        events = leave_out_old(events, heard)
+        copies = _forget_missing(folded.copies, events)
+        coordinator = replace(folded, events=(*folded.events, *events), copies=copies, due=None, view=None)
         view = find_view(coordinator.events, [copy for copy, job in coordinator.copies.items() if job is None])
         if view is not None:
             return _recover(coordinator, view, now)
@@ -52,13 +57,14 @@ def decide_next(coordinator: Coordinator, events: Sequence[Event], now: float, j
         if now < founds_at:
             return replace(coordinator, due=founds_at, pending=coordinator.last)
         events = ()
-    elif is_behind(coordinator.job, coordinator.term, events):
-        return ask_anew(replace(coordinator, leases=liveness.watch(coordinator.leases, {}, now)), events, now)
+    elif ahead := find_ahead(coordinator.job, coordinator.term, events):
+        unwatched = replace(coordinator, leases=liveness.watch(coordinator.leases, {}, now))
+        return ask_anew(unwatched, events, ahead, now)
     step = coordination.decide(coordinator.job, events, now=now, jitter=jitter)
     return replace(_watch(coordinator, step.job, now), pending=step.decision or coordinator.last)
 
 
-def ask_anew(coordinator: Coordinator, events: Sequence[Event], now: float) -> Coordinator:
+def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collection[str], now: float) -> Coordinator:
     """Ask all nodes where they stand: the job went on in another store, and this log is older than what they know."""
     former = coordinator.job
     begun = replace(
@@ -77,10 +83,16 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], now: float) -> C
         began=now,
         wait_limit=1,
         first=coordinator.position,
-        events=keep_deaths(former, events),
+        events=keep_facts(former, events, ahead),
         has_halted=False,
         pending=Resync(coordinator.term, "the job went on in another store"),
     )
+
+
+def _forget_missing(copies: Mapping[Copy, Job | None], events: Sequence[Event]) -> Mapping[Copy, Job | None]:
+    """Return the copies that were read, without those that were missing and a node may have put there since then."""
+    told = {event.copy for event in events if isinstance(event, Join)}
+    return MappingProxyType({copy: job for copy, job in copies.items() if job is not None or copy not in told})
 
 
 def _watch(coordinator: Coordinator, job: Job, now: float) -> Coordinator:

@@ -14,7 +14,8 @@ Rules
 - Nobody knows of a round: the job is founded. In a successor's store, and after the state was lost, nodes that know of
   a round have some leases of time to come first.
 - A log that tells of a round, but is older than what a node knows, goes on in the same way: the nodes left its store,
-  the job went on in another one, and they are back.
+  the job went on in another one, and they are back. What this node has told counts at once: others may answer the
+  `Resync` before it, and without its knowledge the log would be too old again.
 - Rounds go on with the next number, and the term is above every one of which a node tells: what a node confirms here is
   newer than what it has confirmed elsewhere.
 """
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.apply_facts import Event
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.state import Gone, Node
     from elastic_run.core.protocol.messages import Copy, PreviousRound
 
-__all__ = ["View", "find_view", "is_behind", "is_outdated", "keep_deaths", "leave_out_old", "may_go_on", "restate"]
+__all__ = ["View", "find_ahead", "find_view", "is_outdated", "keep_facts", "leave_out_old", "may_go_on", "restate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,43 +68,60 @@ class View:
         return max(formed_term, *(copy.term for copy in (*self.copies, *self.prepared)), 0)
 
 
-def leave_out_old(events: Iterable[Event], former: Iterable[Event]) -> list[Event]:
-    """Leave out facts that came once more, after newer ones of their nodes."""
-    heard: dict[str, int] = {}
+def leave_out_old(events: Iterable[Event], heard: Mapping[str, int]) -> list[Event]:
+    """Leave out facts that came once more, after newer ones of their nodes.
+
+    Args:
+        events: What was heard.
+        heard: Per node the number of the last fact that was heard before.
+    """
+    latest = {**heard}
     kept = []
-    for is_new, event in [*((False, event) for event in former), *((True, event) for event in events)]:
+    for event in events:
         if not isinstance(event, SeatDead | Silent):
-            if event.sequence <= heard.get(event.node, 0):
+            if event.sequence <= latest.get(event.node, 0):
                 continue
-            heard[event.node] = event.sequence
-        if is_new:
-            kept.append(event)
+            latest[event.node] = event.sequence
+        kept.append(event)
     return kept
 
 
-def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
-    """Tell whether a log is older than what a node knows of the same job, which went on in another store meanwhile."""
-    joins = [event for event in events if isinstance(event, Join)]
-    told = [copy for join in joins for copy in (join.copy, join.prepared) if copy is not None]
-    copies = [copy for copy in told if copy.incarnation == job.incarnation]
-    lasts = [join.last for join in joins if join.last is not None and join.last.incarnation == job.incarnation]
-    here = job.round, read_term(job.round_id)
-    is_copied = any(copy.order[:3] > (*here, term) for copy in copies)
-    is_prepared = any(
-        join.prepared is not None and not job.copy.knows(join.prepared, job.known_states) for join in joins
-    )
-    return is_copied or is_prepared or any((last.round, read_term(last.round_id)) > here for last in lasts)
+def find_ahead(job: Job, term: int, events: Iterable[Event]) -> set[str]:
+    """Return the nodes that know more of the same job than a log: the job went on in another store meanwhile."""
+    return {event.node for event in events if isinstance(event, Join) and _is_ahead(event, job, term)}
 
 
-def keep_deaths(job: Job, events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return what is known of nodes that are gone, as facts: nobody tells it again after a `Resync`."""
+def _is_ahead(join: Join, job: Job, term: int) -> bool:
+    last, here = join.last, (job.round, read_term(job.round_id))
+    told = [copy for copy in (join.copy, join.prepared) if copy is not None and copy.incarnation == job.incarnation]
+    is_copied = any(copy.order[:3] > (*here, term) for copy in told)
+    is_prepared = join.prepared is not None and not job.copy.knows(join.prepared, job.known_states)
+    is_run = last is not None and last.incarnation == job.incarnation and _order_last(last) > here
+    return is_copied or is_prepared or is_run
+
+
+def keep_facts(job: Job, events: Iterable[Event], ahead: Collection[str]) -> tuple[Event, ...]:
+    """Return what counts after a `Resync` too: what nobody tells again, and what nodes that are ahead have told.
+
+    Others may answer before those have read the `Resync`. If the log went on without what those know, they would make
+    the coordinator ask again, and again.
+
+    Args:
+        job: The state before the `Resync`.
+        events: What was heard since.
+        ahead: The nodes that know more than the log.
+    """
     statuses = {VOID: SEAT_RUNNING, DEAD_ELSEWHERE: SEAT_CONFIRMED}
     deaths = [
         SeatDead(seat.node, job.round_id, job.incarnation, job.round, rank, statuses[seat.status])
         for rank, seat in enumerate(job.seats)
         if seat.status in statuses
     ]
-    return (*deaths, *(event for event in events if isinstance(event, SeatDead | Leave)))
+    known: dict[str, Node | Gone] = {**job.gone, **job.nodes}
+    heard = {name: node.sequence for name, node in known.items()}
+    told = leave_out_old([event for event in events if event.node in ahead], heard)
+    gone = [event for event in events if event.node not in ahead and isinstance(event, SeatDead | Leave)]
+    return (*deaths, *told, *gone)
 
 
 def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> View | None:
