@@ -8,7 +8,8 @@ Rules
 - A store that was restored from a backup may have lost slots. A node whose last read slot is lost raises the start to
   the slot for which it waits. Nodes that know less may have claimed terms below that slot since the backup. Each claim
   takes a slot, so the node can choose a term above all of theirs for the start, and their decisions are void. Where the
-  log has begun anew more than once, a claim may have as high a term all the same, and two nodes may hold one term. Then
+  log begins anew already, they may have claimed in the term of that start: the new term is above this one, too. Where
+  that start is lost or unreadable, a claim may have as high a term all the same, and two nodes may hold one term. Then
   the first of them that finds a decision of the other ends its term.
 - Such a start counts for every reader of a lower term, be it at a later slot by now: that node reads on from the start,
   since a slot behind it may hold a claim of a newer term.
@@ -71,5 +72,7 @@ def find_restart(
     if start is not None and start.slot >= next_slot:
         return start  # another node has lost as much
     # An entry that was written once more, late, is there again without those before it, and without the start.
-    is_whole = last_entry == there and (0 if start is None else start.slot) >= restart
-    return None if is_whole or not last_entry else LogStart(next_slot, term + next_slot + 1, is_restart=True)
+    begins_at, begins_in = (0, 0) if start is None else (start.slot, start.term)
+    if not last_entry or (last_entry == there and begins_at >= restart):
+        return None
+    return LogStart(next_slot, max(term, begins_in) + next_slot + 1, is_restart=True)
