@@ -415,7 +415,8 @@ class Bed:
             winner = self._create_slot(proposal.slot, proposal.entry)
             verb = "writes" if winner == proposal.entry else "can't write"
             self._tell(node, f"{verb} slot {proposal.slot}: {_show(read_decision(proposal.entry))}")
-            self.coordinators[node], cleanup = slots.settle(known, winner, now=self.now, jitter=0.0)
+            start = self.values.get(LOG_START)
+            self.coordinators[node], cleanup = slots.settle(known, winner, now=self.now, jitter=0.0, log_start=start)
             self.values.update(cleanup.documents)
             self.heads += [value for key, value in cleanup.documents.items() if key == HEAD]
             self._raise_start(cleanup.log_start)

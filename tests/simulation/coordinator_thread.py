@@ -43,8 +43,9 @@ def coordinate(
             proposal = slots.propose(known, agent.clock.now())
             if proposal is not None:
                 yield Request("write", (proposal.documents,))
-                winner, _ = yield from create_slot(proposal.slot, proposal.entry)
-                known, cleanup = slots.settle(known, winner, now=agent.clock.now(), jitter=agent.random.random())
+                winner, start = yield from create_slot(proposal.slot, proposal.entry)
+                now, jitter = agent.clock.now(), agent.random.random()
+                known, cleanup = slots.settle(known, winner, now=now, jitter=jitter, log_start=start)
                 yield from _clean_up(cleanup)
                 known = slots.garbage_deleted(known)
             elif (unfinished := slots.unfinished_cleanup(known)) is not None:

@@ -136,6 +136,29 @@ def test_a_slot_that_another_created_ends_the_term_or_is_skipped(winner: bytes |
     assert after.job.formed_slot == (1 if is_over else 2)
 
 
+@pytest.mark.parametrize(("slot", "is_removed"), [(2, True), (1, False)])
+def test_a_coordinator_whose_slot_was_trimmed_removes_what_it_has_written_beside_it(
+    slot: int, *, is_removed: bool
+) -> None:
+    """Its newest entry is trimmed as well. In a store that was restored since then the documents may be another's."""
+    start = messages.to_json(messages.LogStart(slot, 2))
+    _, cleanup = slots.settle(_pending(), None, now=0.0, jitter=0.0, log_start=start)
+    assert cleanup.deleted == ("s/1.1", "a/1.1/a")
+    assert (cleanup.expected == {"d/start": start}) is is_removed
+
+
+def test_a_coordinator_that_sleeps_before_its_clean_up_leaves_no_state_behind() -> None:
+    """The next one deletes what was to be deleted, before the sleeper's newest entry is trimmed."""
+    clerk = Clerk("a")
+    clerk.hear(Ready("a", 2, 1, "1/1/a", "failed", StoreAddress("a", 1), {"exit_code": 1}))
+    state = clerk.values["s/2.1"]
+    successor = core.start_term("b", term=2, slot=3, state=state, now=0.0)
+    cleanup = slots.unfinished_cleanup(successor)
+    assert cleanup is not None
+    assert cleanup.deleted == ("s/1.1",)
+    assert cleanup.expected == {"d/3": messages.to_json(messages.Claim(2, "b"))}
+
+
 def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:
     """Where the connection broke before its keys were deleted, a decision's garbage isn't left for ever."""
     known = _pending()

@@ -6,7 +6,8 @@ the facts behind the position that the state names once more.
 
 A coordinator may be stopped before it deletes keys. In a store that was restored from a backup meanwhile, others may
 need these keys. So they are deleted only where the coordinator's newest entry is still there, and the log begins where
-it did after the start was raised.
+it did after the start was raised. Where that entry is trimmed by now, the next coordinator has deleted them: the state
+names them. And the coordinator itself removes what it has written beside a slot that it finds trimmed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from elastic_run.core.job.formation import assign
 from elastic_run.core.job.snapshot import Formation, make_state, write_state
 from elastic_run.core.job.state import RUNNING, WARNED
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.job_keys import HEAD, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.protocol.log_start import is_trimmed
 from elastic_run.core.protocol.messages import (
     Claim,
     End,
@@ -58,10 +60,13 @@ def propose(coordinator: Coordinator, now: float) -> Proposal | None:
     return Proposal(slot, documents, to_json(pending))
 
 
-def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
+def settle(
+    coordinator: Coordinator, winner: bytes | None, *, now: float, jitter: float, log_start: bytes | None = None
+) -> tuple[Coordinator, Cleanup]:
     """Go on after the slot of the proposal was created, by this node or another.
 
-    `winner` is the value that is in the slot; None where the slot was trimmed: this node was stopped for so long.
+    `winner` is the value that is in the slot; None where the slot was trimmed: this node was stopped for so long, and
+    `log_start` is what lies at `LOG_START` now.
     """
     pending = coordinator.pending
     if pending is None or coordinator.is_over:
@@ -70,6 +75,9 @@ def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter
         return _take_own_entry(coordinator, pending, now, jitter)
     proposal = propose(coordinator, now)
     useless = tuple(proposal.documents) if proposal is not None else ()
+    if winner is None and log_start is not None and is_trimmed(coordinator.slot, log_start):
+        # Its newest entry is trimmed as well. Nobody needs documents of a slot below the start.
+        return supersede(coordinator), Cleanup({}, useless, {LOG_START: log_start}, None)
     after = replace(coordinator, garbage_keys=(*coordinator.garbage_keys, *useless))
     # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
     is_superseded = winner is None or _ends_term(winner, coordinator.term)
@@ -93,12 +101,10 @@ def _take_own_entry(
     coordinator: Coordinator, pending: Pending, now: float, jitter: float
 ) -> tuple[Coordinator, Cleanup]:
     slot, term = coordinator.slot, pending.term
-    garbage_keys = [*coordinator.garbage_keys]
+    garbage_keys = [*_list_garbage(coordinator)]
     if coordinator.events and coordinator.job.round:
         garbage_keys += {copy_key(event.copy) for event in coordinator.events if isinstance(event, Join) and event.copy}
         coordinator = replace(coordinator, events=(), copies=MappingProxyType({}), due=None)
-    if coordinator.state_slot >= 0:
-        garbage_keys.append(state_key(coordinator.state_slot, coordinator.state_term))
     formations = coordinator.formations
     if isinstance(pending, Form):
         formations = (*formations, _make_formation(coordinator))
@@ -175,8 +181,16 @@ def _write_state(coordinator: Coordinator, now: float) -> bytes:
         oldest=coordinator.oldest,
         formations=formations,
         wait_limit=coordinator.wait_limit,
+        garbage_keys=_list_garbage(coordinator),
     )
     return write_state(state)
+
+
+def _list_garbage(coordinator: Coordinator) -> tuple[str, ...]:
+    """Return the keys that nobody needs once the pending decision is in the log."""
+    if coordinator.state_slot < 0:
+        return coordinator.garbage_keys
+    return (*coordinator.garbage_keys, state_key(coordinator.state_slot, coordinator.state_term))
 
 
 def write_head(coordinator: Coordinator) -> bytes:

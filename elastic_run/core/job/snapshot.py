@@ -44,6 +44,7 @@ class State:
         oldest: The oldest slot that may still be there.
         formations: Those whose assignments are kept, the latest last.
         wait_limit: Leases for which nodes that know of a round may come before a job is founded.
+        garbage_keys: Keys that its writer was to delete after this: the state before it among them.
         job: See `job_document.job_to_document`.
     """
 
@@ -54,6 +55,7 @@ class State:
     formations: tuple[Formation, ...]
     job: Document
     wait_limit: int = 0
+    garbage_keys: tuple[str, ...] = ()
 
 
 def read_state(data: bytes, now: float) -> Read:
@@ -102,7 +104,14 @@ def write_state(state: State) -> bytes:
 
 
 def make_state(
-    job: Job, now: float, *, position: int, oldest: int, formations: tuple[Formation, ...], wait_limit: int = 0
+    job: Job,
+    now: float,
+    *,
+    position: int,
+    oldest: int,
+    formations: tuple[Formation, ...],
+    wait_limit: int = 0,
+    garbage_keys: tuple[str, ...] = (),
 ) -> State:
     """Return the document of a decision that goes into the job's slot; see `State`."""
-    return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now), wait_limit)
+    return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now), wait_limit, garbage_keys)

@@ -213,8 +213,14 @@ class CoordinatorThread:
         store.write(documents)
         self._is_final_decision = isinstance(decision, messages.End | messages.Resign | messages.Failover)
         entry = decision_log.create_entry(store, proposal.slot, decision)
-        winner = None if isinstance(entry, node_messages.EntryTrimmed) else entry.value
-        coordinator, cleanup = slots.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
+        winner, log_start = None, None
+        if isinstance(entry, node_messages.EntryRead):
+            winner = entry.value
+        else:
+            log_start = decision_log.get_document(store, job_keys.LOG_START)
+        coordinator, cleanup = slots.settle(
+            coordinator, winner, now=time.monotonic(), jitter=_jitter(), log_start=log_start
+        )
         # Settled, whatever happens to the connection now: the rest may come later.
         self._coordinator = coordinator
         coordinator = self._clean_up(store, coordinator, cleanup)
