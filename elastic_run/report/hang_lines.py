@@ -94,10 +94,10 @@ def find_odd_rank(ranks: Mapping[int, Stillness], accused: Sequence[int] = ()) -
 
     Args:
         ranks: How long each rank of the job has been still, by global rank.
-        accused: The ranks that the flight recorder names.
+        accused: The ranks that the flight recorder names; one of them may have ended.
     """
-    groups = _groups(ranks)
-    return accused[0] if accused and _do_all_wait(groups) else _find_odd(groups).ranks[0]
+    groups, running = _groups(ranks), [rank for rank in accused if rank in ranks]
+    return running[0] if running and _do_all_wait(groups) else _find_odd(groups).ranks[0]
 
 
 def _do_all_wait(groups: Sequence[Group]) -> bool:

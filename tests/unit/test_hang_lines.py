@@ -99,4 +99,10 @@ def test_the_rank_that_does_not_wait_is_the_odd_one() -> None:
     assert hang_lines.find_odd_rank({0: _REDUCES, 1: _LOADS, 2: _LOADS, 3: _LOADS}, accused=(0,)) == 1
     assert hang_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}) == 2
     assert hang_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}, accused=(1,)) == 1
+
+
+def test_a_rank_that_has_ended_is_no_odd_rank() -> None:
+    """The flight recorder accuses a rank without a dump; if that rank has ended, one that waits stands for the hang."""
+    assert hang_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1,)) == 0
+    assert hang_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1, 2)) == 2
     assert [*hang_lines.verdict({0: _BACKWARD})][1] == "  rank 0 waits in backward (train.py:90), 62.0 s"

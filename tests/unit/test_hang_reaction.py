@@ -102,6 +102,19 @@ def test_the_end_of_a_job_whose_ranks_all_wait_has_the_finding() -> None:
     assert end.exception.message.startswith("rank 0 did not join; no progress of any rank for ")
 
 
+def test_a_job_stops_if_the_accused_rank_has_ended() -> None:
+    """A rank that ended without a dump has no worker any more; the end is told of a rank that waits for it."""
+    job = _Job(lambda **_: RecorderFinding("there is no dump of rank 1", (1,), is_whole_job=True))
+    waits = Stillness(Place("item", "/code/train.py", 90), waits=True, same=63.0, idle=63.0)
+    job.reaction.react(_ROUND, replace(_HANG, ranks={0: waits}, ended=(1,)))
+    job.answer()
+    job.answer()
+    (end,) = job.ends
+    assert end.rank == 0
+    assert end.exception is not None
+    assert "rank 1 has ended with exit code 0" in end.exception.message
+
+
 def test_a_round_that_has_ended_meanwhile_is_not_told_of() -> None:
     """No line says behind the closing report that the job goes on, or is stopped."""
     job = _Job(_find)
