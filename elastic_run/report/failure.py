@@ -52,6 +52,13 @@ _MOST_HANG = 5
 _MOST_DETAIL = 9
 #: Last lines of stderr below a traceback that may not be the cause.
 _LAST_LINES = 3
+#: Begins of the lines that torch writes below every CUDA error.
+_GENERAL_ADVICE = (
+    *("Search for `cudaError", "CUDA kernel errors might be asynchronously reported at some other API call"),
+    *("For debugging consider passing CUDA_LAUNCH_BLOCKING=1", "Compile with `TORCH_USE_CUDA_DSA`"),
+)
+#: Begin of the lines with which torch shows the calls of C++ below an exception.
+_FRAME_OF_CPP = "frame #"
 #: Sections that can spare lines.
 _SPARE = ("others", "workers", "before", "stuck")
 _TITLES = {
@@ -225,6 +232,7 @@ def _exception(exception: ExceptionText, room: int) -> list[str]:
     lines = _paragraph(printable(exception_line(exception)), room, _MOST_HANG if exception.type == HANG else 3)
     # The lines below an uncertain exception may be other output.
     more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
+    more = [line for line in more if not line.startswith(_GENERAL_ADVICE)]
     if len(more) > _MOST_MESSAGE:
         more = [more[0], "...", more[-1]]
     lines += [shorten(printable(line), room) for line in more]
@@ -247,8 +255,9 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
         sections = [_Section("trace", trace)] if trace else []
         most -= len(trace)
     if most > 0 and (not sections or root.certain_exception is None):
-        tail = [printable(line) for line in root.stderr_tail[-200:]]
-        said = [shorten(line, room) for line in tail if line.strip()][-min(most, _LAST_LINES if sections else most) :]
+        tail = [printable(line) for line in root.stderr_tail[-200:] if line.strip()]
+        telling = [line for line in tail if not line.startswith(_FRAME_OF_CPP)] or tail
+        said = [shorten(line, room) for line in telling][-min(most, _LAST_LINES if sections else most) :]
         sections.append(_Section("stderr", said or _without_stderr(root, room)))
     return sections
 

@@ -34,6 +34,12 @@ ARM = (
     "python3[4701]: unhandled exception: DABT (lower EL), ESR 0x92000006, level 2 translation fault in libc.so.6[10000]"
 )
 FALLEN = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+# Driver 580 on an H100, after an illegal access and after an assertion of a kernel.
+ILLEGAL = (
+    "NVRM: Xid (PCI:0000:00:06): 31, pid=4701, name=python3 rank 1, channel 0x00000013, intr 00000000. MMU Fault: "
+    "ENGINE GRAPHICS GPC1 GPCCLIENT_T1_8 faulted @ 0x0_e3e00000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE"
+)
+ASSERTION = "NVRM: Xid (PCI:0000:00:06): 43, pid=4701, name=python3 rank 1, channel 0x00000066"
 FAULT = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4701, name=python3, Ch 00000008, intr 00000000. MMU Fault"
 OTHERS = (
     "eth0: link is up",
@@ -78,6 +84,8 @@ def test_the_line_about_a_worker_is_found(end: WorkerEnd, line: str) -> None:
         (worker_end(2, -9), KILL),
         (worker_end(0, 1, "Traceback (most recent call last):\nImportError: no\n"), FALLEN),
         (worker_end(1, 1, ON_GPU), FAULT),
+        (worker_end(1, 1, ON_GPU), ILLEGAL),
+        (worker_end(1, 1, ON_GPU), ASSERTION),
     ],
 )
 def test_a_line_about_something_else_is_no_evidence(end: WorkerEnd, line: str) -> None:

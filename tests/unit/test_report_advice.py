@@ -99,7 +99,8 @@ def test_no_advice_is_better_than_a_guess(job: JobResult) -> None:
     assert advice(job) is None
 
 
-#: Real texts: torch 2.13 on a file that was cut and on another model, the kernel, NCCL, torch's debug level DETAIL.
+#: Real texts: torch 2.13 on a file that was cut and on another model, the kernel, NCCL (2.28.9 over sockets), torch's
+#: debug level DETAIL, torch 2.11 with CUDA 13.0 on an H100.
 _REAL_TEXTS = {
     "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory.": "cut short",
     "RuntimeError: Error(s) in loading state_dict for Linear:\n\tsize mismatch for weight": "another model",
@@ -107,6 +108,13 @@ _REAL_TEXTS = {
     "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus.": "nvidia-smi -q",
     "NCCL WARN Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22304": "each node",
     "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running": "--flight-recorder",
+    "NET/Socket : peer 192.0.2.2<36140> message truncated : receiving 524288 bytes instead of 65536.": "on the rank",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4096.00 GiB. GPU 0 has a total capacity": "batch",
+    "torch.AcceleratorError: CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in": "index",
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered": "CUDA_LAUNCH_BLOCKING=1",
+    "torch.AcceleratorError: CUDA error: invalid device ordinal\nGPU device may be out of range": "--nproc-per-node",
+    "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 60": "set_device",
+    "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing": "'spawn'",
 }
 
 

@@ -104,6 +104,7 @@ def test_the_root_cause_is_the_failure_that_the_others_followed_from(ends: list[
         ("store_gone", SECONDARY_FAILURE),
         ("clients_missing", SECONDARY_FAILURE),
         ("connect_timeout", SECONDARY_FAILURE),
+        ("nccl_aborted", SECONDARY_FAILURE),
         ("nccl_watchdog", SECONDARY_FAILURE),
         ("gloo_own_exception", OWN_EXCEPTION),
         ("port_taken", OWN_EXCEPTION),
@@ -116,6 +117,16 @@ def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, expected: in
     worker = end(exception=captured(name))
     assert severity(worker) == expected
     assert is_secondary(worker) == has_lost_rank(worker) == (expected == SECONDARY_FAILURE)
+
+
+def test_what_nccl_says_of_another_size_is_a_consequence() -> None:
+    """NCCL calls data that is longer than its receiver's buffer an invalid usage; which rank is wrong is not known."""
+    text = (
+        "NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "NET/Socket : peer 192.0.2.2<36140> message truncated : receiving 524288 bytes instead of 65536."
+    )
+    assert is_secondary(end(-6, exception=ExceptionText("c10::DistBackendError", text)))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ _TYPES = frozenset(
 )
 #: What gloo says of data that is longer than its receiver's collective takes.
 _OTHER_SIZE = "Received data size doesn't match expected size"
+#: What NCCL says of the same, where it goes through sockets. It calls that an invalid usage.
+_TRUNCATED = "message truncated : receiving"
 #: Texts of a lost or late peer. The hints for them stand in report/failure_rules.toml.
 _LOST_PEER = re.compile(
     r"connection (?:was )?(?:likely )?(?:closed|reset|refused|aborted)"
@@ -42,7 +44,7 @@ _LOST_PEER = re.compile(
     r"|ncclremoteerror|remote process exited or there was a network error"
     r"|(?:nccl )?communicator (?:was|has been) aborted"
     r"|failed to pass monitoredbarrier"
-    rf"|{_OTHER_SIZE}",
+    rf"|{_OTHER_SIZE}|{_TRUNCATED}",
     re.IGNORECASE,
 )
 #: Types whose message, where it matches, is torch's: a program that talks to a database or to a web server of its own
@@ -76,7 +78,7 @@ def is_secondary(name: str, message: str) -> bool:
         Whether another worker is more likely the cause.
     """
     message = message[:_LIMIT]
-    if _OWN_FAULT.search(message):
+    if _OWN_FAULT.search(message) and _TRUNCATED not in message:
         return False
     return name in _TYPES or _LOST_PEER.search(message) is not None
 

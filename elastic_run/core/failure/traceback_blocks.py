@@ -28,9 +28,10 @@ _PREFIX_WAIT = 50
 FOREIGN_PATHS = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen", "<string>")
 _LEVELS = frozenset(("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTE", "NOTICE", "TRACE", "WARN", "WARNING"))
 
-#: Python's, an exception group's, and the upper edge of the box that the package rich draws.
+#: Python's, an exception group's, that of an exception which torch raises again for another process or thread, and the
+#: upper edge of the box that the package rich draws.
 HEADER = re.compile(
-    r"^(?P<prefix>.*?)(?P<group>\+ Exception Group )?Traceback \(most recent call last\)(?::|\s─+╮)?\s*$"
+    r"^(?P<prefix>.*?)(?P<group>\+ Exception Group )?(?:Original )?Traceback \(most recent call last\)(?::|\s─+╮)?\s*$"
 )
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
 _RICH_FRAME = re.compile(r"^│ (?P<file>\S[^│]*?):(?P<line>\d+) in (?P<name>\S+)")

@@ -102,6 +102,9 @@ def _link(before: Block | None, block: Block) -> None:
     if block.is_fatal and before.is_fatal and exception.message == "Aborted":
         exception.type, exception.message = cause.type, cause.message
         exception.lines = (*exception.lines[:-1], *cause.lines)
+    elif block.is_fatal and _repeats(exception, cause):
+        # Another thread, such as NCCL's watchdog, has ended the program by the same error.
+        block.exception, block.origin = cause, before.origin
     elif before.is_chained and cause.summary == exception.summary:
         # The same one, raised again where a pool's result was asked for: where it happened tells more.
         exception.where, exception.lines, exception.cause = cause.where, cause.lines, cause.cause
@@ -111,6 +114,12 @@ def _link(before: Block | None, block: Block) -> None:
         block.origin = exception.cause = before.origin or cause.summary
         if block.origin != cause.summary:
             exception.cause += f" (by way of {cause.summary})"
+
+
+def _repeats(exception: ExceptionText, cause: ExceptionText) -> bool:
+    """Whether the first line of a C++ exception ends with that of an exception of Python."""
+    told = cause.message.partition("\n")[0]
+    return bool(told) and exception.message.partition("\n")[0].endswith(f": {told}")
 
 
 def _is_the_end(lines: list[str], block: Block, exitcode: int | None) -> bool:
