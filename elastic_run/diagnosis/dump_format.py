@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 * 1024 * 1024
 _P2P = re.compile(r"^(?P<operation>send|recv) (?P<left>\d+)(?:->|<-)(?P<right>\d+)$")
 _RANKS = re.compile(r"\d+")
+#: In a millisecond.
+_NANOSECONDS = 1_000_000
 
 
 class DumpError(Exception):
@@ -146,11 +148,20 @@ def _collective(entry: dict[str, Any]) -> Collective:
 
 
 def _state(entry: dict[str, Any]) -> str:
-    if entry["state"] == "completed":
+    """Return the state; NCCL's watchdog retires a collective that has ended, unless it has aborted all of them."""
+    if entry["state"] == "completed" and not _was_aborted(entry):
         return COMPLETED
-    if entry.get("retired"):
+    if entry.get("retired") or entry["state"] == "completed":
         return RETIRED
     return STARTED if entry["state"] == "started" else OPEN
+
+
+def _was_aborted(entry: dict[str, Any]) -> bool:
+    """Whether a collective of NCCL ended only because it was aborted after its timeout."""
+    ended, limit = entry.get("time_discovered_completed_ns"), entry.get("timeout_ms")
+    if entry.get("retired", True) or not ended or not limit:
+        return False
+    return int(ended) - int(entry["time_created_ns"]) > int(limit) * _NANOSECONDS
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:  # noqa: ANN401 - what stands in the file

@@ -71,6 +71,30 @@ def of(scenario: str) -> Analysis:
             "missing_rank",
             "rank 3 did not join all_reduce number 4 of group 'default' that ranks 0-2 wait in (make.py:77)",
         ),
+        # torch 2.11 with NCCL 2.28.9; of a kernel that has not begun it knows with TORCH_NCCL_ENABLE_TIMING=1 only.
+        (
+            "nccl_missing_rank",
+            "rank 1 did not join all_reduce number 2 of group 'default' that rank 0 waits in (hang.py:62)",
+        ),
+        (
+            "nccl_not_started",
+            (
+                "rank 1 called all_reduce number 2 of group 'default', but the GPU of rank 1 has not begun it: "
+                "an earlier kernel hangs there; rank 0 waits"
+            ),
+        ),
+        ("nccl_timeout", "rank 1 did not join all_reduce number 2 of group 'default' that rank 0 waits in"),
+        (
+            "nccl_other_operation",
+            "rank 1 calls broadcast as collective number 2 of group 'default', rank 0 calls all_reduce",
+        ),
+        (
+            "nccl_other_size",
+            (
+                "rank 1 calls all_reduce of [16777216] as collective number 2 of group 'default', "
+                "rank 0 calls all_reduce of [4]"
+            ),
+        ),
         ("json", "rank 3 did not join all_reduce number 4 of group 'default' that ranks 0-2 wait in"),
         (
             "missing_in_subgroup",
