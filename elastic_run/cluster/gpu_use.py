@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -9,6 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["GpuUse", "has_library", "read_gpu_use"]
+
+#: Seconds before now in which a process has computed or has not. The driver takes a sample at least once a second.
+_WINDOW = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +23,13 @@ class GpuUse:
     Args:
         busy: Percent of the time in which its GPUs computed, for any process; the mean of several GPUs.
         memory: Bytes, or None where the driver does not tell.
+        computes: Whether a GPU has computed for it lately; if the driver does not tell, whether its GPUs have computed
+            for any process.
     """
 
     busy: float | None
     memory: int | None
+    computes: bool
 
 
 def has_library() -> bool:
@@ -71,10 +79,27 @@ def _read_device(pynvml: Any, index: int) -> list[tuple[int, GpuUse]]:  # noqa: 
         busy = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
     except pynvml.NVMLError:
         busy = None  # a part of a GPU (MIG) has no such figure
-    return [(process.pid, GpuUse(busy, process.usedGpuMemory)) for process in processes]
+    computing = _find_computing(pynvml, device)
+    return [
+        (
+            process.pid,
+            GpuUse(busy, process.usedGpuMemory, computes=bool(busy) if computing is None else process.pid in computing),
+        )
+        for process in processes
+    ]
+
+
+def _find_computing(pynvml: Any, device: Any) -> frozenset[int] | None:  # noqa: ANN401 - ditto
+    """Return the processes for which a GPU has computed lately, or None where the driver doesn't tell (MIG, WSL)."""
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(device, int((time.time() - _WINDOW) * 1e6))
+    except pynvml.NVMLError:
+        return None
+    return frozenset(sample.pid for sample in samples if sample.smUtil)
 
 
 def _add(uses: list[GpuUse]) -> GpuUse:
     busy = [use.busy for use in uses if use.busy is not None]
     memory = [use.memory for use in uses if use.memory is not None]
-    return GpuUse(sum(busy) / len(busy) if busy else None, sum(memory) if memory else None)
+    computes = any(use.computes for use in uses)
+    return GpuUse(sum(busy) / len(busy) if busy else None, sum(memory) if memory else None, computes)

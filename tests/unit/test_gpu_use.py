@@ -57,6 +57,10 @@ class Library(ModuleType):
             raise NVMLError
         return SimpleNamespace(gpu=97)
 
+    def nvmlDeviceGetProcessUtilization(self, _device: int, _since: int) -> list[SimpleNamespace]:  # noqa: N802
+        """Return the share of each process, which not all GPUs tell."""
+        raise NVMLError
+
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
@@ -69,8 +73,16 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
 def test_the_use_of_all_gpus_is_added_up(library: Library) -> None:
     """A GPU that is lost, a figure that is missing and memory that is not told are left out."""
-    assert gpu_use.read_gpu_use() == {10: GpuUse(97.0, 200), 11: GpuUse(97.0, None)}
+    assert gpu_use.read_gpu_use() == {10: GpuUse(97.0, 200, computes=True), 11: GpuUse(97.0, None, computes=True)}
     assert not library.is_open
+
+
+def test_a_process_beside_one_that_computes_does_not_compute(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the driver tells the share of each process, the GPU's figure does not count."""
+    samples = [SimpleNamespace(pid=10, smUtil=97), SimpleNamespace(pid=11, smUtil=0)]
+    monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", lambda _device, _since: samples)
+    found = gpu_use.read_gpu_use()
+    assert {pid: use.computes for pid, use in found.items()} == {10: True, 11: False}
 
 
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetCount"])

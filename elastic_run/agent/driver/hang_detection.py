@@ -269,7 +269,7 @@ class _Questions:
         self._conclude()
 
     def _take_gpu_use(self, found: Mapping[int, GpuUse]) -> None:
-        self._busy = frozenset(pid for pid, use in found.items() if use.busy)
+        self._busy = frozenset(pid for pid, use in found.items() if use.computes)
         self._conclude()
 
     def _conclude(self) -> None:
