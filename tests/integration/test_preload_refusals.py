@@ -158,8 +158,9 @@ def test_a_release_that_was_switched_is_run_whole(
 
 
 def test_a_gpu_in_the_template_is_refused(launch: Launch, worker: Worker, module: Module) -> None:
-    """A module that has initialised CUDA, as torch tells, is named."""
-    env = module("import torch\ntorch.cuda.is_initialized = lambda: True")
+    """A module that has initialised CUDA, as torch tells, is named for that, and not for the driver's threads."""
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    env = module(f"{thread}import torch\ntorch.cuda.is_initialized = lambda: True")
     job = launch("--preload=heavy", worker("say('runs')"), env=env)
     assert job.wait_exit() == 0
     assert "--preload: heavy can't be preloaded: it initialises CUDA, which a fork doesn't survive" in job.stderr

@@ -61,8 +61,8 @@ class ImportWatch:
     def find_hazard(self, own: Collection[int] = (), *, variables: Collection[str] = ()) -> str:
         """Return the reason why the process can't be forked, as the end of a sentence about a module; or ""."""
         return (
-            _find_threads()
-            or _find_gpu()
+            _find_gpu()  # before the threads: the driver starts one
+            or _find_threads()
             or _find_children()
             or self._find_descriptor(own)
             or self._find_memory()
