@@ -64,9 +64,9 @@ class Training:
 
     def count_uses(self) -> torch.Tensor:
         """Return how often all workers together have used each sample in this epoch; all of them call it."""
-        uses = self.uses.clone()
+        uses = self.uses.to(self.context.device, copy=True)  # NCCL takes tensors of a GPU only
         dist.all_reduce(uses)
-        return uses
+        return uses.cpu()
 
     def save(self) -> None:
         """Write the checkpoint; all workers call it, and rank 0 writes."""
