@@ -16,7 +16,7 @@ CHAOS :=
 MUTATE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-clients chaos mutate cover lint format types docs bench figures picture history-picture build clean
+.PHONY: help setup demo test test-long test-clients test-gpu chaos mutate cover lint format types docs bench figures picture history-picture build clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -38,6 +38,9 @@ test-long: setup ## the tests that take long: most simulated jobs, Slurm, chaos,
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
 	.venv-clients/bin/python -m pytest -p no:anyio -n 2 --dist loadfile tests/clients $(PYTEST)
+
+test-gpu: ## NCCL, CUDA and the driver on this machine's NVIDIA GPU; needs a torch with CUDA: make test-gpu PYTHON=python3
+	$${PYTHON:-$(PYTHON_IN_VENV)} -m pytest -n 6 --timeout=90 tests/gpu $(PYTEST)
 
 chaos: setup ## train on three virtual hosts through 30 random faults; needs root, takes minutes
 	@tools/test-tools.sh

@@ -1,0 +1,150 @@
+"""--hang-timeout with NCCL: a rank that waits spins on its processor and its GPU, and yet the verdict comes in time."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import contract
+from tests.gpu.observation import describe_gpus, describe_threads, list_gpu_processes, wait_free, workers_of
+from tests.support.launch import launch as run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.gpu.conftest import Record
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Program = Callable[[str], Path]
+
+TIMEOUT = 10
+#: Hangs of which NCCL's watchdog writes lines while they last: the time counts from these.
+NOISY = ("shape", "operation")
+#: How late a verdict may be, in seconds.
+LATE = 2.0
+#: What the verdict says of each hang; all of it has to be there.
+HANGS = {
+    "item": ("look at rank 1: other ranks wait", "rank 1 is in load_batch", "rank 1 did not join all_reduce"),
+    "synchronize": ("look at rank 1: other ranks wait", "rank 1 is in take_lock", "rank 1 did not join all_reduce"),
+    "barrier": ("look at rank 1: other ranks wait", "rank 1 is in load_batch", "rank 1 did not join"),
+    "backward": ("look at rank 1: other ranks wait", "rank 1 is in load_batch", "rank 1 did not join"),
+    "shape": ("rank 0", "rank 1", "all_reduce"),
+    "operation": ("rank 1 calls broadcast",),
+    "kernel": ("ranks 0-1 wait in reduce",),
+}
+
+
+@pytest.mark.parametrize("case", HANGS)
+def test_a_hang_is_found(case: str, launch: Launch, program: Program, record: Record, tmp_path: Path) -> None:
+    """The verdict comes in time and names the rank; both workers end, and no GPU memory is left."""
+    flags = (
+        f"--hang-timeout={TIMEOUT}",
+        "--hang-action=fail",
+        f"--log-dir={tmp_path / 'logs'}",
+        "--shutdown-timeout=5",
+    )
+    job = launch("--nproc-per-node=2", *flags, program("hang"), case)
+    job.wait_lines("case", count=2)
+    began_at = time.monotonic()
+    time.sleep(TIMEOUT / 2)
+    observe(job, record)
+    job.wait_line("the job hangs", deadline=75)
+    late = time.monotonic() - began_at - TIMEOUT
+    pids = workers_of(job)
+    record.add("late", f"{late:.2f} s")
+    code = job.wait_exit()
+    record.add("left", f"{list_gpu_processes()}; {pids} free after {wait_free(pids):.2f} s")
+    for path in (tmp_path / "logs").rglob("stacks*.txt"):
+        record.add(path.name, path.read_text(encoding="utf-8"))
+    assert [text for text in HANGS[case] if text not in job.stderr] == []
+    assert late < LATE or case in NOISY
+    assert code == contract.EXIT_HUNG
+
+
+def test_a_hang_is_restarted(launch: Launch, program: Program) -> None:
+    """The workers of a hang are stopped in NCCL, their GPU memory is free, and the job goes on from the template."""
+    flags = ("--hang-timeout=4", "--hang-action=restart", "--max-restarts=1", "--shutdown-timeout=5", "--preload=torch")
+    job = launch("--nproc-per-node=2", *flags, program("hang"), "once")
+    assert job.wait_exit() == 0
+    assert "look at rank 1: other ranks wait" in job.stderr
+    assert job.stdout.count("done") == 2
+
+
+def test_a_hang_of_two_nodes_is_found(launch: Launch, program: Program) -> None:
+    """Two launchers with a rank each judge all ranks together."""
+    flags = (
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:29433",
+        "--rdzv-id=gpu",
+        "--hang-timeout=5",
+        "--hang-action=fail",
+    )
+    nodes = [launch(*flags, "--nproc-per-node=1", program("hang"), "item") for _ in range(2)]
+    assert [node.wait_exit() for node in nodes] == [contract.EXIT_HUNG] * 2
+    assert all("rank 1 is in load_batch" in node.stderr for node in nodes)
+
+
+@pytest.mark.parametrize("case", ["long kernel", "quiet kernel", "matrices"])
+def test_work_is_no_hang(case: str, launch: Launch, program: Program, record: Record) -> None:
+    """A GPU that computes for more than three timeouts without a line of output is no hang."""
+    job = launch("--nproc-per-node=2", "--hang-timeout=4", program("hang"), case)
+    job.wait_lines("case", count=2)
+    time.sleep(5)
+    observe(job, record)
+    assert job.wait_exit() == 0
+    assert job.stdout.count("done") == 2
+    assert "hangs" not in job.stderr
+
+
+def test_a_rank_that_has_ended_is_named(launch: Launch, program: Program, record: Record) -> None:
+    """A rank that ends with 0 while its peer waits: NCCL ends the peer, or the verdict names the ended rank."""
+    job = launch("--nproc-per-node=2", "--hang-timeout=10", "--hang-action=fail", program("hang"), "ends")
+    job.wait_lines("case", count=2)
+    began_at = time.monotonic()
+    code = job.wait_exit(deadline=75)
+    record.add("end", f"{code} after {time.monotonic() - began_at:.2f} s")
+    assert "look at rank 1: it has ended, and other ranks wait" in job.stderr
+    assert code == contract.EXIT_HUNG
+
+
+def test_a_kernel_that_has_not_begun_is_named(launch: Launch, program: Program, tmp_path: Path) -> None:
+    """With TORCH_NCCL_ENABLE_TIMING=1 the recorder knows which GPU has begun a collective."""
+    flags = ("--hang-timeout=5", "--hang-action=fail", f"--log-dir={tmp_path / 'logs'}")
+    env: dict[str, str | None] = {"TORCH_NCCL_ENABLE_TIMING": "1"}
+    job = launch("--nproc-per-node=2", *flags, program("hang"), "kernel", env=env)
+    assert job.wait_exit(deadline=75) == contract.EXIT_HUNG
+    assert "rank 1" in job.stderr
+
+
+def observe(job: Launched, record: Record) -> None:
+    """Record what can be seen of a job's workers, and what our own commands say of them."""
+    pids = workers_of(job)
+    record.add(f"threads of {pids}", describe_threads(pids))
+    record.add("GPU", describe_gpus())
+    for words in (("status",), ("status", "--json"), ("stacks",)):
+        asked = run(words[0], str(job.pid), *words[1:])
+        asked.wait_exit()
+        record.add(" ".join(words), asked.stdout + asked.stderr)
+
+
+def test_status_shows_the_gpu(launch: Launch, program: Program, record: Record) -> None:
+    """`elastic-run status --json` has the use of the GPU and its memory, and the port has the job's metrics."""
+    job = launch("--nproc-per-node=1", "--metrics-port=29477", program("hang"), "quiet kernel")
+    job.wait_line("case")
+    time.sleep(2)
+    asked = run("status", str(job.pid), "--json")
+    asked.wait_exit()
+    with urllib.request.urlopen("http://127.0.0.1:29477/metrics", timeout=10) as answer:
+        metrics = answer.read().decode()
+    record.add("status and metrics", asked.stdout + metrics)
+    worker = json.loads(asked.stdout)["nodes"][0]["workers"][0]
+    assert worker["gpu"] > 50
+    assert worker["gpu_memory"] > 100 << 20
+    assert job.wait_exit() == 0
