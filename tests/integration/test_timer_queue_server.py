@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import multiprocessing as mp
@@ -132,8 +133,8 @@ def test_requests_are_taken_from_the_queue_within_bounds() -> None:
 class _TorchStyle(timer.TimerServer):
     """A server as somebody wrote it for torch."""
 
-    def __init__(self, source: timer.RequestQueue) -> None:
-        super().__init__(source, 0.01)
+    def __init__(self, source: timer.RequestQueue, max_interval: float = 0.01) -> None:
+        super().__init__(source, max_interval)
         self.timers: dict[Any, timer.TimerRequest] = {}
         self.reaped: list[str] = []
 
@@ -182,3 +183,43 @@ def test_a_server_written_for_torch_works(caplog: pytest.LogCaptureFixture) -> N
     assert sorted(server.reaped) == ["a", "broken", "stubborn", "stubborn"]
     assert "_reap_worker raised" in caplog.text
     assert "error in a timer server's loop" in caplog.text
+
+
+class _Closed(timer.RequestQueue):
+    """A queue that fails each time, and notes when it was asked; the third time it stops its server."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.server: timer.TimerServer | None = None
+
+    def size(self) -> int:
+        return 0
+
+    def get(self, size: int, timeout: float) -> list[timer.TimerRequest]:  # noqa: ARG002 - the interface's
+        self.asked.append(time.monotonic())
+        if len(self.asked) == 3 and self.server is not None:
+            self.server.stop()
+        raise OSError(errno.EBADF, "closed")
+
+
+def test_a_server_whose_queue_fails_does_not_spin() -> None:
+    """After an error it pauses for max_interval, and not for long after it was stopped."""
+    requests = _Closed()
+    requests.server = server = _TorchStyle(requests, max_interval=0.05)
+    server._watchdog_loop()
+    first, second, third = requests.asked
+    assert min(second - first, third - second) >= 0.05
+
+
+def test_a_pause_after_an_error_ends_with_the_server(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it was to be."""
+    monkeypatch.setattr("elastic_run.timer.api._PAUSE", DEADLINE)
+    server = _TorchStyle(_Closed(), max_interval=DEADLINE)
+    with caplog.at_level(logging.ERROR):
+        server.start()
+        wait_until(lambda: "error in a timer server's loop" in caplog.text)
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < DEADLINE

@@ -38,6 +38,22 @@ def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str,
     assert len(stops) == leaves
 
 
+@pytest.mark.parametrize(("words", "leaves"), [("3 0", True), ("4 0", False), ("3 1", False)])
+def test_a_job_of_one_node_has_the_round_of_its_agent(words: str, *, leaves: bool) -> None:
+    """Without a rendezvous store nobody gives the node a place: its round and its rank are the agent's."""
+    view: Any = SimpleNamespace(
+        context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=0)),
+        find_agent=lambda: SimpleNamespace(round=3),
+        job=None,
+        memory={},
+        loop=SimpleNamespace(call_soon=lambda call: call()),
+        stop=lambda *_: None,
+    )
+    answers: list[dict[str, Any]] = []
+    answer_question(cast("AgentView", view), f"drain {words}", answers.append)
+    assert [answer["is_leaving"] for answer in answers] == [leaves]
+
+
 def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that has just begun answers when its control socket is open: the asker waits, but asks no second time."""
     monkeypatch.setattr(

@@ -1,0 +1,128 @@
+"""The recorder of the event log: each duration begins and ends at the moments that the schema names."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from elastic_run.agent.driver.event_recorder import EventRecorder
+from elastic_run.agent.driver.step import Step
+from elastic_run.core.agent import machine, messages
+from elastic_run.core.job.config import JobConfig
+from elastic_run.report.event_schema import find_mistake
+
+if TYPE_CHECKING:
+    from elastic_run.agent.driver.round import Round
+
+_WALL = 1_000_000.0
+
+
+class _Recording:
+    """A recorder of two workers, and what it has told.
+
+    Args:
+        started: When the workers are started, on the monotonic clock.
+    """
+
+    def __init__(self, started: float) -> None:
+        spec = SimpleNamespace(entrypoint="train.py", args=(), role="trainer", local_world_size=2)
+        workers = [SimpleNamespace(local_rank=rank, global_rank=4 + rank, world_size=6) for rank in (0, 1)]
+        group = SimpleNamespace(spec=spec, workers=workers, group_rank=2, group_world_size=3)
+        config = SimpleNamespace(min_nodes=3, max_nodes=3, max_restarts=1)
+        context: Any = SimpleNamespace(
+            hostname="node7", run_id="job", group=group, options=SimpleNamespace(job_config=config)
+        )
+        self.events: list[dict[str, Any]] = []
+        self.recorder = EventRecorder(context)
+        self.recorder.sinks.append(self.events.append)
+        self._activities: dict[int, Any] = {}
+        self.round = cast(
+            "Round",
+            SimpleNamespace(
+                workers=SimpleNamespace(pids={0: 70, 1: 71}),
+                output=SimpleNamespace(with_stdout={1}, activities=self._activities),
+                started=started,
+                was_stopped=lambda local_rank: local_rank == 1,
+            ),
+        )
+
+    def write(self, now: float, local_rank: int, silence: float | None) -> None:
+        """Let a worker write."""
+        self._activities[local_rank] = SimpleNamespace(last=now)
+        self.recorder.output_came((_WALL, now), self.round, local_rank, silence)
+
+    def exit(self, now: float, local_rank: int, exitcode: int) -> None:
+        """Let a worker end."""
+        self.recorder.worker_exited((_WALL, now), self.round, local_rank, exitcode)
+
+    def step(self, now: float, before: str, after: str, reason: str = "") -> None:
+        """Let the agent's machine take a step."""
+        agent = machine.Agent(JobConfig(), 2, state=before)
+        taken = agent.replace(state=after, stop_reason=reason)
+        self.recorder.stepped((_WALL, now), Step(agent, messages.WaitOver(0), taken, ()))
+
+    def find(self, name: str, field: str) -> list[float | None]:
+        """Return the values of a field of all events of a name."""
+        return [event[field] for event in self.events if event["event"] == name]
+
+
+def test_each_duration_begins_where_the_schema_says() -> None:
+    """One round in which a worker fails, on a clock that is set by hand."""
+    told = _Recording(started=103.5)
+    told.recorder.agent_started((_WALL, 100.0))
+    told.step(103.0, machine.JOINING, machine.RUNNING)
+    told.recorder.workers_started((_WALL, 104.0), told.round)
+    told.write(105.0, 0, None)
+    told.write(125.0, 0, 20.0)
+    told.exit(130.0, 0, 1)
+    told.step(130.25, machine.RUNNING, machine.STOPPING, machine.AFTER_FAILURE)
+    told.exit(131.0, 1, -15)
+    told.recorder.round_gone((_WALL, 132.0), [], None, 0)
+    told.step(132.0, machine.STOPPING, machine.JOINING)
+    told.step(134.0, machine.JOINING, machine.RUNNING)
+    told.recorder.workers_started((_WALL, 135.0), told.round)
+    result: Any = SimpleNamespace(verdict="success", root=None, exit_code=0, detail="")
+    told.recorder.agent_ended((_WALL, 145.0), result)
+    assert told.find("round_formed", "rendezvous_s") == [3.0, 2.0]
+    assert told.find("worker_started", "is_output_seen") == [False, True] * 2
+    assert told.find("workers_started", "recovery_s") == [None, 5.0], "since the failure, not since the stop"
+    assert told.find("first_output", "after_s") == [1.5]
+    assert told.find("silence", "silence_s") == [20.0]
+    assert told.find("worker_exited", "uptime_s") == [26.5, 27.5]
+    assert told.find("worker_exited", "silence_s") == [5.0, 27.5], "a worker without output is silent since its start"
+    assert told.find("worker_exited", "was_stopped") == [False, True]
+    assert told.find("workers_stopping", "detected_s") == [0.25]
+    assert told.find("workers_stopped", "stop_s") == [1.75]
+    assert told.find("agent_ended", "wall_s") == [45.0]
+    assert told.find("agent_ended", "running_s") == [26.0 + 10.0], "until the failure, and from the restart to the end"
+    assert {find_mistake(event) for event in told.events} == {""}
+    assert {event["rank"] for event in told.events if "rank" in event} == {4, 5}
+
+
+def test_a_stop_without_a_failure_here_has_no_time_of_detection() -> None:
+    """Another node has failed: recovery counts from the stop, and a worker that was killed then is no failure."""
+    told = _Recording(started=10.0)
+    told.step(10.0, machine.JOINING, machine.RUNNING)
+    told.recorder.workers_started((_WALL, 11.0), told.round)
+    told.step(20.0, machine.RUNNING, machine.STOPPING, machine.AFTER_HALT)
+    told.exit(21.0, 1, -15)
+    told.step(22.0, machine.STOPPING, machine.JOINING)
+    told.step(23.0, machine.JOINING, machine.RUNNING)
+    told.recorder.workers_started((_WALL, 24.0), told.round)
+    assert told.find("workers_stopping", "detected_s") == [None]
+    assert told.find("workers_started", "start_s") == [1.0, 14.0]
+    assert told.find("workers_started", "recovery_s") == [None, 4.0]
+
+
+def test_of_equal_silences_twenty_are_written_and_then_longer_ones() -> None:
+    """So that a worker that writes every ten seconds for a month does not fill the disk; each round counts anew."""
+    told = _Recording(started=0.0)
+    told.step(0.0, machine.JOINING, machine.RUNNING)
+    for silence in [10.0] * 25 + [14.5, 15.0, 22.0, 22.5]:
+        told.write(50.0, 0, silence)
+    told.write(50.0, 1, 11.0)
+    assert told.find("silence", "silence_s") == [10.0] * 20 + [15.0, 22.5, 11.0]
+    told.step(60.0, machine.STOPPING, machine.RUNNING)
+    told.write(70.0, 0, 10.0)
+    assert told.find("silence", "silence_s")[-1] == 10.0
+    assert len(told.find("silence", "silence_s")) == 24
