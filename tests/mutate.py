@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[1]
 #: Room -> its tests in `tests/integration` and `tests/parity`, as patterns of file names.
 INTEGRATION: dict[str, str] = {
     "agent": "supervision restarts unkillable_workers custom_agents early_start hang* health_* metrics_port status "
-    "stacks* many_nodes_ends",
-    "cli": "command_line commands explain log_files logs_and_stop wrong_setups indexed_job launch",
+    "stacks* many_nodes_ends agent_steps",
+    "cli": "command_line commands explain kept_output logs_and_stop wrong_setups indexed_job launch",
     "cluster": "denied_paths status slurm_steps slurm_health waiting_causes worker_slurm",
     "compat": "compat command_line two_launchers",
     "control": "control_socket status commands drain",
@@ -46,7 +46,8 @@ INTEGRATION: dict[str, str] = {
     "metrics": "metrics_port",
     "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* "
     "start_processes spawn preload* seat_record",
-    "rendezvous": "elastic_* wait_limit hosting open_ports fencing heartbeats death_notice seat_record token",
+    "rendezvous": "elastic_* patience hosting open_ports fencing heartbeats death_notice seat_record token "
+    "round_stores",
     "report": "report_* event_log last_exceptions stacks_command wait_line waiting_causes supervision",
     "store": "store_* job_stores* hostile_servers full_stores log_start token",
     "timer": "timer*",
@@ -214,8 +215,7 @@ class Room:
             if any(word in path.read_text() for word in words) and path.stem not in {"test_layers", "test_indexes"}
         ]
         patterns = [] if quick else INTEGRATION[name].split()
-        places = [f"tests/{place}/test_{pattern}.py" for place in ("integration", "parity") for pattern in patterns]
-        slow = sorted({path for place in places for path in ROOT.glob(place)})
+        slow = sorted({path for pattern in patterns for path in find_tests(pattern)})
         return cls(name, [stage for stage in (units, [str(path.relative_to(ROOT)) for path in slow]) if stage])
 
     def choose(self, sample: int, seed: int) -> list[Mutant]:
@@ -223,6 +223,11 @@ class Room:
         paths = sorted(path.relative_to(ROOT) for path in (ROOT / "elastic_run" / self.name).rglob("*.py"))
         found = [mutant for path in paths for mutant in find_mutants(str(path), (ROOT / path).read_bytes())]
         return random.Random(f"{self.name} {seed}").sample(found, min(sample, len(found)))  # noqa: S311 - no secret
+
+
+def find_tests(pattern: str) -> list[Path]:
+    """Return the integration and parity tests that a pattern of `INTEGRATION` names."""
+    return [path for place in ("integration", "parity") for path in ROOT.glob(f"tests/{place}/test_{pattern}.py")]
 
 
 def try_out(room: Room, mutants: list[Mutant], jobs: int) -> list[Mutant]:

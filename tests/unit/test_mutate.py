@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from tests.mutate import ROOT, find_mutants
+import pytest
+
+from tests.mutate import INTEGRATION, ROOT, find_mutants, find_tests
 
 _SOURCE = textwrap.dedent(
     '''
@@ -51,3 +53,10 @@ def test_every_change_is_python() -> None:
         for mutant in find_mutants(path.name, source)[::7]:
             changed = source[: mutant.begin] + mutant.new + source[mutant.begin + len(mutant.old) :]
             compile(changed, path.name, "exec", dont_inherit=True)
+
+
+@pytest.mark.parametrize("room", INTEGRATION)
+def test_every_pattern_names_tests_that_exist(room: str) -> None:
+    """A test that was renamed still judges the changes of its package."""
+    assert [pattern for pattern in INTEGRATION[room].split() if not find_tests(pattern)] == []
+    assert (ROOT / "elastic_run" / room).is_dir()
