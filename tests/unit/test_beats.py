@@ -87,3 +87,44 @@ def test_a_node_looks_at_the_coordinator_eight_times_in_an_interval() -> None:
     assert make_heartbeats(2, formed_at=None).next_look == math.inf
     assert make_heartbeats(2, formed_at=100.0).next_look == 100.25
     assert make_heartbeats(1000, formed_at=100.0).next_look == 105.0
+
+
+@pytest.mark.parametrize(
+    ("attempts", "draw", "first_at"),
+    [(3, 0.0, 102.0), (3, 0.5, 103.0), (1, 0.0, 100.0 + 2.0 / 3), (1, 0.5, 101.0), (2, 0.5, 102.0)],
+)
+def test_the_first_heartbeat_comes_well_before_a_lease_is_over(attempts: int, draw: float, first_at: float) -> None:
+    """After one to two intervals, drawn so that the nodes of a job don't come at once; or thirds of a shorter lease."""
+    context: Any = SimpleNamespace(
+        node="n",
+        config=SimpleNamespace(keep_alive_interval=2.0, lease=2.0 * attempts, first_leases=1),
+    )
+    heartbeats = NodeHeartbeats(context, lambda: draw)
+    heartbeats.begin(100.0)
+    assert heartbeats.next_write == pytest.approx(first_at)
+
+
+@pytest.mark.parametrize(
+    ("known_round", "is_coordinator", "first_at"), [(0, False, 112.0), (1, False, 102.0), (0, True, 102.0)]
+)
+def test_the_first_heartbeat_waits_for_those_that_look_at_it(
+    known_round: int, first_at: float, *, is_coordinator: bool
+) -> None:
+    """Leases before the first round are longer: until then a crowd of new nodes does without heartbeats."""
+    job = SimpleNamespace(known_round=known_round)
+    member = SimpleNamespace(job=job, coordination=SimpleNamespace(is_coordinator=is_coordinator))
+    sender = SimpleNamespace(member_driver=None)
+    context: Any = SimpleNamespace(
+        node="n", config=SimpleNamespace(keep_alive_interval=2.0, lease=6.0, first_leases=3), sender=sender
+    )
+    heartbeats = NodeHeartbeats(context, lambda: 0.0)
+    heartbeats.begin(98.0)
+    heartbeats.hasten_first(99.0)
+    assert heartbeats.next_write == 112.0, "this node is in no job yet"
+    sender.member_driver = SimpleNamespace(member=member)
+    heartbeats.hasten_first(100.0)
+    assert heartbeats.next_write == first_at
+    member.job = SimpleNamespace(known_round=2)
+    heartbeats.next_write = 200.0
+    heartbeats.hasten_first(150.0)
+    assert heartbeats.next_write == (152.0 if first_at == 112.0 else 200.0), "only the first one is brought forward"
