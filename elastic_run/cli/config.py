@@ -17,6 +17,7 @@ from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter
 from elastic_run.notices import say
 from elastic_run.rendezvous.backend_table import BACKENDS
+from elastic_run.user_file import read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _JOB_FLAGS = tuple(flag for flag in FLAGS if flag.dest in JobConfig.__match_args
 _NODE_FLAGS = tuple(flag for flag in FLAGS if flag.dest in NodeConfig.__match_args__)
 _AGENT_FLAGS = tuple(flag for flag in FLAGS if flag.dest in AgentConfig.__match_args__)
 #: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
+#: Bytes of a token's file; a device may have no end.
+_LONGEST_TOKEN = 1 << 20
 _TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
 
 
@@ -249,11 +252,13 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
         token = environ.get(contract.ENV_RDZV_TOKEN)
         return None if token is None else token.encode(errors="surrogateescape")
     try:
-        with open(path, "rb") as file:
-            content = file.read().strip()
+        content = read_user_file(path, _LONGEST_TOKEN + 1).strip()
     except OSError as error:
         message = f"--rdzv-token-file: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
         raise UsageError(message) from None
+    if len(content) > _LONGEST_TOKEN:
+        message = f"--rdzv-token-file: {path!r} is longer than {_LONGEST_TOKEN >> 10} KiB"
+        raise UsageError(message)
     if not content:
         message = f"--rdzv-token-file: {path!r} is empty"
         raise UsageError(message)

@@ -23,6 +23,7 @@ import sys
 from elastic_run.cli.flags import CONFIGURATION
 from elastic_run.cli.origins import FILE, Origin
 from elastic_run.cli.values import nearest, text_list
+from elastic_run.user_file import read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,8 +79,7 @@ def _load(path: str) -> Mapping[str, Any]:
         message = "--config: Python 3.10 reads TOML with the package tomli, which is missing (pip install tomli)"
         raise ValueError(message) from None
     try:
-        with open(path, "rb") as file:
-            content = file.read(_LONGEST + 1)
+        content = read_user_file(path, _LONGEST + 1)
         if len(content) > _LONGEST:
             message = f"--config: {path!r} is longer than {_LONGEST >> 20} MiB"
             raise ValueError(message)

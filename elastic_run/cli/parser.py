@@ -106,7 +106,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             self.error(_suggest_long(self._describe(error), self._words, self.flags))
         # Not the namespace's value: a program that builds on this parser may have a --config of its own.
         named = self.origins.get("config")
-        if named is not None and named.text:
+        if named is not None and (named.text or named.kind == FLAG):  # an empty variable names no file
             self._take_file(named, namespace)
         return namespace, unknown
 

@@ -13,6 +13,7 @@ import sys
 
 from elastic_run.core.agent.restart_policy import RULE_DECISIONS
 from elastic_run.core.failure.evidence import Rule
+from elastic_run.user_file import read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ def read_rules(path: str) -> tuple[Rule, ...]:
 
 def _read(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            content = file.read(_LONGEST + 1)
+        content = read_user_file(path, _LONGEST + 1)
     except OSError as error:
         message = f"{path!r} can't be read: {(error.strerror or str(error)).lower()}"
         raise ValueError(message) from None

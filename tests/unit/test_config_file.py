@@ -159,6 +159,15 @@ def test_a_file_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str])
     assert lines[3] == "elastic-run: error: --config: '/dev/zero' is longer than 1 MiB\n"
 
 
+def test_an_empty_name_of_a_file_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag whose shell variable is not set names no file; an empty variable of our own is the same as none."""
+    monkeypatch.setenv("PET_CONFIG", "")
+    parser = LauncherArgumentParser(FLAGS, raises_values=True)
+    assert parser.parse_args(["s"]).config == ""
+    with pytest.raises(UsageError, match=r"^--config: '' can't be read: no such file or directory$"):
+        parser.parse_args(["--config=", "s"])
+
+
 def test_a_missing_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.10 needs a package, which an installation without dependencies lacks."""
 

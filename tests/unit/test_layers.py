@@ -15,7 +15,18 @@ ALLOWED: dict[str, set[str]] = {
     "contract": set(),
     "errors": set(),
     "notices": set(),
-    "cli": {"contract", "errors", "notices", "cluster", "core", "events", "multiprocessing", "rendezvous", "launcher"}
+    "cli": {
+        "contract",
+        "errors",
+        "notices",
+        "user_file",
+        "cluster",
+        "core",
+        "events",
+        "multiprocessing",
+        "rendezvous",
+        "launcher",
+    }
     | {"control", "diagnosis", "report"},
     "control": {"contract", "errors"},
     "core": {"contract"},
@@ -31,11 +42,12 @@ ALLOWED: dict[str, set[str]] = {
     "signals": set(),
     "slurm_node_lists": set(),
     "slurm_port": set(),
+    "user_file": set(),
     "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"} | {"worker_start"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
-    | {"store.jobstore.api", "rendezvous.session"},
+    | {"store.jobstore.api", "rendezvous.session", "user_file"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"},
     "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}

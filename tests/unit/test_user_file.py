@@ -1,0 +1,70 @@
+"""Files that the user names in a flag: pipes and devices are no reason to wait for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import user_file
+from elastic_run.cli.config import read_token
+from elastic_run.errors import UsageError
+from elastic_run.report.failure_rules import read_rules
+from elastic_run.user_file import read_user_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a named pipe to which nobody writes, with a short wait for a writer."""
+    monkeypatch.setattr(user_file, "_WRITER_WAIT", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    return str(tmp_path / "pipe")
+
+
+def test_a_pipe_without_a_writer_is_an_error(pipe: str) -> None:
+    """Opened as a file, it would be a wait without an end and without a word."""
+    with pytest.raises(OSError, match="nothing was written to this pipe"):
+        read_user_file(pipe, 10)
+    with pytest.raises(ValueError, match="can't be read: nothing was written to this pipe"):
+        read_rules(pipe)
+    with pytest.raises(UsageError, match=r"^--rdzv-token-file: .* can't be read: nothing was written to this pipe$"):
+        read_token(pipe, {})
+
+
+def test_a_writer_may_take_its_time(pipe: str) -> None:
+    """A command of the shell's `<(…)` has the pipe open, and all that it writes is read."""
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)
+    os.close(reader)
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(read_user_file(pipe, 10)))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    for part in (b"nnodes", b" = 2", b"too long"):
+        os.write(writer, part)
+    thread.join()
+    assert found == [b"nnodes = 2"]
+    os.close(writer)
+
+
+def test_a_pipe_whose_writer_ends_without_a_byte_is_an_error(pipe: str) -> None:
+    """As `--config <(false)`: it would be a configuration without values."""
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    thread = threading.Timer(0.01, os.close, [os.open(pipe, os.O_WRONLY)])
+    thread.start()
+    with pytest.raises(OSError, match="nothing was written to this pipe"):
+        read_user_file(pipe, 10)
+    thread.join()
+    os.close(reader)
+
+
+def test_a_device_without_an_end_is_no_token() -> None:
+    """It is read up to the longest token."""
+    with pytest.raises(UsageError, match=r"^--rdzv-token-file: '/dev/zero' is longer than 1024 KiB$"):
+        read_token("/dev/zero", {})
