@@ -15,7 +15,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.checks import check_arguments, check_master
+from elastic_run.cli.checks import check_arguments, check_master, check_variables
 from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.config import (
     choose_rendezvous,
@@ -234,6 +234,7 @@ def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
     Returns:
         Workers on this node, and a line for each notice.
     """
+    check_variables(os.environ)
     complete_arguments(args)
     recorded = {} if origins is None else origins
     try:

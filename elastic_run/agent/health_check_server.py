@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 #: Seconds, torch's.
 _TIMEOUT = 60
+_HIGHEST_PORT = 65535
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
@@ -68,7 +69,7 @@ def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | N
     Returns:
         The server, or None if the value is no port.
     """
-    if not port.isdecimal():
+    if not port.isdecimal() or len(port) > len(str(_HIGHEST_PORT)) or int(port) > _HIGHEST_PORT:
         import logging  # noqa: PLC0415 - only for bad input
 
         text = "elastic-run: %s=%r is not a port, so no health check server starts"

@@ -10,6 +10,7 @@ import errno
 import os
 
 from elastic_run import contract
+from elastic_run.cli.cluster_values import STARTERS
 from elastic_run.cli.config import hosts_rendezvous, names_rendezvous
 from elastic_run.cli.program_checks import check_health_check, check_program, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 #: Length of a log file's path below --log-dir: the directories of the run with its id, the attempt and the worker.
 _LONGEST_BELOW = "/d" * 170
+#: Variables of schedulers and starters that are read as whole numbers.
+_NUMBERS = (
+    *STARTERS.values(),
+    "PMI_SIZE",
+    "JOB_COMPLETION_INDEX",
+    "SLURM_HET_SIZE",
+    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_RESTART_COUNT",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+)
+_MOST_DIGITS = 18
 #: Seconds for the look-up of the master's name. Without an answer in time, the nodes notice a wrong name when they
 #: meet.
 _LOOK_UP = 1.0
@@ -47,6 +62,15 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_numa_binding(args, worker_count)
     check_program(args, environ)
     check_health_check(args.health_check, environ)
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse variables with so many digits that they are no number of anything; Python reads no more than 4,300."""
+    for name in _NUMBERS:
+        text = environ.get(name, "")
+        if text.isdecimal() and len(text) > _MOST_DIGITS:
+            message = f"{name}: {text!r} is not a number that can be meant"
+            raise UsageError(message)
 
 
 # --- flags among themselves ------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
 #: Programs that start launchers side by side, and the variable that holds their number.
-_STARTERS = {
+STARTERS = {
     "mpirun": "OMPI_COMM_WORLD_SIZE",  # of Open MPI
     "mpirun_rsh": "MV2_COMM_WORLD_SIZE",  # of MVAPICH2
     "jsrun": "JSM_NAMESPACE_SIZE",
@@ -103,7 +103,7 @@ def _find_starter(environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the program that has started this launcher and others side by side, and their number, or 1."""
     if environ.get("SLURM_TASK_PID") == str(os.getpid()):
         return "", 1  # srun has started this process itself
-    counts = {starter: environ.get(name, "") for starter, name in _STARTERS.items()}
+    counts = {starter: environ.get(name, "") for starter, name in STARTERS.items()}
     if "MPI_LOCALNRANKS" in environ:  # of MPICH and Intel MPI; srun sets PMI_SIZE as well
         counts["mpiexec"] = environ.get("PMI_SIZE", "")
     if environ.get("SM_HOSTS"):

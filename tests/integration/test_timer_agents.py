@@ -127,7 +127,7 @@ def test_a_deadline_that_passes_while_the_job_is_stopped(launch: Launch, tmp_pat
     assert "expired" not in job.stderr
 
 
-@pytest.mark.parametrize("port", ["", "http"])
+@pytest.mark.parametrize("port", ["", "http", "99999", pytest.param("9" * 6000, id="6000 digits")])
 def test_a_port_that_is_none_starts_no_health_check(launch: Launch, port: str) -> None:
     """Nothing is started, and the job runs."""
     env = {"TORCHELASTIC_HEALTH_CHECK_PORT": port}

@@ -259,6 +259,8 @@ def test_many_launchers_of_a_step_and_idle_nodes_are_told(monkeypatch: pytest.Mo
         ("1", "", "job-1", 1),
         ("2", "1:2", "job-2", 1),
         ("x", "2", "job-1", 1),
+        ("1" * 6000, "2", "job-1", 1),
+        ("1", "1" * 6000, "job-1", 0),
         ("1", "2", "my", 1),
     ],
 )

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from elastic_run.diagnosis.doctor.finding import Finding, Subject
 
 
+#: A longer number can't be meant, and Python reads no more than 4,300 digits.
+_MOST_DIGITS = 18
+
+
 def check(subject: Subject) -> list[Finding]:
     """Return the findings about the variables of this job's scheduler."""
     environ = subject.environ
@@ -47,14 +51,14 @@ def judge_kubernetes(environ: Mapping[str, str], hostname: str) -> list[Finding]
     """Judge variables of an indexed Job in a pod of this name."""
     index, nodes = environ["JOB_COMPLETION_INDEX"], environ.get("PET_NNODES", "")
     evidence = f"JOB_COMPLETION_INDEX={index}"
-    if not index.isdecimal():
+    if not index.isdecimal() or len(index) > _MOST_DIGITS:
         what = f"JOB_COMPLETION_INDEX={index} is not a number"
         return [problem(what, evidence, "completionMode: Indexed sets it; remove it from the pod template's env")]
     if not nodes:
         what = "this is a pod of an indexed Job, and nothing says how many pods it has"
         return [problem(what, evidence, "set PET_NNODES to the Job's completions in the pod template's env")]
     most = nodes.rpartition(":")[2]
-    if most.isdecimal() and int(index) >= int(most):
+    if most.isdecimal() and len(most) <= _MOST_DIGITS and int(index) >= int(most):
         what = f"PET_NNODES={nodes}, but this is pod {index} of the Job, counted from 0"
         return [problem(what, evidence, "set PET_NNODES to the Job's completions")]
     if "." not in hostname and not hostname.endswith(f"-{index}"):
