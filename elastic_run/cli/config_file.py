@@ -18,6 +18,7 @@ The whole file is checked, also values that a flag overrides, so that a typing e
 
 from __future__ import annotations
 
+import os
 import sys
 
 from elastic_run.cli.flags import CONFIGURATION
@@ -62,7 +63,8 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
             if dest in values:
                 message = "is set twice, with a hyphen and with an underscore"
                 raise ValueError(message)  # noqa: TRY301 - the key is added below, as for the other errors
-            text = _write(flag, value)
+            # As the command line would have it, where the locale knows less than UTF-8.
+            text = os.fsdecode(_write(flag, value).encode())
             values[dest] = (_read(flag, text), Origin(FILE, path, "" if flag.is_switch else text))
         except ValueError as error:
             message = f"{path}: {key}: {error}"

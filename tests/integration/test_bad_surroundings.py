@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from elastic_run.cli.commands import COMMANDS
 from tests.support.launch import ELASTIC_RUN
 
 if TYPE_CHECKING:
@@ -47,13 +48,36 @@ def test_too_few_descriptors_for_a_launcher_are_no_defect(launch: Launch, worker
     assert "ulimit -n" in job.stderr
 
 
-@pytest.mark.parametrize("flag", ["--help", "--version"])
-def test_a_text_for_a_full_disk_is_one_line(flag: str) -> None:
+def test_a_value_of_a_file_that_the_locale_does_not_know(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """The workers get the bytes that the file has, as they get those of a flag."""
+    (tmp_path / "job.toml").write_text("role = '\xe9\u2603'", encoding="utf-8")
+    script = worker("import os; say(os.environb[b'ROLE_NAME'] == '\\xe9\\u2603'.encode())")
+    job = launch("--config=job.toml", script, env=ASCII, cwd=tmp_path)
+    assert job.wait_exit() == 0, job.stderr
+    assert (job.stdout, job.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [("--help", ""), ("--version", ""), *((f"{name} --help", f"{name}: ") for name in COMMANDS)],
+)
+def test_a_text_for_a_full_disk_is_one_line(words: str, named: str) -> None:
     """As for every other command, and not the traceback of a defect."""
+    command = [*ELASTIC_RUN, *words.split()]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*ELASTIC_RUN, flag], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == contract.EXIT_USAGE
-    assert done.stderr == "elastic-run: error: standard output can't be written: No space left on device\n"
+    assert done.stderr == f"elastic-run: error: {named}standard output can't be written: No space left on device\n"
+
+
+def test_a_table_for_a_closed_terminal_is_one_line() -> None:
+    """`elastic-run top >&-` says that there is no terminal."""
+    pytest.importorskip("rich")
+    shell = ["sh", "-c", '"$@" >&-', "sh", *ELASTIC_RUN, "top"]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert done.returncode == contract.EXIT_USAGE
+    assert done.stderr.startswith("elastic-run: error: top: standard output is not a terminal")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("flag", ["--role={}", "--rdzv-id={}", "--rdzv-conf=keep_alive_max_attempt=1{}"])

@@ -6,6 +6,7 @@ import argparse
 import re
 
 from elastic_run.cli.commands import COMMANDS
+from elastic_run.cli.parser import print_text
 from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False
@@ -31,6 +32,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"elastic-run {name}", description=COMMANDS[name], allow_abbrev=False)
+
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002 - argparse's signature
+        """Print the help to stdout; a full disk is told, which argparse passes over."""
+        print_text(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of printing the usage, so that an error is one line."""
