@@ -20,7 +20,7 @@ from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.config import JobConfig, describe_difference
 from elastic_run.core.job.exclusion import find_exclusion
 from elastic_run.core.job.rank_claims import has_rival
-from elastic_run.core.job.refusals import forget_refused, has_missed_refusal, note_refused
+from elastic_run.core.job.refusals import forget_refused, forget_replaced, has_missed_refusal, note_refused
 from elastic_run.core.job.reported_failure import read_report
 from elastic_run.core.job.role_scripts import describe_other_script, settle_script
 from elastic_run.core.job.state import (
@@ -281,7 +281,7 @@ class _JobUpdate:
         """Return a new node, or one that was silent for a while, as it was but for its membership."""
         gone = self._gone.pop(fact.node, None)
         if gone is None or gone.was is None:
-            forget_refused(self._gone, fact.node_info.host)
+            forget_replaced(self._gone, fact.node_info.host)
             order = self._next_order()
             return Node(
                 fact.node, _kept(fact.node_info), fact.store_address, fact.sequence, arrived=order, arrived_at=self._now

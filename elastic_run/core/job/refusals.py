@@ -26,11 +26,22 @@ def has_missed_refusal(known: Node | Gone, event: object) -> bool:
     return isinstance(event, Join) and isinstance(known, Gone) and 0 <= known.refused_in <= event.seen
 
 
-def forget_refused(gone: dict[str, Gone], host: str | None = None) -> None:
-    """Mark the refused nodes of a host as told, because another node of the host has joined; None marks all hosts."""
+def forget_refused(gone: dict[str, Gone]) -> None:
+    """Mark all refused nodes as told."""
     for name, node in gone.items():
-        if node.reason == REFUSED and host in (None, name_host(node)):
+        if node.reason == REFUSED:
             gone[name] = replace(node, is_told=True)
+
+
+def forget_replaced(gone: dict[str, Gone], host: str) -> None:
+    """Mark one refused node of a host as told, because another node of the host has joined, probably in its place.
+
+    Only one, the first: several nodes may have one host name, and the others are still missing.
+    """
+    refused = (node for node in gone.values() if node.reason == REFUSED and not node.is_told)
+    replaced = next((node for node in refused if name_host(node) == host), None)
+    if replaced is not None:
+        gone[replaced.node] = replace(replaced, is_told=True)
 
 
 def describe_refused(job: Job, limit: int) -> tuple[str, ...]:

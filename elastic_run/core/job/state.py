@@ -103,8 +103,8 @@ class Gone:
         reason: `silent`, `refused`, `moved` (it has not followed the store yet), or that of its `Leave`.
         detail: A clause for the user.
         was: What it was, or None where it never was one of the job's.
-        is_told: Whether nodes that wait need not be told of it any more: a round was formed since then, or another node
-            of a refused node's host has joined.
+        is_told: Whether nodes that wait need not be told of it any more: a round was formed since then, or a node of
+            a refused node's host has joined in its place.
         refused_in: The slot of its `Refuse`, -1 for none.
     """
 
