@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from elastic_run.core.failure.evidence import LOG_DISK_FULL
 
 TYPE_CHECKING = False
@@ -33,6 +36,20 @@ _VERDICTS: dict[str, str] = {
     "internal_error": "Please report this, with the lines above and the command line.",
 }
 
+_FULL_DISK = "`df -h` and `df -i` show what is full; --log-dir, or TMPDIR without that flag, names another place."
+#: For the errors of the system that end with `cannot_start`: the advice for the others does not fit them.
+_ERRORS: dict[int, str] = {
+    errno.ENOSPC: _FULL_DISK,
+    errno.EDQUOT: f"The quota of this user on that file system is used up (`quota`); {_FULL_DISK}",
+    errno.EROFS: "That file system is mounted read-only; --log-dir, or TMPDIR without that flag, names another place.",
+    errno.EACCES: "The job's user has no permission there: `ls -ld` shows the owner of the file and of its directory.",
+    errno.E2BIG: "The command line and the environment are too long together: put them into a file.",
+    # Before EMFILE, whose words are the beginning of these.
+    errno.ENFILE: "The machine has no more open files to give: `sysctl fs.file-max` shows its limit.",
+    errno.EMFILE: "Raise the limit of open files of a process: `ulimit -n` shows it.",
+    errno.ENOMEM: "Too little memory: `free -h`, `ulimit -v`, and the container's or scheduler's limit show it.",
+    errno.EAGAIN: "Raise the limit of processes and threads: `ulimit -u`, and pids.max of the control group.",
+}
 #: For the refusal "--node-rank=1 was given to two nodes": the advice for other refusals does not fit it.
 _RANK_TWICE = "Give each node a --node-rank of its own, from 0 on."
 _LOG_DISK_FULL = (
@@ -49,6 +66,9 @@ def advice(result: JobResult) -> str | None:
     """
     if result.verdict == "refused" and result.detail.startswith("--node-rank="):
         return _RANK_TWICE
+    if result.verdict == "cannot_start" and result.signal is None:
+        known = (advice for number, advice in _ERRORS.items() if os.strerror(number) in result.detail)
+        return next(known, _VERDICTS[result.verdict])
     if result.root is None:
         return None if result.signal is not None else _VERDICTS.get(result.verdict)
     if result.verdict == "unkillable_worker":

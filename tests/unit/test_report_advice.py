@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,23 @@ def raised(name: str, message: str = "") -> JobResult:
         (result(verdict="not_executable", exit_code=126), "chmod +x"),
         (result(worker_end(0, 1), verdict="unkillable_worker", exit_code=203), "dmesg"),
         (result(verdict="cannot_start", exit_code=204), "ulimit -a"),
+        *(
+            (
+                result(verdict="cannot_start", exit_code=204, detail=f"x can't be started: {OSError(number, said)}"),
+                help_,
+            )
+            for number, said, help_ in (
+                (errno.ENOSPC, "No space left on device", "df -h"),
+                (errno.EDQUOT, "Disk quota exceeded", "quota"),
+                (errno.EROFS, "Read-only file system", "read-only"),
+                (errno.EACCES, "Permission denied", "ls -ld"),
+                (errno.E2BIG, "Argument list too long", "into a file"),
+                (errno.EMFILE, "Too many open files", "ulimit -n"),
+                (errno.ENFILE, "Too many open files in system", "fs.file-max"),
+                (errno.ENOMEM, "Cannot allocate memory", "ulimit -v"),
+                (errno.EAGAIN, "Resource temporarily unavailable", "ulimit -u"),
+            )
+        ),
         (result(verdict="internal_error", exit_code=205), "report"),
         (result(verdict="rendezvous", exit_code=201), "elastic-run doctor"),
         (result(verdict="nodes_lost", exit_code=206), "lost nodes"),
