@@ -210,6 +210,16 @@ def test_a_stranger_s_404_is_no_missing_key() -> None:
         store.create("d/0", b"value")
 
 
+def test_a_watch_that_ends_without_news_says_so() -> None:
+    """Else who waits would hear nothing until the connection breaks."""
+    with (
+        Answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", pause=DEADLINE) as http,
+        closing(http),
+        pytest.raises(StoreConnectionError, match="ended a watch"),
+    ):
+        EtcdV2Client(http).watch("d/", 1).next_items(DEADLINE)
+
+
 @pytest.mark.parametrize(
     "ask",
     [lambda api: api.read("k"), lambda api: api.watch("d/", 1).next_items(DEADLINE)],

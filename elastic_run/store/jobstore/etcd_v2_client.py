@@ -195,7 +195,8 @@ class _Pool:
         if self._open is None:
             self._open = self._http.open_answer(method, url, b"", headers)
         connection, answer = self._open
-        if not connection.has_body_data(timeout):
+        # News come in chunks; an answer of a known length is an error, or the end of the watch.
+        if "content-length" not in answer.headers and not connection.has_body_data(timeout):
             raise ReadTimeoutError(self, url, "nothing has come")  # type: ignore[arg-type] # it keeps the pool, no more
         answer.body = connection.receive_body(self._http.timeout)
         self._open = None
