@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.cli.values import duration, one_signal, preloaded
+from elastic_run.cli.values import MOST_WORKERS, duration, one_signal, preloaded
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
@@ -67,7 +67,7 @@ class LaunchConfig:
 
     Raises:
         ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
-            more than one, or `preload` is no list of modules.
+            more than one, `preload` is no list of modules, a name is too long, or there are too many workers.
     """
 
     min_nodes: int
@@ -112,6 +112,14 @@ class LaunchConfig:
             text = os.environ.get(contract.ENV_EXIT_BARRIER_TIMEOUT) or str(contract.DEFAULT_EXIT_BARRIER_TIMEOUT)
             _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
             self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
+        if self.nproc_per_node > MOST_WORKERS:
+            message = f"nproc_per_node is more workers than a node can have, {MOST_WORKERS}"
+            raise ValueError(message)
+        for name, text in (("run_id", self.run_id), ("role", self.role)):
+            length = len(text.encode(errors="surrogateescape"))
+            if length > contract.LONGEST_NAME:
+                message = f"{name} has {length} bytes, and {contract.LONGEST_NAME} are allowed"
+                raise ValueError(message)
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
         _check_field("preload", self.agent_config.preload, preloaded)
         _check_field("inject_fault", self.agent_config.inject_fault, find_faults)

@@ -73,7 +73,7 @@ class WorkerSpec:
         if self.local_world_size <= 0:
             message = f"local_world_size must be at least 1, got {self.local_world_size}"
             raise AssertionError(message)
-        if self.monitor_interval <= 0:
+        if not self.monitor_interval > 0:  # nor nan
             message = f"monitor_interval must be above 0, got {self.monitor_interval}"
             raise AssertionError(message)
         if self.fn:

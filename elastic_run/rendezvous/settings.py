@@ -7,7 +7,7 @@ Times are seconds and may be fractions (torch: whole numbers).
 from __future__ import annotations
 
 from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.config import SHORTEST_INTERVAL, JobConfig
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
@@ -114,6 +114,9 @@ def _read_time(key: str, value: object) -> float:
         seconds = float(value)  # type: ignore[arg-type]  # that is what the except is for
     except (TypeError, ValueError):
         seconds = float("nan")
+    if key == "keep_alive_interval" and 0 < seconds < SHORTEST_INTERVAL:
+        message = f"rendezvous setting {key}={value!r}: no node could keep less than {SHORTEST_INTERVAL:g} seconds"
+        raise ValueError(message)
     if (seconds > 0 or (may_be_zero and seconds == 0)) and seconds != float("inf"):
         return min(seconds, LONGEST_TIME)
     message = f"rendezvous setting {key}={value!r}: not a number of seconds {'from' if may_be_zero else 'above'} 0"

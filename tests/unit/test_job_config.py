@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from elastic_run.core.job.config import JobConfig, Window, describe_difference, describe_settled
 
+TIMES = [
+    *("min_uptime", "max_backoff", "join_timeout", "last_call_timeout", "keep_alive_interval"),
+    *("scale_up_delay", "scale_up_grace"),
+]
 JOB = JobConfig(1, 4)
 DIFFERENCES = {
     "nodes": (JobConfig(2, 4), "--nnodes is 2:4 here and 1:4 in the job"),
@@ -55,3 +62,25 @@ def test_every_setting_is_compared() -> None:
         changes = {name: value, "max_nodes": 9} if name == "min_nodes" else {name: value}
         other = JobConfig(**{"min_nodes": 1, "max_nodes": 4, **changes})  # type: ignore[arg-type]  # all are of the right type
         assert bool(describe_difference(JOB, other)) != bool(describe_settled(JOB, other)), name
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_nodes": 1 << 60},
+        {"max_restarts": 1 << 60},
+        {"max_restarts": math.nan},
+        {"keep_alive_max_attempt": 1 << 60},
+        *({name: value} for name in TIMES for value in (math.nan, math.inf, 1e300)),
+    ],
+)
+def test_a_value_that_no_other_node_could_read_is_refused(values: dict[str, Any]) -> None:
+    """A program gets an error before anything is started, which names the field."""
+    with pytest.raises(ValueError, match=rf"^JobConfig: {next(iter(values))} is .*, and [0-9.e+]+ is the most$"):
+        JobConfig(**values)
+
+
+def test_an_interval_that_no_node_could_keep_is_refused() -> None:
+    """All nodes would be silent for the others at once."""
+    with pytest.raises(ValueError, match=r"a keep-alive takes 0\.001 s or more$"):
+        JobConfig(keep_alive_interval=1e-300)

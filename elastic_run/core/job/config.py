@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME
 from elastic_run.records import dataclass
 
 #: Fields of `JobConfig` and their names for users; the two numbers of nodes are one flag.
@@ -36,6 +37,16 @@ _DECIDED_BY_FIRST = {
     "scale_up_grace": "--scale-up-grace",
 }
 
+#: The largest value of fields that are numbers or times.
+_LARGEST: dict[float, tuple[str, ...]] = {
+    LARGEST_NUMBER: ("min_nodes", "max_nodes", "max_restarts", "keep_alive_max_attempt"),
+    LONGEST_TIME: (
+        *("min_uptime", "max_backoff", "join_timeout", "last_call_timeout", "keep_alive_interval"),
+        *("scale_up_delay", "scale_up_grace"),
+    ),
+}
+#: Seconds between two heartbeats, at least: no node could keep a shorter interval.
+SHORTEST_INTERVAL = 0.001
 #: From so many nodes on, the first heartbeats wait until the nodes have come.
 _CROWD = 256
 
@@ -99,9 +110,18 @@ class JobConfig:
         if not 1 <= self.min_nodes <= self.max_nodes:
             message = f"JobConfig: {self.min_nodes}:{self.max_nodes} nodes make no sense"
             raise ValueError(message)
-        if self.keep_alive_interval <= 0 or self.keep_alive_max_attempt < 1:
-            message = "JobConfig: the lease must be longer than 0 s"
+        if self.keep_alive_interval < SHORTEST_INTERVAL or self.keep_alive_max_attempt < 1:
+            message = (
+                f"JobConfig: the lease must be longer than 0 s, and a keep-alive takes {SHORTEST_INTERVAL:g} s or more"
+            )
             raise ValueError(message)
+        # Larger numbers, and nan, can't be told to the other nodes.
+        for most, names in _LARGEST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not value <= most:
+                    message = f"JobConfig: {name} is {value}, and {most:g} is the most"
+                    raise ValueError(message)
 
     @property
     def lease(self) -> float:

@@ -284,6 +284,9 @@ def open_session(
 
     Returns:
         The session.
+
+    Raises:
+        ValueError: A value is one that no node could read.
     """
     node_info = setup.node_info
     signals = SessionSignals()
@@ -302,9 +305,20 @@ def open_session(
         events=events,
         status_answers=StatusAnswers(lambda question: events.deliver(StatusAsked(question)), signals.wake.set),
     )
+    _check_sendable(context)
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
     session = JobSession(context, shares_server=shares_server, describe_join=describe_join)
     session.offers_store = not shares_server
     if isinstance(backend, TcpBackend) and backend.serves_workers and backend.hosted is not None:
         session.worker_store = HostedWorkerStore(backend.hosted, backend.endpoint[0])
     return session
+
+
+def _check_sendable(context: SessionContext) -> None:
+    """Refuse values that the job could not read: it would pass over this node's `Join`, and the node would wait."""
+    join = messages.Join(context.node, 0, context.node_info, context.config, messages.StoreAddress("", 0))
+    try:
+        messages.read_fact(messages.to_json(join))
+    except ValueError as error:
+        message = f"the other nodes could not read a value of this node: {error}"
+        raise ValueError(message) from None

@@ -1,0 +1,31 @@
+"""Values of a program that are refused before anything is started, as those of a command line are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from elastic_run.agent.api import WorkerSpec
+from elastic_run.launcher import LaunchConfig
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"nproc_per_node": 10**400}, "^nproc_per_node is more workers than a node can have, 65536$"),
+        ({"role": "\xe9" * 3000}, "^role has 6000 bytes, and 4096 are allowed$"),
+        ({"run_id": "x" * 5000}, "^run_id has 5000 bytes, and 4096 are allowed$"),
+    ],
+)
+def test_a_value_that_can_not_be_meant_is_refused(values: dict[str, Any], said: str) -> None:
+    """Such a name was too long for the nodes' messages, and so many workers were counted for minutes."""
+    with pytest.raises(ValueError, match=said):
+        LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, **values})
+
+
+def test_no_number_is_no_interval() -> None:
+    """As torch refuses an interval of 0."""
+    with pytest.raises(AssertionError, match="monitor_interval must be above 0, got nan"):
+        WorkerSpec("worker", 1, None, entrypoint="true", monitor_interval=math.nan)  # type: ignore[arg-type]
