@@ -6,6 +6,7 @@ The command of --health-check is checked in the same way.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
 from elastic_run import contract
@@ -125,6 +126,9 @@ def _check_script(name: str) -> None:
         raise UsageError(message)
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         message = f"script {name!r} is a directory without a __main__.py"
+        raise UsageError(message)
+    if stat.S_ISSOCK(os.stat(name).st_mode):
+        message = f"script {name!r} is a socket"
         raise UsageError(message)
     if not os.access(name, os.R_OK):
         message = f"script {name!r} is not readable: no permission"

@@ -67,7 +67,7 @@ def advice(result: JobResult) -> str | None:
     if result.verdict == "refused" and result.detail.startswith("--node-rank="):
         return _RANK_TWICE
     if result.verdict == "cannot_start" and result.signal is None:
-        known = (advice for number, advice in _ERRORS.items() if os.strerror(number) in result.detail)
+        known = (advice for number, advice in _ERRORS.items() if _names_error(result.detail, number))
         return next(known, _VERDICTS[result.verdict])
     if result.root is None:
         return None if result.signal is not None else _VERDICTS.get(result.verdict)
@@ -76,3 +76,7 @@ def advice(result: JobResult) -> str | None:
     if result.causes[0].kind == LOG_DISK_FULL:
         return _LOG_DISK_FULL
     return result.causes[0].help or None
+
+
+def _names_error(detail: str, number: int) -> bool:
+    return os.strerror(number) in detail or f"[Errno {number}]" in detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "plain").write_text("", encoding="utf-8")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "module.py").touch()
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
     (tmp_path / "application").mkdir()
     (tmp_path / "application/__main__.py").write_text("", encoding="utf-8")
     return tmp_path

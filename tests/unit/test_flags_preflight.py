@@ -100,6 +100,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("train.py/deeper", {}, "script 'train.py/deeper' does not exist"),
     ("s" * 5000, {}, f"script '{'s' * 99}"),
     ("package", {}, "script 'package' is a directory without a __main__.py"),
+    ("socket", {}, "script 'socket' is a socket"),
     ("--run-path package", {}, "script 'package' is a directory without a __main__.py"),
     ("-m ./train.py", {}, "-m: './train.py' is not the name of a module; leave out -m"),
     ("-m --no-python tool", {}, "--no-python: cannot be combined with -m"),

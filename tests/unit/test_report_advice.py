@@ -77,6 +77,7 @@ def raised(name: str, message: str = "") -> JobResult:
                 (errno.EACCES, "Permission denied", "ls -ld"),
                 (errno.E2BIG, "Argument list too long", "into a file"),
                 (errno.EMFILE, "Too many open files", "ulimit -n"),
+                (errno.EMFILE, "1 worker needs 28 file descriptors here, but only 16 are allowed", "ulimit -n` shows"),
                 (errno.ENFILE, "Too many open files in system", "fs.file-max"),
                 (errno.ENOMEM, "Cannot allocate memory", "ulimit -v"),
                 (errno.EAGAIN, "Resource temporarily unavailable", "ulimit -u"),
