@@ -50,6 +50,12 @@ _ERRORS: dict[int, str] = {
     errno.ENOMEM: "Too little memory: `free -h`, `ulimit -v`, and the container's or scheduler's limit show it.",
     errno.EAGAIN: "Raise the limit of processes and threads: `ulimit -u`, and pids.max of the control group.",
 }
+#: What the detail says where a directory for temporary files is needed and none was found.
+_NO_TEMPORARY = "no directory for temporary files"
+_TEMPORARY_PLACES = (
+    "TMPDIR, /tmp and /var/tmp are full, read-only, or this user may not write there: `df -h` and `ls -ld` show it; "
+    "TMPDIR or --log-dir names another place."
+)
 #: For the refusal "--node-rank=1 was given to two nodes": the advice for other refusals does not fit it.
 _RANK_TWICE = "Give each node a --node-rank of its own, from 0 on."
 _LOG_DISK_FULL = (
@@ -67,8 +73,7 @@ def advice(result: JobResult) -> str | None:
     if result.verdict == "refused" and result.detail.startswith("--node-rank="):
         return _RANK_TWICE
     if result.verdict == "cannot_start" and result.signal is None:
-        known = (advice for number, advice in _ERRORS.items() if _names_error(result.detail, number))
-        return next(known, _VERDICTS[result.verdict])
+        return _advise_start(result.detail)
     if result.root is None:
         return None if result.signal is not None else _VERDICTS.get(result.verdict)
     if result.verdict == "unkillable_worker":
@@ -78,5 +83,10 @@ def advice(result: JobResult) -> str | None:
     return result.causes[0].help or None
 
 
-def _names_error(detail: str, number: int) -> bool:
-    return os.strerror(number) in detail or f"[Errno {number}]" in detail
+def _advise_start(detail: str) -> str:
+    if _NO_TEMPORARY in detail:
+        return _TEMPORARY_PLACES
+    known = (
+        advice for number, advice in _ERRORS.items() if os.strerror(number) in detail or f"[Errno {number}]" in detail
+    )
+    return next(known, _VERDICTS["cannot_start"])

@@ -11,6 +11,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.cli.commands import COMMANDS
 from tests.support.launch import ELASTIC_RUN
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,3 +87,19 @@ def test_a_value_that_the_nodes_cannot_tell_each_other_is_refused(launch: Launch
     job = launch("--nnodes=1:2", flag.format("0" * 4999), worker("say('runs')"))
     assert job.wait_exit() == contract.EXIT_USAGE
     assert job.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "stacks", "logs"])
+def test_a_command_whose_output_nobody_reads_ends(launch: Launch, worker: Worker, tmp_path: Path, command: str) -> None:
+    """A closed stdout is no defect."""
+    job = launch(f"--log-dir={tmp_path}", worker("import time; say('runs'); time.sleep(60)"))
+    job.wait_line("runs")
+    shell = ["sh", "-c", '"$@" >&-', "sh", *ELASTIC_RUN, command, str(job.pid)]
+
+    def ask() -> bool:
+        done = subprocess.run(shell, capture_output=True, text=True, check=False)
+        is_there = "no job of yours" not in done.stderr
+        assert not is_there or (done.returncode, done.stderr) == (0, "")
+        return is_there
+
+    wait_until(ask, what="a job")

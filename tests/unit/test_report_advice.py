@@ -83,6 +83,14 @@ def raised(name: str, message: str = "") -> JobResult:
                 (errno.EAGAIN, "Resource temporarily unavailable", "ulimit -u"),
             )
         ),
+        (
+            result(
+                verdict="cannot_start",
+                exit_code=204,
+                detail="no program: no directory for temporary files can be written to",
+            ),
+            "TMPDIR, /tmp and /var/tmp",
+        ),
         (result(verdict="internal_error", exit_code=205), "report"),
         (result(verdict="rendezvous", exit_code=201), "elastic-run doctor"),
         (result(verdict="nodes_lost", exit_code=206), "lost nodes"),

@@ -23,6 +23,8 @@ UsageError for a mistake of the user.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 
 from elastic_run import contract
@@ -61,6 +63,8 @@ def run(words: Sequence[str]) -> int:
         SystemExit: The arguments are wrong (2), or ask for the command's help (0).
     """
     name, *arguments = words
+    if sys.stdout is None:  # closed by whoever started us: nobody reads it
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
     try:
         return int(import_module(f"{__name__}.{name}").main(arguments))
     except UsageError as error:

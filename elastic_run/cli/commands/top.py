@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     except ImportError:
         message = "it needs rich: pip install 'elastic-run[live]' (`elastic-run status` prints the same once)"
         raise UsageError(message) from None
-    if sys.stdout is None or not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         message = "standard output is not a terminal (`elastic-run status` prints the same once)"
         raise UsageError(message)
     job = find_job(os.environ, args.run)
