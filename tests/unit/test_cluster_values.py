@@ -7,9 +7,11 @@ import os
 import pytest
 
 from elastic_run.cli import node_gpus
+from elastic_run.cli.checks import check_variables
 from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.errors import UsageError
 from tests.unit.test_cluster_slurm import STEP
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5"}
@@ -79,3 +81,11 @@ def test_a_task_that_srun_has_started_itself_belongs_to_the_step(monkeypatch: py
     environ = {**STEP, **OPEN_MPI, "SLURM_TASK_PID": str(os.getpid())}
     values, told = notices("train.py", environ, monkeypatch)
     assert (values["nnodes"], told) == ("3", [])
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX", "SLURM_JOB_END_TIME"])
+def test_a_variable_with_too_many_digits_is_refused(name: str) -> None:
+    """Python reads no number of some thousand digits."""
+    check_variables({name: "9" * 18})
+    with pytest.raises(UsageError, match=f"^{name}: '999"):
+        check_variables({name: "9" * 6000})

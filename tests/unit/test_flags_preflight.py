@@ -35,9 +35,6 @@ pytestmark = pytest.mark.usefixtures("place")
 REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nnodes 0 train.py", {}, "--nnodes: '0' is not MIN[:MAX]"),
     ("--nproc-per-node 8x train.py", {}, "--nproc-per-node: '8x' is not a number from 1 up"),
-    ("train.py", {"OMPI_COMM_WORLD_SIZE": "9" * 6000}, "OMPI_COMM_WORLD_SIZE: '99"),
-    ("train.py", {"JOB_COMPLETION_INDEX": "9" * 6000}, "JOB_COMPLETION_INDEX: '99"),
-    ("train.py", {"SLURM_JOB_ID": "1", "SLURM_JOB_END_TIME": "9" * 6000}, "SLURM_JOB_END_TIME: '99"),
     (
         "--nproc-per-node npu train.py",
         {},
