@@ -1,29 +1,46 @@
 """Start and restart warm workers many times, with everything that programs do with processes and threads.
 
-    python -m tests.chaos.preloaded                             20 starts and a job of 20 restarts
+    python -m tests.chaos.preloaded                             20 starts and 20 restarts
     python -m tests.chaos.preloaded --starts 500 --restarts 500 --busy 2
 
-A job that does not end within its deadline fails the command, which shows its processes and its output and kills it.
+A job fails the command if a start or a restart takes longer than the deadline, if the launcher ends with another code
+than the worker that failed, if a line or an `atexit` of a worker is lost, or if a process of the job is still there
+afterwards. The command then shows the job's output and, where it has not ended, the stacks of all its processes.
 `--busy` keeps so many processors busy beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.support.processes import descendants_of, describe
+from tests.support.processes import describe, kill_processes, processes_with_environment
+from tests.support.wait import DeadlinePassedError, wait_until
 
 _TRAINING = Path(__file__).with_name("preloaded_training.py")
 _WORKERS = 2
-#: Seconds for a start; a restart gets half of it. A machine that is shared may need ten times what an idle one does.
+#: Seconds for a start or a restart. A machine that is shared may need ten times what an idle one does.
 _DEADLINE = 240.0
+#: Seconds for processes that multiprocessing ends with the worker that started them.
+_LAST_PROCESSES = 10.0
+#: Every so many jobs fail in their last round too. It has no factor in common with the ways to fail.
+_FAILING = 7
+#: How many seeds share a cache of the compiler, since a job without one takes half a minute longer.
+_CACHED = 20
+#: Restarts of one job.
+_RESTARTS = 20
+#: Exit codes of the ways to fail, in the order of `preloaded_training`.
+_EXIT_CODES = (1, 3, 128 + signal.SIGKILL, 1)
+#: Every process of a job has this variable.
+_NAME = "PRELOADED_JOB"
 
 
 def say(line: str) -> None:
@@ -31,53 +48,84 @@ def say(line: str) -> None:
     print(f"preloaded: {line}", flush=True)  # noqa: T201 - a command prints
 
 
-class UnendedError(Exception):
+class WrongJobError(Exception):
     """A job did not end, or did not end well; the text has all that is known."""
 
 
-def run_job(directory: Path, *, seed: int, restarts: int) -> None:
+def run_job(directory: Path, *, seed: int, restarts: int, failures: int) -> None:
     """Run one job under --preload to its end.
 
     Args:
-        directory: An empty directory for what the workers write and for the compiler's cache (`directory.parent`).
+        directory: An empty directory for what the workers write; the compiler's cache is beside it.
         seed: Which parts the workers run.
-        restarts: How often the workers fail before they succeed.
+        restarts: How often the workers are restarted.
+        failures: How many rounds fail: as many as there are restarts, or one more.
 
     Raises:
-        UnendedError: the job ended with another code than 0, was still there at its deadline, or lost an `atexit`.
+        WrongJobError: the job is not as the module's docstring says.
     """
-    output = directory / "output.txt"
+    output = directory.with_suffix(".txt")
+    cache = directory.with_name(f"compiled.{seed // _CACHED}")
     with output.open("wb") as out:
         job = subprocess.Popen(
             [sys.executable, "-m", "elastic_run", "--standalone", f"--nproc-per-node={_WORKERS}", "--preload=torch",
-             f"--max-restarts={restarts}", "--shutdown-timeout=20", _TRAINING, directory, str(restarts)],
+             f"--max-restarts={restarts}", "--shutdown-timeout=20", _TRAINING, directory, str(failures)],
             stdout=out, stderr=subprocess.STDOUT,
-            env={**os.environ, "PART_SEED": str(seed), "TORCHINDUCTOR_CACHE_DIR": str(directory.parent / "compiled")},
+            env={**os.environ, "PART_SEED": str(seed), "TORCHINDUCTOR_CACHE_DIR": str(cache), _NAME: directory.name},
         )  # fmt: skip
-        try:
-            code = job.wait(_DEADLINE * (1 + restarts / 2))
-        except subprocess.TimeoutExpired as error:
-            seen = _describe(job.pid)
-            _kill(job)
-            message = f"did not end:\n{seen}\n{_tail(output)}"
-            raise UnendedError(message) from error
-    missing = [rank for rank in range(_WORKERS) if not (directory / f"done.{restarts}.{rank}").exists()]
-    if code or missing:
-        message = f"ended with {code}, without the atexit of ranks {missing}:\n{_tail(output)}"
-        raise UnendedError(message)
+    try:
+        code = _wait_exit(job, directory)
+        wait_until(lambda: not _processes(directory), deadline=_LAST_PROCESSES)
+    except (subprocess.TimeoutExpired, DeadlinePassedError) as error:
+        seen = "\n".join(_describe_with_stack(pid) for pid in _processes(directory))
+        job.kill()
+        job.wait()
+        kill_processes(_processes(directory))
+        message = f"{directory.name} is not over:\n{seen}\n{output.read_text(errors='replace')}"
+        raise WrongJobError(message) from error
+    expected = _EXIT_CODES[(seed + restarts) % len(_EXIT_CODES)] if failures > restarts else 0
+    text = output.read_text(errors="replace")
+    wrong = [] if code == expected else [f"ended with {code}, not with {expected}"]
+    wrong += [f"{line} was printed {count} times" for line, count in _counted_lines(directory, text) if count != 1]
+    wrong += [f"no {name}" for name in _last_files(restarts) if not expected and not (directory / name).exists()]
+    if wrong:
+        message = f"{directory.name}: {', '.join(wrong)}:\n{text}"
+        raise WrongJobError(message)
 
 
-def _describe(pid: int) -> str:
-    return "\n".join(f"{known}: {describe(known)}" for known in (pid, *descendants_of(pid)))
+def _wait_exit(job: subprocess.Popen[bytes], directory: Path) -> int:
+    """Wait for a job's end while its workers write within each deadline; return its exit code."""
+    written = -1
+    while (count := len(list(directory.iterdir()))) > written:
+        written = count
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return job.wait(_DEADLINE)
+    raise subprocess.TimeoutExpired(job.args, _DEADLINE)
 
 
-def _kill(job: subprocess.Popen[bytes]) -> None:
-    job.kill()  # the guardian ends what belongs to it
-    job.wait()
+def _processes(directory: Path) -> list[int]:
+    return processes_with_environment(directory.name, name=_NAME)
 
 
-def _tail(output: Path) -> str:
-    return output.read_text(errors="replace")[-4000:]
+def _describe_with_stack(pid: int) -> str:
+    """Describe a process, with what the kernel and py-spy know of its threads."""
+    tool = Path(sys.executable).with_name("py-spy")
+    said = subprocess.run([tool, "dump", "--native", "--pid", str(pid)], capture_output=True, text=True, check=False)
+    waits = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            waits.append(f"{task.name}: {(task / 'wchan').read_text()} {(task / 'syscall').read_text().strip()}")
+    return "\n".join([describe(pid), *waits, said.stdout + said.stderr])
+
+
+def _counted_lines(directory: Path, text: str) -> list[tuple[str, int]]:
+    """Return each line that a worker has printed, and how often it stands in the output."""
+    lines = text.splitlines()
+    return [(path.name, lines.count(path.name)) for path in directory.iterdir() if not path.match("done.*")]
+
+
+def _last_files(restart: int) -> list[str]:
+    return [f"{name}.{restart}.{rank}" for name in ("started", "worked", "done") for rank in range(_WORKERS)]
 
 
 def _burn() -> None:
@@ -85,34 +133,38 @@ def _burn() -> None:
         pass
 
 
+def _run_jobs(top: Path, *, starts: int, restarts: int, seed: int) -> None:
+    begin = time.monotonic()
+    jobs = [0] * starts + [_RESTARTS] * (restarts // _RESTARTS) + [restarts % _RESTARTS] * bool(restarts % _RESTARTS)
+    restarted = 0
+    for number, each in enumerate(jobs):
+        directory = top / f"{os.getpid()}-{seed + number}"
+        directory.mkdir()
+        is_failing = number % _FAILING == _FAILING - 1
+        run_job(directory, seed=seed + number, restarts=each, failures=each + is_failing)
+        restarted += each
+        if number % 10 == 9:
+            say(f"{number + 1} starts and {restarted} restarts in {time.monotonic() - begin:.0f} s")
+    say(f"{len(jobs)} starts and {restarted} restarts in {time.monotonic() - begin:.0f} s: ok")
+
+
 def main() -> int:
     """Run the starts and the restarts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.preloaded")
-    parser.add_argument("--starts", type=int, default=20)
-    parser.add_argument("--restarts", type=int, default=20)
+    parser.add_argument("--starts", type=int, default=20, help="jobs without a restart")
+    parser.add_argument("--restarts", type=int, default=20, help=f"in further jobs of {_RESTARTS} each")
     parser.add_argument("--busy", type=int, default=0, help="processors to keep busy")
     parser.add_argument("--seed", type=int, default=0, help="of the first start")
     arguments = parser.parse_args()
     busy = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(arguments.busy)]
     for process in busy:
         process.start()
-    begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="preloaded-") as top:
         try:
-            for start in range(arguments.starts):
-                directory = Path(top, f"start{start}")
-                directory.mkdir()
-                run_job(directory, seed=arguments.seed + start, restarts=0)
-                if start % 25 == 24:
-                    say(f"{start + 1} starts in {time.monotonic() - begin:.0f} s")
-            directory = Path(top, "restarts")
-            directory.mkdir()
-            if arguments.restarts:
-                run_job(directory, seed=arguments.seed, restarts=arguments.restarts)
-        except UnendedError as error:
+            _run_jobs(Path(top), starts=arguments.starts, restarts=arguments.restarts, seed=arguments.seed)
+        except WrongJobError as error:
             say(f"FAILED: {error}")
             return 1
-    say(f"{arguments.starts} starts and {arguments.restarts} restarts in {time.monotonic() - begin:.0f} s: ok")
     return 0
 
 

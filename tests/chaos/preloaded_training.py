@@ -1,9 +1,10 @@
 """A worker that does what real programs do with processes and threads, for many starts and restarts under --preload.
 
-    preloaded_training.py DIRECTORY RESTARTS
+    preloaded_training.py DIRECTORY FAILURES
 
-DIRECTORY is shared: a worker writes `done.RESTART.RANK` there by `atexit`, as a program saves its state. PART_SEED, the
-rank and the number of restarts choose the part that a worker runs. In each round but the last, rank 0 fails.
+DIRECTORY is shared: a worker writes `done.RESTART.RANK` there by `atexit`, as a program saves its state, and an empty
+file with the name of each line that it has printed. PART_SEED, the rank and the number of restarts choose the part that
+a worker runs. In the first FAILURES rounds, rank 0 fails.
 """
 
 from __future__ import annotations
@@ -79,30 +80,38 @@ PARTS: tuple[Callable[[], None], ...] = (
 )
 
 
-def _fail(restart: int) -> None:
+def _fail(number: int) -> None:
     """End as programs end: by an exception, without a clean-up, killed, or while a child of theirs still works."""
-    way = restart % 4
+    way = number % 4
     if way == 1:
         os._exit(3)
     if way == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if way == 3:
         multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True).start()
-    message = f"the failure of restart {restart}"
+    message = f"the failure of number {number}"
     raise RuntimeError(message)
+
+
+def _print_line(line: str, directory: Path) -> None:
+    """Print a line, and then note that it was printed."""
+    print(line, flush=True)  # noqa: T201 - a worker prints
+    (directory / line).touch()
 
 
 def main() -> None:
     """Run one part, another one in each rank, and every third time a collective; then end or fail."""
-    directory, restarts = Path(sys.argv[1]), int(sys.argv[2])
+    directory, failures = Path(sys.argv[1]), int(sys.argv[2])
     restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     atexit.register((directory / f"done.{restart}.{rank}").touch)
+    _print_line(f"started.{restart}.{rank}", directory)
     number = int(os.environ["PART_SEED"]) + restart
     if number % 3 == 0:
         reduce_together()
     PARTS[(number + rank) % len(PARTS)]()
-    if restart < restarts and rank == 0:
-        _fail(restart)
+    _print_line(f"worked.{restart}.{rank}", directory)
+    if restart < failures and rank == 0:
+        _fail(number)
 
 
 if __name__ == "__main__":
