@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_run.worker.errors import JoinError
+from elastic_run.worker.leaving import keep_tensor
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -212,6 +213,7 @@ def _prove(meeting: Meeting, choice: Choice) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     one = torch.ones(1, device=choice.device)
+    keep_tensor(one)
     work = dist.all_reduce(one, async_op=True)
     work.wait(meeting.timeout)
     if one.item() != meeting.place.world_size:

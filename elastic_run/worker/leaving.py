@@ -6,6 +6,10 @@ both wait for ever. When Python is on its way out by then, the thread is ended i
 issue 190489; seen with 2.13). So models let go first, then the group, while Python is all there. A group that the
 script still holds then is never destroyed: the process's end takes it.
 
+Before torch 2.8, Python holds the lock as well when it destroys a group. With these releases no group is destroyed at
+the end. The tensors of our own small reductions are held, since a thread of gloo needs the lock only for a tensor that
+nobody else holds. A thread that needs the lock when Python has ended still aborts the process there.
+
 After a failure there may be collectives that never end, since the others wait for this worker. The
 destructor would wait for their timeout, and the whole job with it. So no group is destroyed then.
 """
@@ -15,14 +19,29 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
     import torch.distributed as dist
 
-__all__ = ["destroy_groups", "has_failed", "keep_groups"]
+__all__ = ["destroy_groups", "has_failed", "keep_groups", "keep_tensor"]
+
+#: First release of torch that gives up Python's lock to destroy a group.
+_GIVES_UP_LOCK = "2.8"
+_last_reduced: deque[torch.Tensor] = deque(maxlen=1)
+
+
+def keep_tensor(reduced: torch.Tensor) -> None:
+    """Hold a tensor until the next one comes, so that `destroy_process_group` need not wait for its end.
+
+    Args:
+        reduced: A small tensor that a collective has reduced, before its last other reference goes.
+    """
+    _last_reduced.append(reduced)
 
 
 def has_failed() -> bool:
@@ -32,9 +51,12 @@ def has_failed() -> bool:
 
 def destroy_groups() -> None:
     """Destroy all process groups except those that the program still holds."""
+    import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
     groups = _groups()
+    if torch.__version__ < _GIVES_UP_LOCK:
+        _keep(groups)
     remains = [weakref.ref(group) for group in groups]
     _release_models()
     dist.destroy_process_group()

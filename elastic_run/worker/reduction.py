@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 
 from elastic_run.worker.distributed import world_size
 from elastic_run.worker.errors import WorkerError
+from elastic_run.worker.leaving import keep_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,7 @@ def reduce_mean(value: float | torch.Tensor, *, group: dist.ProcessGroup | None 
     if not isinstance(value, torch.Tensor):
         device = _group_device(group) if has_peers(group) else "cpu"
         number = torch.tensor(float(value), dtype=torch.float64, device=device)
+        keep_tensor(number)
         return float(_mean(number, group).item())
     result_type = value.dtype if value.is_floating_point() or value.is_complex() else torch.float32
     # Not promote_types: it refuses the types of 8 bits.
@@ -67,6 +69,7 @@ def any_rank(answer: bool, *, group: dist.ProcessGroup | None = None) -> bool:  
     import torch.distributed as dist  # noqa: PLC0415
 
     vote = torch.tensor(float(answer), device=_group_device(group))
+    keep_tensor(vote)
     dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
     return bool(vote.item())
 

@@ -147,6 +147,41 @@ def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Ca
     assert (told(job), job.stderr) == ([{"is_late": 1}] * 2, "")
 
 
+def test_torch_before_2_8_destroys_no_group_at_the_end(
+    torch_python: TorchPython, script: Callable[[str], Path]
+) -> None:
+    """It would hold Python's lock, for which a thread of gloo may wait."""
+    path = script("""
+        import weakref, torch, torch.distributed as dist
+        torch.__version__ = torch.torch_version.TorchVersion("2.7.1+cpu")
+        atexit.register(lambda: say(is_left=not dist.is_initialized(), is_there=group() is not None))
+        worker.init_distributed()
+        group = weakref.ref(dist.group.WORLD)
+    """)
+    done = torch_python.run(path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"is_left": True, "is_there": True}
+
+
+def test_a_small_reduction_keeps_its_tensor(launch: Launch, script: Callable[[str], Path]) -> None:
+    """Before torch 2.8, destroy_process_group may wait for ever for a thread that lets the tensor go."""
+    path = script("""
+        import weakref, torch.distributed as dist
+        all_reduce, reduced = dist.all_reduce, []
+        def note(tensor, *words, **named):
+            reduced.append(weakref.ref(tensor))
+            return all_reduce(tensor, *words, **named)
+        dist.all_reduce = note
+        mean, vote = lambda: worker.reduce_mean(1), lambda: worker.stop_requested(everywhere=True)
+        for reduce in (worker.init_distributed, mean, vote):
+            reduce()
+            assert reduced.pop()() is not None
+        assert not reduced
+    """)
+    job = launch(*WARM, "--nproc-per-node=2", path, env=QUIET)
+    assert job.wait_exit() == 0, job.stderr
+
+
 @pytest.mark.parametrize("how", ["script", pytest.param("function", marks=pytest.mark.long)])
 def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Callable[[str], Path], how: str) -> None:
     """A rank that raises while others keep one of its collectives waiting ends at once, and so does the job."""
