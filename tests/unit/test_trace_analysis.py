@@ -398,6 +398,15 @@ def test_the_command_prints_one_screen(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+def test_dumps_without_collectives_prove_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a job that hung, with torch 2.6 and gloo."""
+    assert main([str(DATA / "nothing_recorded")]) == 0
+    assert capsys.readouterr().out == (
+        "cause    none found: the dumps have no collectives (torch before 2.8 records none of gloo)\n"
+        "dumps    3 dumps read, of ranks 0-2\n"
+    )
+
+
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` prints one document with the same findings."""
     assert main(["--json", str(DATA / "missing_rank")]) == 0

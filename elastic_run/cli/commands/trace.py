@@ -76,7 +76,7 @@ def _lines(analysis: Analysis, found: FoundDumps) -> list[str]:
         for detail in detail_lines(finding)[:_MOST_DETAILS]:
             lines += _section("", detail, 2)
     if not lines:
-        lines += _section("cause", "none found: the ranks with a dump have called the same collectives", 2)
+        lines += _section("cause", f"none found: {_no_finding(found)}", 2)
     for finding in analysis.consequences[:_MOST_CONSEQUENCES]:
         lines += _section("follows", cause_line(finding), 2)
     lines += _section("dumps", _what_was_read(analysis), 2)
@@ -85,6 +85,12 @@ def _lines(analysis: Analysis, found: FoundDumps) -> list[str]:
     if len(found.problems) > _MOST_PROBLEMS:
         lines += _section("", f"... ({len(found.problems)} remarks in all)", 1)
     return lines
+
+
+def _no_finding(found: FoundDumps) -> str:
+    if any(dump.collectives for dump in found.dumps):
+        return "the ranks with a dump have called the same collectives"
+    return "the dumps have no collectives (torch before 2.8 records none of gloo)"
 
 
 def _what_was_read(analysis: Analysis) -> str:

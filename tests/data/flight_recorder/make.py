@@ -2,6 +2,7 @@
 
 Each scenario runs four ranks, one of which does something else. All ranks write what their flight recorder holds while
 they wait. The dumps are as torch writes them but for the paths in their stacks, which are cut to the file's name.
+`nothing_recorded` is not made here: --flight-recorder wrote it in a job with torch 2.6.
 """
 
 from __future__ import annotations
