@@ -10,7 +10,7 @@ import pytest
 from tests.support.plugins import write_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.support.launch import Launched
@@ -67,6 +67,33 @@ def _files(directory: Path) -> dict[str, str]:
         if path.is_file() and path.name not in {"failure.json", "error.json", "events.jsonl"}:
             found[name] = path.read_text(encoding="utf-8")
     return found
+
+
+#: The fields of the class up to torch 2.8.
+_OLD_PLUGIN = """
+import os
+from types import SimpleNamespace
+from elastic_run.multiprocessing import LogsSpecs
+
+class Old(LogsSpecs):
+    def reify(self, envs):
+        none = dict.fromkeys(envs, "")
+        tees = {rank: f"{os.environ['TEE']}{rank}" for rank in envs}
+        return SimpleNamespace(stdouts=tees, stderrs=none, tee_stdouts=tees, tee_stderrs=none, error_files=none)
+
+    root_log_dir = ""
+"""
+
+
+@pytest.mark.parametrize("filters", [(), ("--duplicate-stdout-filters=rank", "--duplicate-stderr-filters=rank")])
+def test_logs_of_an_older_torch_name_no_filtered_files(filters: Sequence[str], launch: Launch, tmp_path: Path) -> None:
+    """The classes of torch 2.4 to 2.8 have no fields for them: workers run, and tees are written."""
+    write_plugin(tmp_path / "site", "old_logs", "torchrun.logs_specs", {"old": "old_logs:Old"}, _OLD_PLUGIN)
+    env = {"PYTHONPATH": str(tmp_path / "site"), "TEE": str(tmp_path / "tee")}
+    words = ("--standalone", "--nproc-per-node=2", "--logs-specs=old", *filters, "--no-python", "sh", "-c")
+    job = launch(*words, "echo rank $RANK", env=env)
+    assert job.wait_exit() == 0, job.stderr
+    assert [(tmp_path / f"tee{rank}").read_text() for rank in range(2)] == ["rank 0\n", "rank 1\n"]
 
 
 @pytest.mark.parametrize("name", ["default", "derived", "own"])

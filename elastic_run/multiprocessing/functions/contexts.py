@@ -111,14 +111,15 @@ class PContext(abc.ABC):
     @property
     def filtered_stdout(self) -> TextIO | None:
         """The file into which chosen lines of stdout are copied, open for writing at its end; None without filters."""
-        return self._open_filtered(self._logs.filtered_stdout) if self._filters[0] else None
+        return self._open_filtered("filtered_stdout") if self._filters[0] else None
 
     @property
     def filtered_stderr(self) -> TextIO | None:
         """The same for stderr."""
-        return self._open_filtered(self._logs.filtered_stderr) if self._filters[1] else None
+        return self._open_filtered("filtered_stderr") if self._filters[1] else None
 
-    def _open_filtered(self, path: str) -> TextIO | None:
+    def _open_filtered(self, name: str) -> TextIO | None:
+        path = getattr(self._logs, name, "")  # the class of torch 2.8 has no such fields
         if path and path not in self._filtered:
             self._filtered[path] = open(path, "a", buffering=1, errors="replace", encoding="utf-8")  # noqa: SIM115
         return self._filtered.get(path)

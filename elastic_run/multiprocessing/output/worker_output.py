@@ -93,8 +93,9 @@ class WorkerOutput:
         Raises:
             OSError: There are no descriptors left.
         """
-        wanted = ((STDOUT, logs.filtered_stdout, stdout_filters), (STDERR, logs.filtered_stderr, stderr_filters))
-        for fd, path, filters in wanted:
+        wanted = ((STDOUT, "filtered_stdout", stdout_filters), (STDERR, "filtered_stderr", stderr_filters))
+        for fd, name, filters in wanted:
+            path = getattr(logs, name, "")  # the class of torch 2.8 has no such fields
             if not filters or not is_log(path):
                 continue
             try:
