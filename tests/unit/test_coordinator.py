@@ -152,11 +152,12 @@ def test_a_coordinator_that_sleeps_before_its_clean_up_leaves_no_state_behind() 
     clerk = Clerk("a")
     clerk.hear(Ready("a", 2, 1, "1/1/a", "failed", StoreAddress("a", 1), {"exit_code": 1}))
     state = clerk.values["s/2.1"]
-    successor = core.start_term("b", term=2, slot=3, state=state, now=0.0)
-    cleanup = slots.unfinished_cleanup(successor)
-    assert cleanup is not None
-    assert cleanup.deleted == ("s/1.1",)
-    assert cleanup.expected == {"d/3": messages.to_json(messages.Claim(2, "b"))}
+    successor = core.resign(core.start_term("b", term=2, slot=3, state=state, now=0.0))
+    assert slots.unfinished_cleanup(successor) is None  # a restored store may have an older log than this state
+    proposal = slots.propose(successor, 0.0)
+    assert proposal is not None
+    _, cleanup = slots.settle(successor, proposal.entry, now=0.0, jitter=0.0)
+    assert cleanup.deleted == ("s/1.1", "s/2.1")
 
 
 def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:

@@ -251,5 +251,5 @@ def _go_on(fresh: Coordinator, found: State, job: Job) -> Coordinator:
         formations=found.formations,
         state_slot=found.slot,
         state_term=found.term,
-        garbage_keys=found.garbage_keys,
+        former_garbage_keys=found.garbage_keys,
     )

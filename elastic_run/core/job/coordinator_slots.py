@@ -124,6 +124,7 @@ def _take_own_entry(
         state_slot=slot,
         state_term=term,
         garbage_keys=tuple(garbage_keys),
+        former_garbage_keys=(),
         written=MappingProxyType({decision_key(slot): to_json(pending)}),
         pending=None,
         is_over=is_over,
@@ -188,9 +189,8 @@ def _write_state(coordinator: Coordinator, now: float) -> bytes:
 
 def _list_garbage(coordinator: Coordinator) -> tuple[str, ...]:
     """Return the keys that nobody needs once the pending decision is in the log."""
-    if coordinator.state_slot < 0:
-        return coordinator.garbage_keys
-    return (*coordinator.garbage_keys, state_key(coordinator.state_slot, coordinator.state_term))
+    keys = (*coordinator.garbage_keys, *coordinator.former_garbage_keys)
+    return keys if coordinator.state_slot < 0 else (*keys, state_key(coordinator.state_slot, coordinator.state_term))
 
 
 def write_head(coordinator: Coordinator) -> bytes:

@@ -99,6 +99,8 @@ class Coordinator:
         state_slot: The slot of the newest state document, -1 for none.
         state_term: Its term.
         garbage_keys: Keys to delete, as far as it knows: nobody needs them any more.
+        former_garbage_keys: Keys that the coordinator before was to delete. Until this one has decided something, a
+            node may know of an older state than this one.
         written: Key to value: its newest entry. Another coordinator may use its keys where that is not there.
         known_restarts: The restarts that its node had heard of when its term began.
         pending: The decision that is being written, or None.
@@ -130,6 +132,7 @@ class Coordinator:
     state_slot: int = -1
     state_term: int = 0
     garbage_keys: tuple[str, ...] = ()
+    former_garbage_keys: tuple[str, ...] = ()
     written: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     known_restarts: int = 0
     pending: Pending | None = None
