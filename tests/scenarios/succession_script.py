@@ -353,9 +353,10 @@ class Bed:
         for node in nodes:
             self._enter_store(node)
             log = self.members[node].log
-            there = self.values.get(decision_key((log.next_slot or 0) - 1))
+            slot, read = log.next_slot or 0, (log.former_entry, log.last_entry)
+            there = [self.values.get(decision_key(before)) for before in (slot - 2, slot - 1)]
             raw = self.values.get(LOG_START)
-            start = find_restart(log.next_slot, log.term, log.last_entry, log.restart, there=there, raw=raw)
+            start = find_restart(log.next_slot, log.term, read, log.restart, there=there, raw=raw)
             self._raise_start(start)
             start = start and find_start(self.values[LOG_START])
             self._tell(node, f"notices: {'all is there' if start is None else _show(start)}")

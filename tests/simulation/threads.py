@@ -123,8 +123,9 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
 def _restart_log(agent: Agent) -> Generator[Request | Pause, Any, LogStart | None]:
     """Raise the start of the log if the store has lost entries that this node has read."""
     log = agent.member.log
-    there, raw = yield Request("get", ([decision_key((log.next_slot or 0) - 1), LOG_START],))
-    start = find_restart(log.next_slot, log.term, log.last_entry, log.restart, there=there, raw=raw)
+    slot, read = log.next_slot or 0, (log.former_entry, log.last_entry)
+    *there, raw = yield Request("get", ([decision_key(slot - 2), decision_key(slot - 1), LOG_START],))
+    start = find_restart(log.next_slot, log.term, read, log.restart, there=there, raw=raw)
     return None if start is None else find_start((yield from raise_start(start)))
 
 

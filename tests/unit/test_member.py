@@ -51,7 +51,7 @@ def test_a_node_that_has_read_nothing_has_lost_nothing() -> None:
     member, commands = membership.begin(
         "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), store_address=StoreAddress("a", 1), now=0.0
     )
-    assert find_restart(None, 0, b"", 0, there=b"x", raw=None) is None
+    assert find_restart(None, 0, (b"", b""), 0, there=(b"x", b"x"), raw=None) is None
     assert membership.decide(member, node_messages.StoreRestored(), 1.0)[1] == commands
 
 

@@ -160,7 +160,8 @@ class MemberUpdate(StoreUpdate):
             if start.slot < event.slot:
                 return  # a slot between them may hold a claim that this node took for void, or did not read at all
         is_trusted = event.slot == self.member.log.trusted_slot
-        self._set_log(next_slot=event.slot + 1, last_entry=event.value)
+        former_entry = self.member.log.last_entry
+        self._set_log(next_slot=event.slot + 1, last_entry=event.value, former_entry=former_entry)
         try:
             decision = read_decision(event.value)
         except UnknownProtocolError as error:

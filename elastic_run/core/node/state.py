@@ -39,6 +39,7 @@ class LogPosition:
     Attributes:
         next_slot: The slot to wait for, or None while it isn't known.
         last_entry: The entry in the slot before, b"" if the node has read none; `LOST` if the log was begun again.
+        former_entry: The entry in the slot before that one, in the same way.
         needs_head: Whether it follows the log without having read a fitting `head`: it asks again at every heartbeat.
         trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
         term: The present term, 0 for none.
@@ -50,6 +51,7 @@ class LogPosition:
 
     next_slot: int | None = None
     last_entry: bytes = b""
+    former_entry: bytes = b""
     needs_head: bool = False
     trusted_slot: int = -1
     term: int = 0

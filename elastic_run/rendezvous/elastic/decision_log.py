@@ -127,9 +127,10 @@ def restart_log(store: JobStore, known: LogPosition) -> LogStart | None:
     Raises:
         StoreConnectionError: The store can't be reached.
     """
-    there = get_document(store, job_keys.decision_key((known.next_slot or 0) - 1))
+    slot, read = known.next_slot or 0, (known.former_entry, known.last_entry)
+    there = [get_document(store, job_keys.decision_key(before)) for before in (slot - 2, slot - 1)]
     raw = store.get([job_keys.LOG_START])[0]
-    start = find_restart(known.next_slot, known.term, known.last_entry, known.restart, there=there, raw=raw)
+    start = find_restart(known.next_slot, known.term, read, known.restart, there=there, raw=raw)
     return None if start is None else find_start(raise_start(store, start))
 
 
