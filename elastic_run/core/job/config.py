@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME
+from elastic_run.contract import LARGEST_NUMBER
 from elastic_run.records import dataclass
 
 #: Fields of `JobConfig` and their names for users; the two numbers of nodes are one flag.
@@ -37,14 +37,11 @@ _DECIDED_BY_FIRST = {
     "scale_up_grace": "--scale-up-grace",
 }
 
-#: The largest value of fields that are numbers or times.
-_LARGEST: dict[float, tuple[str, ...]] = {
-    LARGEST_NUMBER: ("min_nodes", "max_nodes", "max_restarts", "keep_alive_max_attempt"),
-    LONGEST_TIME: (
-        *("min_uptime", "max_backoff", "join_timeout", "last_call_timeout", "keep_alive_interval"),
-        *("scale_up_delay", "scale_up_grace"),
-    ),
-}
+#: Fields that are numbers or times.
+_NUMBERS = (
+    *("min_nodes", "max_nodes", "max_restarts", "min_uptime", "max_backoff", "join_timeout", "last_call_timeout"),
+    *("keep_alive_interval", "keep_alive_max_attempt", "scale_up_delay", "scale_up_grace"),
+)
 #: Seconds between two heartbeats, at least: no node could keep a shorter interval.
 SHORTEST_INTERVAL = 0.001
 #: From so many nodes on, the first heartbeats wait until the nodes have come.
@@ -116,12 +113,11 @@ class JobConfig:
             )
             raise ValueError(message)
         # Larger numbers, and nan, can't be told to the other nodes.
-        for most, names in _LARGEST.items():
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not value <= most:
-                    message = f"JobConfig: {name} is {value}, and {most:g} is the most"
-                    raise ValueError(message)
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None and not value <= LARGEST_NUMBER:
+                message = f"JobConfig: {name} is {value}, and {LARGEST_NUMBER} is the most"
+                raise ValueError(message)
 
     @property
     def lease(self) -> float:
