@@ -172,6 +172,24 @@ def test_a_store_is_told_again_when_its_log_has_come_to_the_round(stack: ExitSta
     assert is_told(read_all(store))
 
 
+def test_a_round_that_still_runs_may_go_on_in_another_store(stack: ExitStack) -> None:
+    """A store that is served only after another one was told is told, too, until a newer round was formed."""
+    ports = [free_port() for _ in range(2)]
+    serve(stack, ports[0])
+    first = open_at(stack, ports[0])
+    write_head(first, 3)
+    first.create(STORE_ID, b"store first")
+    notice = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports)).start_notice()
+    wait_until(lambda: is_told(read_all(first)))
+    serve(stack, ports[1])
+    second = open_at(stack, ports[1])
+    second.create(STORE_ID, b"store second")
+    wait_until(lambda: is_told(read_all(second)))
+    form_newer_round(second)
+    notice.join(_SECONDS / 2)
+    assert not notice.is_alive()
+
+
 def test_a_notice_ends_though_nobody_listens(stack: ExitStack) -> None:
     """Where no store comes back the notice ends with its time; one endpoint that refuses ends it at once."""
     ports = [free_port() for _ in range(2)]
