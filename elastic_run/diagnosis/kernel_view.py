@@ -30,7 +30,7 @@ _MOST_THREADS = 200
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.multiprocessing.process.process_table import ProcessStat
-    from elastic_run.multiprocessing.process.stack_signal import StackPipe
+    from elastic_run.multiprocessing.process.stack_pipe import StackPipe
 
 
 def find_obstacle(pid: int, pipe: StackPipe | None) -> str:

@@ -10,7 +10,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.multiprocessing.output.descriptors import is_log
-from elastic_run.multiprocessing.process import process_table, stack_signal
+from elastic_run.multiprocessing.process import process_table, stack_pipe
 from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process
 from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
@@ -92,7 +92,7 @@ class WorkerStarter:
         try:
             self.guardian.expect(options.stderr)
             kept = () if options.stacks < 0 else (options.stacks,)
-            whole_env = {**self.inherited, **options.env, **stack_signal.variables(options.stacks)}
+            whole_env = {**self.inherited, **options.env, **stack_pipe.variables(options.stacks)}
             streams = (options.stdout, options.stderr, *kept)
             pid = take_fork and take_fork(local_rank, argv, whole_env, streams)
             if not pid:

@@ -121,7 +121,7 @@ PLOTS: Mapping[str, Plot] = {
     ),
     "detection": Plot("Detection: a worker's death to …", "milliseconds" + _LOGARITHMIC, _draw_contenders),
     "restart": Plot(
-        "Restart: a worker's death to the next generation at work", "milliseconds" + _LOGARITHMIC, _draw_contenders
+        "Restart: a worker's death to the next round at work", "milliseconds" + _LOGARITHMIC, _draw_contenders
     ),
     "warm": Plot("Cold and warm: shares of what torchrun takes", "per cent; less is better", _draw_shares),
     "scale": Plot(

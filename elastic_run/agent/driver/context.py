@@ -11,7 +11,7 @@ from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.process.stack_signal import is_possible
+from elastic_run.multiprocessing.process.stack_pipe import is_possible
 from elastic_run.records import dataclass, field
 from elastic_run.signals import block_signals, signal_name, signal_number
 from elastic_run.store.tcpstore.listener import raise_descriptor_limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_run import contract
 from elastic_run.core.agent import machine
-from elastic_run.multiprocessing.process.stack_signal import is_possible
+from elastic_run.multiprocessing.process.stack_pipe import is_possible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.multiprocessing.process.stack_signal import is_possible
+from elastic_run.multiprocessing.process.stack_pipe import is_possible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from elastic_run.multiprocessing.functions.pickling import (
 )
 from elastic_run.multiprocessing.functions.results import VALUE, ResultReader, open_result_pipe
 from elastic_run.multiprocessing.functions.worker import ForkSetup, FunctionWorker
-from elastic_run.multiprocessing.process import fork_exec, stack_signal
+from elastic_run.multiprocessing.process import fork_exec, stack_pipe
 from elastic_run.multiprocessing.process.descriptors import open_unnamed
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
 from elastic_run.records import dataclass
@@ -211,7 +211,7 @@ class Functions:
             kept = sorted({*kept, *lent} - {-1})
             pid = fork_exec.start_process(
                 argv,
-                {**fork_exec.inherited_environment(), **options.env, **stack_signal.variables(options.stacks)},
+                {**fork_exec.inherited_environment(), **options.env, **stack_pipe.variables(options.stacks)},
                 stdout=options.stdout,
                 stderr=options.stderr,
                 affinity=options.affinity,

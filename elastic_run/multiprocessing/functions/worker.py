@@ -22,7 +22,7 @@ from multiprocessing.context import Process
 
 from elastic_run import contract
 from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send_result
-from elastic_run.multiprocessing.process import stack_signal
+from elastic_run.multiprocessing.process import stack_pipe
 from elastic_run.records import dataclass
 from elastic_run.signals import STACK_SIGNAL
 from elastic_run.worker_start import register
@@ -73,7 +73,7 @@ class ForkSetup:
             os.sched_setaffinity(0, self.affinity)
         if self.stacks is not None:
             source, number = self.stacks
-            if isinstance(source, int) or stack_signal.move(source.detach(), number):
+            if isinstance(source, int) or stack_pipe.move(source.detach(), number):
                 register(number, STACK_SIGNAL)
 
 

@@ -32,7 +32,7 @@ from elastic_run.multiprocessing.output.descriptors import (
     open_terminal,
 )
 from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
-from elastic_run.multiprocessing.process.stack_signal import LOWEST_DESCRIPTOR, StackPipe
+from elastic_run.multiprocessing.process.stack_pipe import LOWEST_DESCRIPTOR, StackPipe
 from elastic_run.records import dataclass
 
 #: What a line is for.

@@ -14,7 +14,7 @@
 | `process_title` | the name and the command line that `ps` shows |
 | `process_table` | what /proc tells of one process; signals to processes |
 | `spawn_options` | the options with which one process is started |
-| `stack_signal` | how the agent gets a worker's stacks: the signals, and the pipe |
+| `stack_pipe` | the pipe to which a worker writes its stacks |
 | `subreaper` | makes this process the parent of orphaned descendants |
 | `workers` | the worker processes of one round: exits, signals, stopping |
 """

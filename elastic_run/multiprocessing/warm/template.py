@@ -23,7 +23,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import stack_signal
+from elastic_run.multiprocessing.process import stack_pipe
 from elastic_run.multiprocessing.process.process_title import ProcessTitle
 from elastic_run.multiprocessing.warm import fork_setup, messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
@@ -219,7 +219,7 @@ class Template:
         fork_setup.begin_session(stdout, stderr)
         document = messages.take_from_file(file)
         if stacks:
-            stack_signal.place_descriptor(stacks[0], document["env"])
+            stack_pipe.place_descriptor(stacks[0], document["env"])
         self._become_worker(document)
         return True
 

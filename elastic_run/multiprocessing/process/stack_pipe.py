@@ -1,4 +1,4 @@
-"""How the agent gets a worker's stacks: the signals that ask for them, and a pipe to which the worker writes.
+"""The pipe by which the agent gets a worker's stacks; the signals that ask for them are in `signals`.
 
 Rules
 - `worker_start` has the worker's side. Only workers get a pipe, and only they are signalled.
