@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
 
 #: Seconds in which a writer has to open a named pipe.
@@ -30,7 +29,11 @@ def read_user_file(path: str, most: int) -> bytes:
     with open(path, "rb", opener=_open_without_wait) as file:
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         if is_pipe:
-            select.select([file], [], [], _WRITER_WAIT)
+            import select  # noqa: PLC0415 - a shared library, and most files are no pipes
+
+            poll = select.poll()
+            poll.register(file, select.POLLIN)
+            poll.poll(_WRITER_WAIT * 1000)
         content: bytes | None = file.read(most)  # None if there is a writer that has written nothing yet
         if content != b"":
             os.set_blocking(file.fileno(), True)

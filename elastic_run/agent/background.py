@@ -94,5 +94,5 @@ def _read_command(pid: int) -> str:
 
     try:
         return " ".join(psutil.Process(pid).cmdline())[:_COMMAND_LIMIT]
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return ""

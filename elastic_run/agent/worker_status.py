@@ -114,10 +114,13 @@ def describe_node(view: AgentView, before: Sample, now: Sample, gpus: Mapping[in
 
 
 def _describe_worker(worker: Worker, current: Round, before: Sample, now: Sample) -> Document:
+    from elastic_run.agent.driver.resource_readings import read_process  # noqa: PLC0415 - imported by now
+
     local_rank = worker.local_rank
     pid = current.workers.pids.get(local_rank)
     code = current.exit_code(local_rank)
-    used = now.usage.get(pid) if pid is not None and code is None else None
+    # A round that has begun since the sample has other processes.
+    used = (now.usage.get(pid) or read_process(pid)) if pid is not None and code is None else None
     silence, line = find_output(current, local_rank, now.at)
     return {
         "rank": worker.global_rank,

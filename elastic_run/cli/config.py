@@ -37,9 +37,9 @@ NO_PYTHON_WITH_MODULE = "--no-python: cannot be combined with -m: --no-python ru
 _JOB_FLAGS = tuple(flag for flag in FLAGS if flag.dest in JobConfig.__match_args__)
 _NODE_FLAGS = tuple(flag for flag in FLAGS if flag.dest in NodeConfig.__match_args__)
 _AGENT_FLAGS = tuple(flag for flag in FLAGS if flag.dest in AgentConfig.__match_args__)
-#: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
 #: Bytes of a token's file; a device may have no end.
 _LONGEST_TOKEN = 1 << 20
+#: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
 _TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
 
 

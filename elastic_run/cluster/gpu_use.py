@@ -93,9 +93,11 @@ def _find_computing(pynvml: Any, device: Any) -> frozenset[int] | None:  # noqa:
     """Return the processes for which a GPU has computed lately, or None where the driver doesn't tell (MIG, WSL)."""
     try:
         samples = pynvml.nvmlDeviceGetProcessUtilization(device, int((time.time() - _WINDOW) * 1e6))
+    except pynvml.NVMLError_NotFound:
+        return frozenset()  # the driver tells, and no process has used the GPU
     except pynvml.NVMLError:
         return None
-    return frozenset(sample.pid for sample in samples if sample.smUtil)
+    return frozenset(each.pid for each in samples if each.smUtil or each.memUtil or each.encUtil or each.decUtil)
 
 
 def _add(uses: list[GpuUse]) -> GpuUse:

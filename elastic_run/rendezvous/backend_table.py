@@ -118,7 +118,8 @@ def _make_file(request: _Request) -> Backend:
 def _make_etcd_v2(request: _Request) -> Backend:
     from importlib.util import find_spec  # noqa: PLC0415 - imported when used
 
-    if find_spec("etcd") is None:
+    spec = find_spec("etcd")
+    if spec is None or spec.origin is None:  # a directory of that name is none either
         message = (
             f"rendezvous backend {request.kind!r} needs python-etcd: pip install 'elastic-run[etcd]' "
             "(etcd-v3 needs no package)"

@@ -58,7 +58,7 @@ class Countdown:
         try:
             process = self.process
             return process is None or not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return True
 
 
@@ -152,5 +152,5 @@ def _find_process(worker_id: Any) -> psutil.Process | None:  # noqa: ANN401 - an
 
     try:
         return psutil.Process(worker_id) if isinstance(worker_id, int) else None
-    except (psutil.Error, ValueError):
+    except (psutil.Error, OSError, ValueError):
         return None

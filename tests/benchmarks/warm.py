@@ -34,7 +34,8 @@ _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 PRELOAD = "elastic-run --preload torch"
 _WORKERS = 8
 _HEADLINE = (
-    f"restart: from a worker's death to the next all-reduce (gloo) of {_WORKERS} workers that import torch, `--preload=torch`"
+    f"restart: from a worker's death to the next gloo all-reduce of {_WORKERS} workers that import torch, "
+    "`--preload=torch`"
 )
 #: Seconds for all workers to have reduced.
 _DEADLINE = 120.0

@@ -10,6 +10,7 @@ import threading
 import time
 from base64 import b64decode
 from contextlib import closing, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import etcd
@@ -20,14 +21,15 @@ from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.store.errors import SILENT, StoreAccessError, StoreConnectionError
 from elastic_run.store.jobstore.api import LEFT_BEHIND
 from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
-from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
-from elastic_run.store.jobstore.http_client import Endpoint, HttpClient
+from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client, _Pool
+from elastic_run.store.jobstore.http_client import Credentials, Endpoint, HttpClient
+from elastic_run.store.jobstore.http_connection import Answer
 from tests.support.etcd import Etcd, make_certificates
 from tests.support.store import LOOPBACK
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.support.launch import Launched
@@ -137,14 +139,15 @@ def test_settings_mean_what_they_mean_to_torch(
 
 
 # --- what is wrong around it -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("spec", ["None", "importlib.machinery.ModuleSpec('etcd', None)"], ids=["none", "directory"])
 def test_without_python_etcd_one_line_names_the_extra(
-    launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path
+    spec: str, launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Exit 2, before anything starts."""
+    """Exit 2, before anything starts; Python takes a directory of that name for a package without content."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util\n"
         "found = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'etcd' else found(name, *rest)\n",
+        f"importlib.util.find_spec = lambda name, *rest: {spec} if name == 'etcd' else found(name, *rest)\n",
         encoding="utf-8",
     )
     flags = ("--nnodes=1:2", "--rdzv-backend=etcd", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=job")
@@ -154,6 +157,19 @@ def test_without_python_etcd_one_line_names_the_extra(
         "elastic-run: error: --rdzv-backend: rendezvous backend 'etcd' needs python-etcd: "
         "pip install 'elastic-run[etcd]' (etcd-v3 needs no package)\n"
     )
+
+
+def test_a_user_may_have_letters_of_any_alphabet() -> None:
+    """UTF-8 is what etcd takes; python-etcd itself would send Latin-1, or fail."""
+    asked: list[Mapping[str, str]] = []
+
+    def ask(_method: str, _url: str, _body: bytes, headers: Mapping[str, str]) -> Answer:
+        asked.append(headers)
+        return Answer(200, {}, b"")
+
+    pool = _Pool(SimpleNamespace(ask=ask), Credentials("jürgen", "пароль"))  # type: ignore[arg-type] # all that it uses
+    pool.urlopen("GET", "http://127.0.0.1/v2/keys/x", headers={}, timeout=1.0)
+    assert b64decode(asked[0]["Authorization"].removeprefix("Basic ")).decode() == "jürgen:пароль"
 
 
 def test_no_other_backend_imports_python_etcd() -> None:

@@ -295,6 +295,9 @@ from types import SimpleNamespace
 class NVMLError(Exception):
     pass
 
+class NVMLError_NotFound(NVMLError):
+    pass
+
 def nvmlInit(): pass
 def nvmlShutdown(): pass
 def nvmlDeviceGetCount(): return 1
@@ -303,6 +306,9 @@ def nvmlDeviceGetUtilizationRates(device): return SimpleNamespace(gpu=80)
 def nvmlDeviceGetComputeRunningProcesses(device):
     with open(os.path.join(os.path.dirname(__file__), "pid")) as file:
         return [SimpleNamespace(pid=int(file.read()), usedGpuMemory=1)]
+def nvmlDeviceGetProcessUtilization(device, since):
+    used = nvmlDeviceGetComputeRunningProcesses(device)[0].pid
+    return [SimpleNamespace(pid=used, smUtil=80, memUtil=0, encUtil=0, decUtil=0)]
 """
 _ON_GPU = """
 import os, sys, time

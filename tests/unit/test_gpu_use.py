@@ -19,10 +19,15 @@ class NVMLError(Exception):
     """The library's root of errors."""
 
 
+class NVMLError_NotFound(NVMLError):  # noqa: N801, N818 - the library's name
+    """What was asked for is not there."""
+
+
 class Library(ModuleType):
     """A management library of three GPUs: one of two processes, one of one process and without a figure, one lost."""
 
     NVMLError = NVMLError
+    NVMLError_NotFound = NVMLError_NotFound
 
     def __init__(self) -> None:
         super().__init__("pynvml")
@@ -79,10 +84,31 @@ def test_the_use_of_all_gpus_is_added_up(library: Library) -> None:
 
 def test_a_process_beside_one_that_computes_does_not_compute(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the driver tells the share of each process, the GPU's figure does not count."""
-    samples = [SimpleNamespace(pid=10, smUtil=97), SimpleNamespace(pid=11, smUtil=0)]
+    samples = [_sample(10, smUtil=97), _sample(11)]
     monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", lambda _device, _since: samples)
     found = gpu_use.read_gpu_use()
     assert {pid: use.computes for pid, use in found.items()} == {10: True, 11: False}
+
+
+def test_a_process_that_only_copies_uses_the_gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory, encoder and decoder count as the cores do."""
+    samples = [_sample(10, memUtil=1), _sample(11, decUtil=1)]
+    monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", lambda _device, _since: samples)
+    assert all(use.computes for use in gpu_use.read_gpu_use().values())
+
+
+def test_a_driver_without_samples_tells_that_nobody_computed(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so by an error, which is not that of a driver that can't tell."""
+
+    def fail(_device: int, _since: int) -> None:
+        raise NVMLError_NotFound
+
+    monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", fail)
+    assert not any(use.computes for use in gpu_use.read_gpu_use().values())
+
+
+def _sample(pid: int, **used: int) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, **({"smUtil": 0, "memUtil": 0, "encUtil": 0, "decUtil": 0} | used))
 
 
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetCount"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from elastic_run.agent.driver.d_state import _is_uninterruptible
 from elastic_run.agent.driver.fault_injection import _find_child
 from elastic_run.agent.driver.resource_readings import read_usage
 from elastic_run.diagnosis.doctor import gpus, resource_limits
-from elastic_run.store.tcpstore.listener import find_port_owner
+from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner
 from elastic_run.timer.countdowns import Countdowns
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
 
 _METHODS = ("status", "name", "cmdline", "children", "username", "num_threads")
-_ERRORS = (psutil.NoSuchProcess(7), psutil.ZombieProcess(7), psutil.AccessDenied(7))
+_ERRORS = (psutil.NoSuchProcess(7), psutil.ZombieProcess(7), psutil.AccessDenied(7), OSError(errno.EMFILE, ""))
 
 
 def _raise(error: Exception) -> Callable[..., Any]:
@@ -50,7 +51,7 @@ def _round_of(*pids: int) -> Round:
 
 @pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
 def test_a_process_that_ends_while_it_is_read_is_no_error(
-    error: psutil.Error, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes], port: int
+    error: Exception, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes], port: int
 ) -> None:
     """Each reader of a process answers that nothing is known of it."""
     countdowns = Countdowns()
@@ -65,6 +66,14 @@ def test_a_process_that_ends_while_it_is_read_is_no_error(
     assert gpus.parse_processes(f"GPU-a, {sleeper.pid}, 3, /bin/x") == {"GPU-a": [f"process {sleeper.pid} (x, 3 MiB)"]}
     assert resource_limits._count_running() == 0
     assert countdowns.expired()[sleeper.pid][0].is_orphan
+
+
+def test_a_taken_port_is_told_also_if_the_kernel_writes_what_psutil_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    """It raises RuntimeError or KeyError for a line or a state that is new to it."""
+    monkeypatch.setattr(psutil, "net_connections", _raise(KeyError("0D")))
+    assert str(PortTakenError(port)) == f"port {port} is taken; choose another one or 0 for any"
 
 
 def test_a_pid_that_no_process_has_is_no_error() -> None:

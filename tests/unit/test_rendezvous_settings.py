@@ -104,7 +104,6 @@ def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
         ("etcd", "a:1", "job", {"cacert": "/none"}, "give protocol=https"),
         ("etcd", "a:1", "job", {"protocol": "https", "cacert": "/no/such"}, "/no/such"),
         ("etcd-v3", "a:1", "job", {"password": "x"}, "password needs user=NAME"),
-        ("etcd", "a:1", "job", {"user": "x"}, "user needs password=PASSWORD"),
         ("etcd-v3", "a:1", "job", {"user": "x", "password_file": "/no/such"}, "password_file=/no/such"),
     ],
 )

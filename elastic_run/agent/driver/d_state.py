@@ -51,5 +51,5 @@ class DStateWatch:
 def _is_uninterruptible(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP
-    except psutil.Error:
-        return False  # it has ended
+    except (psutil.Error, OSError):
+        return False  # it has ended, or no file can be opened

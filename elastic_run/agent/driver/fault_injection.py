@@ -228,9 +228,9 @@ def _find_child(pid: int) -> int | None:
     """Return the newest living process below a process, or None."""
     import psutil  # noqa: PLC0415 - only for this fault
 
-    with suppress(psutil.Error):
+    with suppress(psutil.Error, OSError):
         for child in sorted(psutil.Process(pid).children(recursive=True), key=psutil.Process.create_time, reverse=True):
-            with suppress(psutil.Error):
+            with suppress(psutil.Error, OSError):
                 if child.status() != psutil.STATUS_ZOMBIE:
                     return child.pid
     return None

@@ -42,18 +42,19 @@ class Usage:
 def read_usage(current: Round) -> dict[int, Usage]:
     """Return what the workers that run have used, by local rank; their children are not in it."""
     pids = current.workers.pids
-    found = {rank: _read_process(pids[rank]) for rank in sorted(current.workers.alive)}
+    found = {rank: read_process(pids[rank]) for rank in sorted(current.workers.alive)}
     return {rank: usage for rank, usage in found.items() if usage is not None}
 
 
-def _read_process(pid: int) -> Usage | None:
+def read_process(pid: int) -> Usage | None:
+    """Return what one process has used, or None where that can't be read."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             cpu = process.cpu_times()
             return Usage(cpu.user + cpu.system, process.memory_info().rss, process.status())
-    except psutil.Error:
-        return None  # it has ended
+    except (psutil.Error, OSError):
+        return None  # it has ended, or no file can be opened
 
 
 class ResourceReader:

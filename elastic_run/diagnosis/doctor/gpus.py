@@ -171,7 +171,7 @@ def _name(pid: int, command: str) -> str:
         # For a long name psutil reads the command line, which may have to wait for a process in uninterruptible sleep.
         is_stuck = process.status() == psutil.STATUS_DISK_SLEEP
         return f"{os.path.basename(command) if is_stuck else process.name()} of {process.username()}"
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return os.path.basename(command)
 
 

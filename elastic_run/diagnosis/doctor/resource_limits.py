@@ -94,4 +94,7 @@ def judge(limits: Limits) -> list[Finding]:
 def _count_running() -> int:
     """Count this user's threads."""
     found = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
-    return sum(each["num_threads"] or 0 for each in found if each["uids"] and each["uids"].real == os.getuid())
+    try:
+        return sum(each["num_threads"] or 0 for each in found if each["uids"] and each["uids"].real == os.getuid())
+    except OSError:
+        return 0  # no file can be opened

@@ -68,9 +68,8 @@ class EtcdV2Client(EtcdReader):
         """Return a client of python-etcd for one thing at a time: a request, or a watch."""
         # It logs each failure as an error, before the next server is asked.
         logging.getLogger("etcd").setLevel(logging.CRITICAL)
-        user = self._credentials
-        client = etcd.Client(username=user and user.user, password=user and user.password, allow_redirect=False)
-        pool = _Pool(self.http)
+        client = etcd.Client(allow_redirect=False)
+        pool = _Pool(self.http, self._credentials)
         client.http.pool_classes_by_scheme = {"http": lambda *_, **__: pool}
         return client
 
@@ -105,8 +104,11 @@ class EtcdV2Client(EtcdReader):
                 result = method(quote_key(key), *values, **options)
             except etcd.EtcdConnectionFailed as error:
                 raise error.cause from None
-            except etcd.EtcdClusterIdChanged:
-                continue  # said once; the index tells whether it was restored
+            except etcd.EtcdClusterIdChanged as error:
+                # Said once; the index tells whether it was restored. Behind one address there may be two clusters.
+                if time.monotonic() > deadline:
+                    message = f"etcd at {self.http.endpoint} answers for several clusters in turn"
+                    raise StoreConnectionError(message, UNREADY) from error
             except (etcd.EtcdException, UnicodeDecodeError) as error:
                 self._face(error, deadline, backoff.next_pause())
             else:
@@ -180,16 +182,20 @@ class _Pool:
 
     Args:
         http: The cluster.
+        credentials: Who we are, if etcd wants to know. python-etcd takes letters of Latin-1 only.
     """
 
-    def __init__(self, http: HttpClient) -> None:
+    def __init__(self, http: HttpClient, credentials: Credentials | None) -> None:
         self._http = http
+        text = "" if credentials is None else f"{credentials.user}:{credentials.password}"
+        self._headers = {"Authorization": f"Basic {b64encode(text.encode()).decode()}"} if text else {}
         self._open: tuple[HttpConnection, Answer] | None = None
 
     def urlopen(
         self, method: str, url: str, *, headers: Mapping[str, str], timeout: float, body: str = "", **_: object
     ) -> _Response:
         """Send a request of python-etcd; a watch ends in `ReadTimeoutError` where nothing comes in time."""
+        headers = {**headers, **self._headers}
         if "wait=true" not in url:
             return _Response(self._http.ask(method, url, body.encode(), headers))
         if self._open is None:

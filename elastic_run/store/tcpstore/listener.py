@@ -29,6 +29,7 @@ class PortTakenError(StoreError, OSError):
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self._fact = ""
         super().__init__(errno.EADDRINUSE, f"port {port} is taken")
 
     def __str__(self) -> str:
@@ -37,8 +38,10 @@ class PortTakenError(StoreError, OSError):
     @property
     def fact(self) -> str:
         """The message without its advice, which is for a job of one node."""
-        owner = find_port_owner(self.port)
-        return f"port {self.port} is taken{f' by {owner}' if owner else ''}"
+        if not self._fact:
+            owner = find_port_owner(self.port)
+            self._fact = f"port {self.port} is taken{f' by {owner}' if owner else ''}"
+        return self._fact
 
 
 def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
@@ -175,9 +178,9 @@ def find_port_owner(port: int) -> str:
     Returns:
         "pid 123 (name)"; "" where it can't be seen, as another user's.
     """
-    import psutil  # noqa: PLC0415 - only for a message about a port that is taken
-
     try:
+        import psutil  # noqa: PLC0415 - only for a message about a port that is taken
+
         listening = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
         pid = next((each.pid for each in listening if each.pid and each.laddr and each.laddr.port == port), None)
         if pid is None:
@@ -186,7 +189,7 @@ def find_port_owner(port: int) -> str:
         # For a long name psutil reads the command line, which may have to wait for a process in uninterruptible sleep.
         is_stuck = process.status() == psutil.STATUS_DISK_SLEEP
         return f"pid {pid}" if is_stuck else f"pid {pid} ({process.name()})"
-    except (psutil.Error, OSError):
+    except Exception:  # noqa: BLE001 - psutil may not know what a kernel writes there, and this is for a message only
         return ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_run.user_file import read_user_file
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
@@ -20,6 +22,8 @@ __all__ = ["make_opener"]
 _CERTIFICATE = ("cert", "ssl_cert")
 _KEY = ("key", "ssl_cert_key")
 _AUTHORITY = ("cacert", "ca_cert")
+#: Bytes of a password's file; a device may have no end.
+_LONGEST_PASSWORD = 1 << 16
 
 
 def make_opener(
@@ -97,8 +101,7 @@ def _read_credentials(conf: Mapping[str, Any]) -> Credentials | None:
     path = conf.get("password_file")
     if path:
         try:
-            with open(str(path), encoding="utf-8") as file:
-                password = file.read().rstrip("\n")
+            password = read_user_file(str(path), _LONGEST_PASSWORD).decode().rstrip("\n")
         except OSError as error:
             message = f"rendezvous setting password_file={path}: {error.strerror}"
             raise ValueError(message) from error
@@ -107,8 +110,8 @@ def _read_credentials(conf: Mapping[str, Any]) -> Credentials | None:
             raise ValueError(message) from error
     if not user and not password:
         return None
-    if not user or not password:
-        message = f"rendezvous setting {'user needs password=PASSWORD' if user else 'password needs user=NAME'}"
+    if not user:
+        message = "rendezvous setting password needs user=NAME"
         raise ValueError(message)
     from elastic_run.store.jobstore.http_client import Credentials  # noqa: PLC0415 - imported when used
 
