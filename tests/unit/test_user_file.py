@@ -11,6 +11,8 @@ import pytest
 from elastic_run import user_file
 from elastic_run.cli.config import read_token
 from elastic_run.errors import UsageError
+from elastic_run.rendezvous import RendezvousParameters
+from elastic_run.rendezvous.elastic.handler import create_handler
 from elastic_run.report.failure_rules import read_rules
 from elastic_run.user_file import read_user_file
 
@@ -34,6 +36,9 @@ def test_a_pipe_without_a_writer_is_an_error(pipe: str) -> None:
         read_rules(pipe)
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: .* can't be read: nothing was written to this pipe$"):
         read_token(pipe, {})
+    settings = {"user": "x", "password_file": pipe}
+    with pytest.raises(ValueError, match=r"password_file=.*: nothing was written to this pipe$"):
+        create_handler(RendezvousParameters("etcd-v3", "a:1", "job", 2, 2, **settings))
 
 
 def test_a_writer_may_take_its_time(pipe: str) -> None:
