@@ -144,8 +144,8 @@ def _run_jobs(top: Path, *, starts: int, restarts: int, seed: int) -> None:
         run_job(directory, seed=seed + number, restarts=each, failures=each + is_failing)
         restarted += each
         if number % 10 == 9:
-            say(f"{number + 1} starts and {restarted} restarts in {time.monotonic() - begin:.0f} s")
-    say(f"{len(jobs)} starts and {restarted} restarts in {time.monotonic() - begin:.0f} s: ok")
+            say(f"{min(number + 1, starts)} starts and {restarted} restarts in {time.monotonic() - begin:.0f} s")
+    say(f"{starts} starts and {restarted} restarts in {time.monotonic() - begin:.0f} s: ok")
 
 
 def main() -> int:

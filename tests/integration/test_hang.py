@@ -85,12 +85,12 @@ def compile():
     code = "import time\\nend = time.monotonic() + 5\\nwhile time.monotonic() < end: pass"
     subprocess.run([sys.executable, "-c", code])
 
-def heartbeat():
+def heartbeats():
     for step in range(50):
         heartbeat(step)
         time.sleep(0.1)
 
-for pause in (evaluate, save, compile, heartbeat, lambda: time.sleep(1.5)):
+for pause in (evaluate, save, compile, heartbeats, lambda: time.sleep(1.5)):
     if rank == 0:
         pause()
     dist.barrier()
