@@ -40,7 +40,7 @@ test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and 
 	.venv-clients/bin/python -m pytest -p no:anyio -n 2 --dist loadfile tests/clients $(PYTEST)
 
 test-gpu: ## NCCL, CUDA and the driver on this machine's NVIDIA GPU; needs a torch with CUDA: make test-gpu PYTHON=python3
-	$${PYTHON:-$(PYTHON_IN_VENV)} -m pytest -n 6 --timeout=90 tests/gpu $(PYTEST)
+	$${PYTHON:-$(PYTHON_IN_VENV)} -m pytest -p no:benchmark -n 6 --timeout=90 tests/gpu $(PYTEST)
 
 chaos: setup ## train on three virtual hosts through 30 random faults; needs root, takes minutes
 	@tools/test-tools.sh
