@@ -11,11 +11,12 @@ nodes that start from there on. The verbs:
   slot is created), `create NODE` (it goes on), `watch NODE` (look at all heartbeats), `resign NODE`, `move NODE`,
   `refuse NODE N` (so many strangers);
 - trouble: `lose NODE` (what it says does not arrive), `reconnect NODE`, `interrupt NODE`, `hold NODE` (its
-  assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT`, `drop SLOT`, `oldhead` (the first head
-  is back), `change NODE` (its store is emptied), `go STORE NODE…` (to another store; `at STORE NODE…` starts there),
-  `die NODE`, `dead RANK STATUS ROUND_ID NODE [STORE]` (a proof, told in the store of the node), `wipe` (the store is
-  another, empty one; nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT` (late), `backup [NAME]` and
-  `restore [NAME]` (the store; nobody is told), `notice NODE…` (they see that the store was restored).
+  assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT` (no text: the key goes), `drop SLOT`,
+  `oldhead` (the first head is back), `change NODE` (its store is emptied), `go STORE NODE…` (to another store; `at
+  STORE NODE…` starts there), `die NODE`, `dead RANK STATUS ROUND_ID NODE [STORE]` (a proof, told in the store of the
+  node), `wipe` (the store is another, empty one; nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT`
+  (late), `backup [NAME]` and `restore [NAME]` (the store; nobody is told), `notice NODE…` (they see that the store was
+  restored).
 
 The file is longer than others since there is a method for each verb.
 """
@@ -33,7 +34,15 @@ from elastic_run.core.job.snapshot import identify
 from elastic_run.core.node import machine as membership
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import OVER, READY, WAITING, Member
-from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.protocol.job_keys import (
+    HEAD,
+    LOG_START,
+    assignment_key,
+    copy_key,
+    copy_marker_key,
+    decision_key,
+    state_key,
+)
 from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
 from elastic_run.core.protocol.messages import (
     Fact,
@@ -188,8 +197,8 @@ class Bed:
         if command.needs_copy:
             document = self.copies.get(node)
             copy = None if document is None else identify(document)
-            if copy is not None and document is not None:
-                self.values[copy_key(copy)] = document
+            if copy is not None and document is not None and copy_marker_key(copy) not in self.values:
+                self.values.update({copy_key(copy): document, copy_marker_key(copy): b"1"})
         is_idle = self.members[node].state in (WAITING, READY)
         self._feed(node, node_messages.RejoinPrepared(copy, StoreAddress(node, 99) if is_idle else None))
 
@@ -302,6 +311,8 @@ class Bed:
 
     def _put_value(self, key: str, *words: str) -> None:
         self.values[key] = " ".join(words).encode()
+        if not words:
+            del self.values[key]
 
     def _fact(self, *words: str) -> None:
         self.facts.append(" ".join(words).encode())

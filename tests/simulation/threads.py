@@ -8,7 +8,15 @@ from elastic_run.core.job.snapshot import identify
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import BEGINNING, LEAVING, READY, WAITING
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.protocol.job_keys import (
+    HEAD,
+    LOG_START,
+    assignment_key,
+    copy_key,
+    copy_marker_key,
+    decision_key,
+    state_key,
+)
 from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
 from elastic_run.core.protocol.messages import LogStart, read_head, to_json
 from tests.simulation.clockwork import StoreLost
@@ -17,7 +25,7 @@ from tests.simulation.store import SPOILT, Pause, Request
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.protocol.messages import Fact
+    from elastic_run.core.protocol.messages import Copy, Fact
     from tests.simulation.agent import Agent
     from tests.simulation.store import Store
 
@@ -215,9 +223,16 @@ def _tend_copy(
     if ask.needs_copy:
         copy = None if agent.copy is None else identify(agent.copy)
         if copy is not None and agent.copy is not None:
-            yield Request("write", ({copy_key(copy): agent.copy},))
+            yield from _put_copy(copy, agent.copy)
     is_idle = agent.member.state in (BEGINNING, WAITING, READY)
     return node_messages.RejoinPrepared(copy, agent.offer() if is_idle else None)
+
+
+def _put_copy(copy: Copy, document: bytes) -> Generator[Request | Pause, Any, None]:
+    (marker,) = yield Request("get", ([copy_marker_key(copy)],))
+    if marker is None:
+        yield Request("write", ({copy_key(copy): document},))
+        yield Request("write", ({copy_marker_key(copy): b"1"},))
 
 
 # --- errands ---------------------------------------------------------------------------------------------------------

@@ -28,8 +28,6 @@ __all__ = ["StateCopy"]
 
 #: Nodes of a round up to which each of them keeps a copy.
 _SMALL = 64
-#: What lies beside a copy that is there.
-_THERE = ".there"
 
 
 class StateCopy:
@@ -91,10 +89,10 @@ class StateCopy:
             copy, document = self._copy, self._document
         if copy is None or document is None:
             return None
-        key = job_keys.copy_key(copy)
-        if get_document(store, key + _THERE) is None:
-            store.write({key: document})
-            store.write({key + _THERE: b"1"})
+        marker = job_keys.copy_marker_key(copy)
+        if get_document(store, marker) is None:
+            store.write({job_keys.copy_key(copy): document})
+            store.write({marker: b"1"})
         return copy
 
     @property
