@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.node.messages import EntryRead, EntryTrimmed
+from elastic_run.core.node.state import LogPosition
 from elastic_run.core.protocol import job_keys
 from elastic_run.core.protocol.log_start import find_start
 from elastic_run.core.protocol.messages import LogStart, Warn, to_json
@@ -72,6 +73,21 @@ def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:
     assert (head.head, head.log_start) == (decision_log.FORGED, decision_log.FORGED)
     decision_log.raise_start(store, LogStart(4, 2))
     assert find_start(decision_log.read_head(store).log_start) == LogStart(4, 2)
+
+
+def test_an_entry_that_a_stranger_has_hidden_is_not_lost() -> None:
+    """In a store that was restored, the log begins anew only where an entry is gone which this node has read."""
+    space = JobSpace()
+    plain, store = MemoryJobStore(space), SignedStore(MemoryJobStore(space), b"secret")
+    key = job_keys.decision_key(1)
+    decision_log.create_entry(store, 0, Warn(1, 1))
+    plain.write({key: to_json(Warn(1, 2))})
+    read = decision_log.wait_entry(store, 1, DEADLINE)
+    assert read == EntryRead(1, decision_log.FORGED)
+    known = LogPosition(next_slot=2, term=1, former_entry=to_json(Warn(1, 1)), last_entry=decision_log.FORGED)
+    assert decision_log.restart_log(store, known) is None
+    plain.delete([key])
+    assert decision_log.restart_log(store, known) == LogStart(2, 4, is_restart=True)
 
 
 def test_a_writer_that_was_stopped_lowers_no_start_of_a_stream(tmp_path: Path) -> None:

@@ -128,10 +128,18 @@ def restart_log(store: JobStore, known: LogPosition) -> LogStart | None:
         StoreConnectionError: The store can't be reached.
     """
     slot, read = known.next_slot or 0, (known.former_entry, known.last_entry)
-    there = [get_document(store, job_keys.decision_key(before)) for before in (slot - 2, slot - 1)]
+    there = [_look_at_slot(store, before) for before in (slot - 2, slot - 1)]
     raw = store.get([job_keys.LOG_START])[0]
     start = find_restart(known.next_slot, known.term, read, known.restart, there=there, raw=raw)
     return None if start is None else find_start(raise_start(store, start))
+
+
+def _look_at_slot(store: JobStore, slot: int) -> bytes | None:
+    """Return what a slot holds, as a reader of the log takes it, wherever the log begins."""
+    try:
+        return store.wait(job_keys.decision_key(slot), 0.0)
+    except StoreForgedError:
+        return FORGED
 
 
 def read_head(store: JobStore) -> HeadRead:
