@@ -397,8 +397,10 @@ class Bed:
             last_heartbeat=command.last_heartbeat,
         )
         if core.has_lost_state(self.coordinators[node]):
-            self.coordinators[node] = core.skip(self.coordinators[node], len(self.facts), self.values.get(LOG_START))
-            self._tell(node, f"complains: {self.coordinators[node].complaint}")
+            known = self.coordinators[node]
+            facts = self.facts[known.position :]
+            self.coordinators[node] = core.skip(known, facts, len(self.facts), self.values.get(LOG_START))
+            self._tell(node, f"complains: {known.complaint}")
 
     def _prepare(self, node: str) -> None:
         self._enter_store(node)

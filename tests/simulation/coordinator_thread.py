@@ -116,7 +116,7 @@ def _start_term(
         except StoreLost:
             yield Pause(0.2)
             continue
-        known = core.skip(known, position, log_start)
+        known = core.skip(known, entries, position, log_start)
         if not entries:
             break
     return known

@@ -230,7 +230,7 @@ def test_slots_that_were_trimmed_are_not_deleted_again_where_the_state_is_lost(
 ) -> None:
     """The start of the log says which slots are gone, so that a long job does not delete thousands of keys."""
     known = core.start_term("a", term=3, slot=1000, state=b"", now=0.0, kept_slots=8)
-    known = core.skip(known, 7, None if start is None else messages.to_json(start))
+    known = core.skip(known, [], 7, None if start is None else messages.to_json(start))
     proposal = slots.propose(known, 0.0)
     assert proposal is not None
     known, cleanup = slots.settle(known, proposal.entry, now=0.0, jitter=0.0)
@@ -271,6 +271,20 @@ def test_a_state_that_is_older_than_what_its_node_knows_is_not_gone_on_from() ->
     assert known.job.round == 0
     assert not known.complaint
     assert core.start_term("b", term=3, slot=4, state=old, now=0.0, newest_round=1).job.round == 1
+
+
+@pytest.mark.parametrize("is_garbage", [False, True])
+def test_of_the_facts_before_all_are_asked_those_count_which_nobody_says_again(*, is_garbage: bool) -> None:
+    """A proof of death is told once, and a node that has left answers no question."""
+    (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))
+    known = core.start_term("b", term=3, slot=4, state=b"" if is_garbage else old, now=0.0, newest_round=2)
+    dead = messages.SeatDead("a", "2/2/a", "a.1", 2, 0, "running")
+    left = messages.Leave("c", 6, "signal")
+    join = Join("c", 5, NodeInfo("c", 1, 1), CONFIG, StoreAddress("c", 1))
+    facts = [messages.to_json(fact) for fact in (join, dead, left)]
+    for position, entries in ((4, [*facts[:2], b"garbage"]), (5, facts[2:])):
+        known = core.skip(known, entries, position, None)
+    assert (known.events, known.position, known.first) == ((dead, left), 5, 5)
 
 
 @pytest.mark.parametrize("is_garbage", [False, True])

@@ -45,8 +45,10 @@ from elastic_run.core.protocol.messages import (
     Claim,
     Failover,
     FailoverRequest,
+    Leave,
     Resign,
     Resync,
+    SeatDead,
     read_fact,
     read_head,
     to_json,
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.machine import Job
     from elastic_run.core.job.snapshot import State
     from elastic_run.core.protocol.liveness import Heartbeat
-    from elastic_run.core.protocol.messages import Fact, SeatDead
+    from elastic_run.core.protocol.messages import Fact
 
 
 def start_term(  # noqa: PLR0913 - what a node knows of the job
@@ -125,19 +127,22 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
 
 
 def has_lost_state(coordinator: Coordinator) -> bool:
-    """Whether the state was garbage and nobody was asked yet: facts up to now are then to be passed over (`skip`)."""
+    """Whether the state was garbage or too old, and nobody was asked yet: the facts up to now are then to `skip`."""
     return isinstance(coordinator.pending, Resync)
 
 
-def skip(coordinator: Coordinator, position: int, log_start: bytes | None) -> Coordinator:
+def skip(coordinator: Coordinator, entries: Sequence[bytes], position: int, log_start: bytes | None) -> Coordinator:
     """Pass over the facts up to a position: they tell a part only, and every node is about to say all again.
 
-    `log_start` is what lies at `LOG_START`: the slots below are trimmed, as the state that is lost had said. In a store
-    that was restored they may be there again.
+    Of the facts only those count which nobody says again: who is dead, and who has left. `log_start` is what lies at
+    `LOG_START`: the slots below are trimmed, as the state that is lost had said. In a store that was restored they may
+    be there again.
     """
     start = find_start(log_start)
     oldest = 0 if start is None or start.is_restart else start.slot
-    return replace(coordinator, position=position, first=position, oldest=oldest, raised=oldest)
+    facts, _ = _read_facts(entries)
+    events = (*coordinator.events, *(fact for fact in facts if isinstance(fact, SeatDead | Leave)))
+    return replace(coordinator, position=position, first=position, events=events, oldest=oldest, raised=oldest)
 
 
 def take_copy(coordinator: Coordinator, data: bytes | None, *, now: float, jitter: float) -> Coordinator:
@@ -163,20 +168,15 @@ def receive(
     """
     if coordinator.pending is not None or coordinator.is_over:
         return coordinator
+    told, complaint = _read_facts(entries)
     facts: list[Fact | SeatDead] = []
     moving = None
-    complaint = coordinator.complaint
-    for entry in entries:
-        try:
-            fact = read_fact(entry)
-        except MessageError as error:
-            complaint = str(error)
+    for fact in told:
+        if isinstance(fact, FailoverRequest):
+            moving = fact
         else:
-            if isinstance(fact, FailoverRequest):
-                moving = fact
-            else:
-                facts.append(fact)
-    coordinator = replace(coordinator, position=position, complaint=complaint)
+            facts.append(fact)
+    coordinator = replace(coordinator, position=position, complaint=complaint or coordinator.complaint)
     coordinator = decide_next(coordinator, facts, now, jitter)
     return (
         coordinator
@@ -227,6 +227,17 @@ def make_documents(coordinator: Coordinator, now: float) -> dict[str, bytes]:
     if coordinator.pending is None:
         documents[HEAD] = write_head(coordinator)
     return documents
+
+
+def _read_facts(entries: Sequence[bytes]) -> tuple[list[Fact | SeatDead | FailoverRequest], str]:
+    """Return the facts among entries, and why the last unreadable one was refused, "" for none."""
+    facts, complaint = [], ""
+    for entry in entries:
+        try:
+            facts.append(read_fact(entry))
+        except MessageError as error:
+            complaint = str(error)
+    return facts, complaint
 
 
 def _read_term(head: bytes | None) -> int:

@@ -190,11 +190,11 @@ class CoordinatorThread:
             store_id="" if self._store_id is None else self._store_id.decode(),
         )
         if core.has_lost_state(coordinator):
-            position, entries = 0, [b""]
+            entries = [b""]
             while entries:
-                entries, position = store.read(job_keys.FACTS, position, 0.0)
-            log_start = decision_log.get_document(store, job_keys.LOG_START)
-            coordinator = core.skip(coordinator, position, log_start)
+                entries, position = store.read(job_keys.FACTS, coordinator.position, 0.0)
+                log_start = decision_log.get_document(store, job_keys.LOG_START)
+                coordinator = core.skip(coordinator, entries, position, log_start)
             self._complaint = coordinator.complaint
             if self._complaint:
                 _log.warning(
