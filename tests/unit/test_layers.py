@@ -48,7 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"} | {"worker_start"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
     | {"store.jobstore.api", "rendezvous.session", "user_file"},
-    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"},
+    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"}
+    | {"user_file"},
     "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {"control", "diagnosis", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},

@@ -45,7 +45,6 @@ def test_a_writer_may_take_its_time(pipe: str) -> None:
     """A command of the shell's `<(…)` has the pipe open, and all that it writes is read."""
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer = os.open(pipe, os.O_WRONLY)
-    os.close(reader)
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(read_user_file(pipe, 10)))
     thread.start()
@@ -56,6 +55,7 @@ def test_a_writer_may_take_its_time(pipe: str) -> None:
     thread.join()
     assert found == [b"nnodes = 2"]
     os.close(writer)
+    os.close(reader)  # until now it keeps the writer from an error, whenever the thread opens the pipe
 
 
 def test_a_pipe_whose_writer_ends_without_a_byte_is_an_error(pipe: str) -> None:
