@@ -16,8 +16,10 @@ from elastic_run.core.protocol.messages import (
     Assignment,
     Copy,
     End,
+    Form,
     Halt,
     Head,
+    Join,
     NodeInfo,
     Recovered,
     Refuse,
@@ -218,6 +220,24 @@ def test_a_node_without_a_head_takes_the_first_one_at_its_own_slot(slot: int, te
     )
     after, _ = membership.decide(member, node_messages.HeadRead(to_json(head)), 1.0)
     assert (after.log.term, after.log.needs_head) == (term, False)
+
+
+def test_a_round_of_another_job_may_be_this_node_s() -> None:
+    """It has offered its workers' store there; to join as a newcomer now would offer the same one a second time."""
+    member = _member(READY, place=_PLACE, gone=node_messages.WorkersGone(3, DONE, _STORE_ADDRESS))
+    waiting, commands = membership.decide(member, _entry(Form(1, 4, 0, 1, 1, incarnation="b.1")), 1.0)
+    assert waiting.state == WAITING
+    assert node_messages.FetchAssignment(5, 1) in commands
+    assert not any(isinstance(command, node_messages.Append) for command in commands)
+    place = replace(_PLACE, round=4, incarnation="b.1", round_id="4/1/b")
+    running, commands = membership.decide(waiting, node_messages.AssignmentRead(5, 1, to_json(place)), 2.0)
+    assert running.state == RUNNING
+    formed, told = commands
+    assert formed == node_messages.Formed(place)
+    assert isinstance(told, node_messages.Append)
+    assert isinstance(told.fact, Join)
+    assert told.fact.last is not None
+    assert told.fact.last.round_id == "4/1/b"
 
 
 def test_a_head_of_another_release_is_no_garbage() -> None:

@@ -239,6 +239,8 @@ class MemberUpdate(StoreUpdate):
             self._forget_prepared(decision.round, decision.term)
             if decision.round > self.member.job.known_round:
                 self._learn_round(decision.round, slot, decision.term)
+        if self.member.facts.is_due:
+            self._announce()
         self._set_job(has_view=not self.member.job.has_confirmed_elsewhere, copy=None)
 
     def _learn_refusal(self, decision: Refuse) -> None:
@@ -281,6 +283,8 @@ class MemberUpdate(StoreUpdate):
             self._halt(Halted(self._round, REPLACED))
         elif is_other and member.state == READY:
             self.leave_round()
+            # It does not join yet: it may be a member of the round that is being learned, and its store in use there.
+            self._set_facts(is_due=True)
 
 
 def _is_void(head: Head, start: LogStart | None) -> bool:

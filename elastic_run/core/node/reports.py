@@ -71,16 +71,16 @@ class FactWriter:
         self._set(store_address=event.store_address)
         if event.round < self.member.job.known_round or self.member.round.is_replaced or self._is_of_another_job:
             self.leave_round()
+            self._say_join()
         else:
             self._set(state=READY)
             self._set_round(gone=event)
             self._say_ready(event)
 
     def leave_round(self) -> None:
-        """Join as a newcomer: the job went on without this node."""
+        """Be a newcomer from now on: the job went on without this node."""
         self._set(state=WAITING)
         self._set_round(place=None, gone=None, is_failing=False)
-        self._say_join()
 
     def enter_leaving(self, event: Leaving) -> None:
         """The agent goes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_run.core.job.config import describe_settled
 from elastic_run.core.node.coordination import CoordinationUpdate
 from elastic_run.core.node.messages import AssignmentRead, CutOff, FetchAssignment, Formed, Halted, Settled, Warned
-from elastic_run.core.node.state import FENCED, HALTING, LEAVING, REPLACED, RUNNING, WAITING
+from elastic_run.core.node.state import FENCED, HALTING, LEAVING, REPLACED, RUNNING
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.messages import Assignment, Halt, Warn, read_assignment
 
@@ -25,8 +25,7 @@ class RoundUpdate(CoordinationUpdate):
         place = _read_assignment(event.value)
         is_told = place is not None and place.round_id == self.member.round.told_round_id
         if place is None or is_told or place.round != self.member.job.known_round or self._has_other_store(place):
-            self._set(state=WAITING)
-            self._set_round(place=None, gone=None, is_failing=False)
+            self.leave_round()
             self._set_facts(is_due=False)
             self._rejoin()
             return
