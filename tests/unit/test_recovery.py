@@ -98,7 +98,7 @@ def test_what_a_node_that_is_ahead_has_told_counts_after_the_question() -> None:
 
 def test_nobody_knows_of_a_round() -> None:
     """Newcomers alone have no view: the job is founded."""
-    assert find_view([_join("a"), Leave("b", 1, "died")]) is None
+    assert find_view([_join("a"), Leave("b", 1, "died")], {}) is None
 
 
 def test_a_fact_that_comes_once_more_hides_no_newer_one() -> None:
@@ -111,24 +111,31 @@ def test_a_fact_that_comes_once_more_hides_no_newer_one() -> None:
 def test_the_newest_copy_is_of_the_highest_round_then_term_then_slot() -> None:
     """A minority that went on deciding in a later term has no newer round."""
     old, newer, newest = Copy("a.1", 1, 9, 99, 1), Copy("a.1", 2, 3, 4, 1), Copy("a.1", 2, 3, 5, 1)
-    view = find_view([_join("a", copy=newest), _join("b", copy=old), _join("c", copy=newer)])
+    view = find_view([_join("a", copy=newest), _join("b", copy=old), _join("c", copy=newer)], {})
     assert view == View(newest, None, (newest,))
-    assert find_view([_join("a", copy=newest), _join("c", copy=newer)], [newest]) == View(newer, None, (newer,))
+    assert find_view([_join("a", copy=newest), _join("c", copy=newer)], {newest: None}) == View(newer, None, (newer,))
+
+
+def test_a_log_does_not_go_on_from_an_older_round_than_its_own() -> None:
+    """Nodes that have read nothing of its last round may answer first (seed 12493)."""
+    old, own = Copy("a.1", 1, 9, 99, 1, "other"), Copy("a.1", 2, 3, 4, 2, "here")
+    assert find_view([_join("b", copy=old)], {own: Job()}) == View(own, None, (old, own))
+    assert find_view([_join("b")], {own: Job()}) is None
 
 
 def test_a_round_that_no_copy_knows_counts() -> None:
     """A node that runs a newer round than all copies tell of names its size."""
     copy = Copy("a.1", 1, 1, 1, 1)
-    assert find_view([_join("a", copy=copy), _join("b", last=_last(2))]) == View(copy, _last(2), (copy,))
-    assert find_view([_join("a", copy=copy), _join("b", last=_last(1))]) == View(copy, None, (copy,))
+    assert find_view([_join("a", copy=copy), _join("b", last=_last(2))], {}) == View(copy, _last(2), (copy,))
+    assert find_view([_join("a", copy=copy), _join("b", last=_last(1))], {}) == View(copy, None, (copy,))
 
 
 def test_of_two_rounds_of_one_number_the_later_terms_is_the_newer() -> None:
     """The log that formed it went on from what the other log knew; a node that has no copy names it by its id."""
     older, newer = Copy("a.1", 2, 9, 9, 1), Copy("a.1", 2, 3, 4, 3)
-    assert find_view([_join("a", copy=older), _join("b", copy=newer)]) == View(newer, None, (newer,))
+    assert find_view([_join("a", copy=older), _join("b", copy=newer)], {}) == View(newer, None, (newer,))
     last = replace(_last(2), round_id="2/4/c")
-    assert find_view([_join("a", copy=newer), _join("b", last=last)]) == View(newer, last, (newer,))
+    assert find_view([_join("a", copy=newer), _join("b", last=last)], {}) == View(newer, last, (newer,))
 
 
 def test_the_newest_copy_of_each_store_counts() -> None:
@@ -136,7 +143,7 @@ def test_the_newest_copy_of_each_store_counts() -> None:
     newest, older = Copy("a.1", 2, 3, 5, 3, "s"), Copy("a.1", 2, 3, 4, 3, "s")
     other, former, old = Copy("a.1", 2, 1, 1, 1, "t"), Copy("a.1", 1, 9, 1, 1, "u"), Copy("a.1", 1, 3, 1, 1, "v")
     told = [_join(str(index), copy=copy) for index, copy in enumerate([newest, older, other, former, old])]
-    view = find_view(told)
+    view = find_view(told, {})
     assert view is not None
     assert (view.copy, set(view.copies), view.highest_term) == (newest, {newest, other, former}, 9)
 
@@ -160,7 +167,7 @@ def test_a_node_that_has_read_a_newer_prepare_than_all_copies_tell_of_holds_the_
 ) -> None:
     """The round may have been formed without those who are here, and its nodes are not known."""
     copy = Copy("a.1", 2, 1, 5, 1, "s")
-    view = find_view([_join("a", copy=copy), replace(_join("b"), prepared=prepared)])
+    view = find_view([_join("a", copy=copy), replace(_join("b"), prepared=prepared)], {})
     assert view is not None
     seats = (Seat("a", AWAITED),)
     copied = Job(round=2, round_id="2/1/a", incarnation="a.1", config=CONFIG, seats=seats, prepared=("a", "b"))
@@ -174,7 +181,7 @@ def test_a_node_that_has_read_a_newer_prepare_than_all_copies_tell_of_holds_the_
 def test_a_round_that_no_copy_knows_is_newer_than_a_prepare_before_it() -> None:
     """Its members go on from it, whatever was prepared before."""
     prepared = Copy("a.1", 1, 1, 5, 1)
-    view = find_view([_join("a", last=_last(2)), replace(_join("b"), prepared=prepared)])
+    view = find_view([_join("a", last=_last(2)), replace(_join("b"), prepared=prepared)], {})
     assert view == View(None, _last(2), (), (prepared,))
     assert not is_outdated(view, Job(round=2, round_id="2/1/a", incarnation="a.1", store_id="s"))
 
@@ -188,7 +195,7 @@ def test_a_rounds_id_tells_its_term(round_id: str, term: int) -> None:
 def test_the_job_that_most_nodes_know_goes_on() -> None:
     """A node of another job is a newcomer to it, whatever its round."""
     other = _join("c", last=_last(9, incarnation="z.1"))
-    assert find_view([_join("a", last=_last(1)), _join("b", last=_last(1, 1)), other]) == View(None, _last(1))
+    assert find_view([_join("a", last=_last(1)), _join("b", last=_last(1, 1)), other], {}) == View(None, _last(1))
 
 
 def test_without_a_copy_rules_and_scripts_are_those_of_the_nodes_that_run() -> None:

@@ -50,7 +50,7 @@ def decide_next(coordinator: Coordinator, events: Sequence[Event], now: float, j
         events = leave_out_old(events, heard)
         copies = _forget_missing(folded.copies, events)
         coordinator = replace(folded, events=(*folded.events, *events), copies=copies, due=None, view=None)
-        view = find_view(coordinator.events, [copy for copy, job in coordinator.copies.items() if job is None])
+        view = find_view(coordinator.events, coordinator.copies)
         if view is not None:
             return _recover(coordinator, view, now)
         founds_at = _after_leases(coordinator, coordinator.wait_limit)
@@ -84,6 +84,8 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collectio
         wait_limit=1,
         first=coordinator.position,
         events=keep_facts(former, events, ahead),
+        # The log does not go on from an older round than its own, whoever answers first.
+        copies=MappingProxyType({former.copy: former}),
         has_halted=False,
         pending=Resync(coordinator.term, "the job went on in another store"),
     )

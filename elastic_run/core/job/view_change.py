@@ -124,14 +124,21 @@ def keep_facts(job: Job, events: Iterable[Event], ahead: Collection[str]) -> tup
     return (*deaths, *told, *gone)
 
 
-def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> View | None:
-    """Return the view of the job that most nodes know, without unreadable copies; None if no node knows of a round."""
+def find_view(events: Iterable[Event], read: Mapping[Copy, Job | None]) -> View | None:
+    """Return the view of the job that most nodes know; None if no node knows of a round.
+
+    Args:
+        events: What was heard.
+        read: The copies that were read, with their states, None for an unreadable one; the log's own state among them
+            if it was begun anew.
+    """
     joins = {event.node: event for event in events if isinstance(event, Join)}.values()
-    copies = [join.copy for join in joins if join.copy is not None and join.copy not in unreadable]
+    copies = [join.copy for join in joins if join.copy is not None and read.get(join.copy, join) is not None]
     lasts = [join.last for join in joins if join.last is not None]
     counts = Counter([*(copy.incarnation for copy in copies), *(last.incarnation for last in lasts)])
     if not counts:
         return None
+    copies += [copy for copy, job in read.items() if job is not None and copy not in copies]
     incarnation = max(counts, key=lambda name: (counts[name], name))
     copy = max((copy for copy in copies if copy.incarnation == incarnation), key=lambda copy: copy.order, default=None)
     last = max((last for last in lasts if last.incarnation == incarnation), key=_order_last, default=None)
