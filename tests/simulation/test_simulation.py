@@ -45,6 +45,7 @@ def test_a_broken_property_has_its_name() -> None:
         require(holds=False, name=name, detail="is known")
 
 
+@pytest.mark.long
 def test_a_variant_restores_the_store_in_each_run() -> None:
     """With `least_restores` no property breaks either, and the summary's command replays that variant."""
     failures = [*find_failures(range(RESTORED), least_restores=3)]
