@@ -37,7 +37,7 @@ _VERDICTS: dict[str, str] = {
 }
 
 _FULL_DISK = "`df -h` and `df -i` show what is full; --log-dir, or TMPDIR without that flag, names another place."
-#: For the errors of the system that end with `cannot_start`: the advice for the others does not fit them.
+#: The advice for errors of the system that end with `cannot_start`, by error number; other errors have a general one.
 _ERRORS: dict[int, str] = {
     errno.ENOSPC: _FULL_DISK,
     errno.EDQUOT: f"The quota of this user on that file system is used up (`quota`); {_FULL_DISK}",

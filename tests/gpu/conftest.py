@@ -23,7 +23,7 @@ RECORDS = "GPU_RECORDS"
 
 
 class Record:
-    """What one test has seen, as text; it is written also if the test fails."""
+    """The observations of one test, as text. They are written to a file even if the test fails."""
 
     def __init__(self, name: str) -> None:
         self._name = name

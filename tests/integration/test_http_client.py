@@ -26,7 +26,7 @@ class Script:
     """A server that answers each request of each connection with the same pieces.
 
     Args:
-        pieces: What it sends, one after the other.
+        pieces: The parts of its answer, in order.
         pause: Seconds before each piece but the first.
         closes: Whether the connection ends with the answer.
     """

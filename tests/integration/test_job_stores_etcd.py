@@ -113,7 +113,7 @@ def test_a_heartbeat_survives_a_new_connection(etcd: Etcd, make: Make) -> None:
 
 @both
 def test_heartbeats_of_many_nodes(etcd: Etcd, make: Make) -> None:
-    """The heartbeats of two hundred nodes are read at once."""
+    """One call reads the heartbeats of two hundred nodes."""
     nodes = [f"host-{number}_1_0a" for number in range(200)]
     with make(etcd.client()) as store:
         store._lease = DEADLINE  # longer than they take to be written on a busy machine

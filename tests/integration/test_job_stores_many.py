@@ -57,7 +57,7 @@ def test_what_lies_behind_a_gap_is_read_once(store: C10dJobStore, monkeypatch: p
 
 
 def test_heartbeats_of_many_nodes_are_read_at_once(store: C10dJobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On torch's server two operations read all heartbeats once each node has one, and each is the newest."""
+    """On torch's server two operations read the newest heartbeats of all nodes, if each node has written one."""
     monkeypatch.setattr(store._client, "_is_extended", False)
     nodes = [f"node{number}" for number in range(_NODES)]
     looked = _note_looks(store, monkeypatch)

@@ -200,7 +200,7 @@ def test_the_first_question_comes_from_the_main_thread(launch: Launch, script: C
 
 
 def test_heartbeats_reach_the_file_that_is_named(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
-    """Whoever names a file sees it change while the worker heartbeats, and stay when it hangs."""
+    """The named file changes while the worker sends heartbeats, and stays the same when the worker hangs."""
     path, file = (
         script("""
         for step in range(100000):

@@ -62,12 +62,12 @@ class _Recording:
         self.recorder.stepped((_WALL, now), Step(agent, messages.WaitOver(0), taken, ()))
 
     def find(self, name: str, field: str) -> list[float | None]:
-        """Return the values of a field of all events of a name."""
+        """Return one field of each event that has this name."""
         return [event[field] for event in self.events if event["event"] == name]
 
 
 def test_each_duration_begins_where_the_schema_says() -> None:
-    """One round in which a worker fails, on a clock that is set by hand."""
+    """A round in which a worker fails has the right durations; the test sets the clock."""
     told = _Recording(started=103.5)
     told.recorder.agent_started((_WALL, 100.0))
     told.step(103.0, machine.JOINING, machine.RUNNING)
@@ -100,7 +100,7 @@ def test_each_duration_begins_where_the_schema_says() -> None:
 
 
 def test_a_stop_without_a_failure_here_has_no_time_of_detection() -> None:
-    """Another node has failed: recovery counts from the stop, and a worker that was killed then is no failure."""
+    """If another node has failed, the recovery begins at the stop. A worker killed by the stop is no failure."""
     told = _Recording(started=10.0)
     told.step(10.0, machine.JOINING, machine.RUNNING)
     told.recorder.workers_started((_WALL, 11.0), told.round)

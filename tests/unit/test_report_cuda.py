@@ -1,4 +1,4 @@
-"""The report of a failure on a GPU leaves out what torch writes below every such failure."""
+"""The report of a failure on a GPU leaves out the advice that torch writes below every CUDA error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.support.job_results import captured, result, stopped, worker_end
 
 
 def test_a_cuda_error_shows_no_advice_that_all_of_them_have() -> None:
-    """Four lines below each CUDA error say the same; the line in the program and the hint say more."""
+    """The report shows the program's line and the hint, not torch's four lines of advice."""
     lines = render(result(worker_end(1, -6, captured("cuda_assert")), *stopped(0)))
     assert lines[3] == "         torch.AcceleratorError: CUDA error: device-side assert triggered"
     assert lines[4].startswith("trace    /home/anna/project/failure.py:32 in <module>")

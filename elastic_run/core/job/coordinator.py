@@ -134,7 +134,7 @@ def has_lost_state(coordinator: Coordinator) -> bool:
 def skip(coordinator: Coordinator, entries: Sequence[bytes], position: int, log_start: bytes | None) -> Coordinator:
     """Pass over the facts up to a position: they tell a part only, and every node is about to say all again.
 
-    Of the facts only those count which nobody says again: who is dead, and who has left. `log_start` is what lies at
+    Only deaths and departures of nodes are kept, since no node says them again. `log_start` is what lies at
     `LOG_START`: the slots below are trimmed, as the state that is lost had said. In a store that was restored they may
     be there again.
     """

@@ -84,7 +84,7 @@ def settle(
     proposal = propose(coordinator, now)
     useless = tuple(proposal.documents) if proposal is not None else ()
     if winner is None and log_start is not None and is_trimmed(coordinator.slot, log_start):
-        # Its newest entry is trimmed as well. Nobody needs documents of a slot below the start.
+        # Its newest entry is trimmed as well. No node reads the documents of a slot below the start.
         return supersede(coordinator), Cleanup({}, useless, {LOG_START: log_start}, None)
     after = replace(coordinator, garbage_keys=(*coordinator.garbage_keys, *useless))
     # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.

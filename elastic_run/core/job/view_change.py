@@ -87,7 +87,7 @@ def leave_out_old(events: Iterable[Event], heard: Mapping[str, int]) -> list[Eve
 
 
 def find_ahead(job: Job, term: int, events: Iterable[Event]) -> set[str]:
-    """Return the nodes that know more of the same job than a log: the job went on in another store meanwhile."""
+    """Return the nodes whose state of the job is newer than the log's, since the job went on in another store."""
     return {event.node for event in events if isinstance(event, Join) and _is_ahead(event, job, term)}
 
 

@@ -150,7 +150,7 @@ class CoordinatorThread:
             self._coordinator = core.interrupted(self._coordinator, now)
 
     def _turn(self, store: JobStore) -> None:
-        """Write what is decided; then read heartbeats if that is due, else wait for facts."""
+        """Write the pending decision. Then read the heartbeats if that is due, or wait for facts."""
         self._coordinator = coordinator = self._coordinator or self._start_term(store)
         now = time.monotonic()
         proposal = slots.propose(coordinator, now)
@@ -242,7 +242,7 @@ class CoordinatorThread:
         return self._coordinator
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
-        """Read the heartbeats of all nodes; now and then write who is there."""
+        """Read the heartbeats of all nodes; from time to time write which nodes are there."""
         interval = self._context.config.keep_alive_interval
         if now - self._last_look > 2 * interval:
             coordinator = core.interrupted(coordinator, now)
@@ -272,7 +272,7 @@ class CoordinatorThread:
         return min(interval, FIRST) / _LOOKS, min(interval, FIRST) if coordinator.job.nodes else 0.0
 
     def _forget_heartbeats(self, store: JobStore, coordinator: Coordinator) -> None:
-        """Remove the heartbeats of those that are gone: where nothing expires they would pile up for months.
+        """Remove the heartbeats of nodes that are gone. In a store that expires none they would stay for ever.
 
         Again with each change for those that are still remembered: a node sends heartbeats until its workers have
         ended.

@@ -39,7 +39,7 @@ class EtcdV2JobStore(EtcdJobStore):
     Args:
         api: The cluster; this object owns it from now on.
         run_id: The job.
-        lease: Seconds after which etcd forgets the heartbeat of a node that stopped beating; etcd knows whole ones.
+        lease: Seconds after which etcd forgets the heartbeat of a silent node; etcd takes whole seconds.
         prefix: What comes before `elastic-run/`.
         has_job: Whether the job's directory is known to be there.
 
@@ -173,7 +173,7 @@ class EtcdV2JobStore(EtcdJobStore):
 
 
 def _try(call: Callable[..., None], path: str, *values: bytes | None, **options: object) -> bool:
-    """Make a call that may come too late, or too early; returns whether it was in time."""
+    """Make a call that etcd may refuse for the state of the key; return whether etcd accepted it."""
     try:
         call(path, *values, **options)
     except _LATE:

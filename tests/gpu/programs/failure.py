@@ -21,7 +21,7 @@ ILLEGAL = 'extern "C" __global__ void write(int* to) { to[threadIdx.x] = 1; }'
 
 
 def load_batch() -> None:
-    """Read a batch, for too long."""
+    """Sleep for longer than NCCL's timeout, as a slow data loader does."""
     time.sleep(120)
 
 
@@ -45,7 +45,7 @@ if RANK == 1:
         from torch.utils.data import DataLoader
 
         class Batches(torch.utils.data.Dataset[torch.Tensor]):
-            """Tensors on the GPU, made in a fork."""
+            """A data set that makes tensors on the GPU in a forked process."""
 
             def __len__(self) -> int:
                 return 4

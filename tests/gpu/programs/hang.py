@@ -1,4 +1,4 @@
-"""A job of two ranks that hangs, or that computes for long without a word; the argument says which."""
+"""Two ranks that hang, or that compute for a long time without output; the argument names the case."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How the programs of these tests meet: all ranks share the machine's first GPU, as ranks of different hosts.
 
-NCCL refuses two ranks on one GPU of one host. With a host id of its own each rank counts as a host, and NCCL goes
-through sockets.
+NCCL refuses two ranks on one GPU of one host. If each rank has its own NCCL_HOSTID, NCCL takes the
+ranks for different hosts and connects them by sockets.
 """
 
 from __future__ import annotations
