@@ -40,7 +40,7 @@ _MISSING: Any = _Missing()
 class _Field:
     """What is known of one attribute."""
 
-    __slots__ = ("default", "default_factory", "init", "name", "type")
+    __slots__ = ("default", "default_factory", "init", "is_required", "name", "type")
 
     def __init__(self, default: Any, default_factory: Any, *, init: bool) -> None:  # noqa: ANN401
         self.name = ""
@@ -48,11 +48,8 @@ class _Field:
         self.default = default
         self.default_factory = default_factory
         self.init = init
-
-    @property
-    def is_required(self) -> bool:
-        """Whether the constructor must be given a value."""
-        return self.init and self.default is _MISSING and self.default_factory is _MISSING
+        #: Whether the constructor must be given a value.
+        self.is_required = init and default is _MISSING and default_factory is _MISSING
 
     def make(self) -> Any:  # noqa: ANN401
         """Return the default, a fresh one where a factory was given, or `MISSING`."""
@@ -62,11 +59,12 @@ class _Field:
 class _Shape:
     """What a class's shared methods need to know of it."""
 
-    __slots__ = ("compared", "constructions", "fields", "is_frozen", "is_slotted", "names")
+    __slots__ = ("compared", "constructions", "fields", "is_frozen", "is_slotted", "names", "required")
 
     def __init__(self, fields: tuple[_Field, ...], *, is_frozen: bool, is_slotted: bool) -> None:
         self.fields = fields
-        self.names = tuple(one.name for one in fields)
+        self.names = tuple([one.name for one in fields])
+        self.required = [one.name for one in fields if one.is_required]
         self.is_frozen = is_frozen
         self.is_slotted = is_slotted
         self.constructions = 0
@@ -135,18 +133,20 @@ def _make_record(cls: Any, *, is_frozen: bool, is_slotted: bool) -> Any:  # noqa
 def _take_fields(cls: Any) -> tuple[_Field, ...]:  # noqa: ANN401
     """Return the fields of a class and of those that it is derived from; leave only plain defaults in the class."""
     found: dict[str, _Field] = {}
-    for base in reversed(cls.__mro__[1:]):
+    for base in cls.__mro__[-1:0:-1]:
         if "__record_shape__" in base.__dict__:
             found.update((one.name, one) for one in _fields(base))
+    has_default = any(one.init and not one.is_required for one in found.values())
     for name, kind in cls.__dict__.get("__annotations__", {}).items():  # noqa: RUF063 - inspect is what this avoids
         if kind.startswith("ClassVar"):
             continue
         value = cls.__dict__.get(name, _MISSING)
         one = value if isinstance(value, _Field) else _Field(value, _MISSING, init=True)
         one.name, one.type = name, kind
-        if one.is_required and any(other.init and not other.is_required for other in found.values()):
+        if one.is_required and has_default:
             message = f"{cls.__name__}.{name} has no default, but a field before it has one"
             raise TypeError(message)
+        has_default = has_default or (one.init and not one.is_required)
         found[name] = one
         if one.default is not _MISSING:
             setattr(cls, name, one.default)
@@ -210,9 +210,10 @@ def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         owner.__init__ = _compile_init(owner, shape)
     given = _bind(self, args, kwargs)
     for one in shape.fields:
-        value = given[one.name] if one.name in given else one.make()
+        name = one.name
+        value = given[name] if name in given else one.make()
         if value is not _MISSING:
-            _set(self, one.name, value)
+            _set(self, name, value)
     if hasattr(self, "__post_init__"):
         self.__post_init__()
 
@@ -233,7 +234,7 @@ def _bind(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
             message = f"{kind}(): argument {name!r} {'was given twice' if name in given else 'is unknown'}"
             raise TypeError(message)
     given.update(kwargs)
-    missing = [one.name for one in _fields(self) if one.is_required and one.name not in given]
+    missing = [name for name in self.__record_shape__.required if name not in given]
     if missing:
         message = f"{kind}() needs {', '.join(map(repr, missing))}"
         raise TypeError(message)

@@ -11,8 +11,6 @@ import _signal  # type: ignore[import-not-found]  # the interpreter's own module
 import os
 import sys
 
-from elastic_run import libc
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -129,6 +127,8 @@ def open_signal_descriptor(numbers: Iterable[int]) -> int:
         A descriptor that doesn't block, or -1 where the system has none.
     """
     try:
+        from elastic_run import libc  # noqa: PLC0415 - not before the first worker
+
         return libc.call("signalfd", -1, _signal_set(numbers), _SIGNALFD_FLAGS)
     except (ImportError, OSError, AttributeError):
         return -1

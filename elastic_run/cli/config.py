@@ -17,7 +17,6 @@ from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter
 from elastic_run.notices import say
 from elastic_run.rendezvous.backend_table import BACKENDS
-from elastic_run.user_file import read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -251,6 +250,8 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
     if path is None:
         token = environ.get(contract.ENV_RDZV_TOKEN)
         return None if token is None else token.encode(errors="surrogateescape")
+    from elastic_run.user_file import read_user_file  # noqa: PLC0415 - only for such a file
+
     try:
         content = read_user_file(path, _LONGEST_TOKEN + 1).strip()
     except OSError as error:

@@ -14,6 +14,7 @@ from elastic_run import contract
 from elastic_run.cli import values as _values
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
+from elastic_run.records import fields
 from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
@@ -34,7 +35,8 @@ ABOUT = "About"
 _NAMES_OF_BACKENDS = [name for name, backend in BACKENDS.items() if backend.has_store]
 
 
-_CONFIGS = (JobConfig(), NodeConfig())
+#: Defaults of the settings of several nodes, which stand in these two records.
+_CONFIGURED = {field.name: field.default for config in (JobConfig, NodeConfig) for field in fields(config)}
 
 
 def _check_faults(text: str) -> str:
@@ -85,9 +87,7 @@ class Flag:
         self.text = text
         self.values = values
         self.is_switch = not values
-        #: Settings of several nodes have their defaults in `JobConfig` and `NodeConfig`.
-        configured = next((getattr(config, self.dest) for config in _CONFIGS if hasattr(config, self.dest)), default)
-        self.default = False if self.is_switch else configured
+        self.default = False if self.is_switch else _CONFIGURED.get(self.dest, default)
         self.default_text = default_text
         self.parse = _values.switch if self.is_switch else parse
         self.variable = contract.ENV_FLAG_PREFIX + self.dest.upper() if has_variable else ""

@@ -193,8 +193,9 @@ def match_abbreviation(prefix: str, flags: Sequence[Flag]) -> list[Flag]:
 
 
 def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
-    action = _PrintText if flag.prints_text else _FlagAction
-    parser.add_argument(*flag.spellings, action=action, flag=flag, help=flag.text)
+    kind = _PrintText if flag.prints_text else _FlagAction
+    # `add_argument` would ask for the same, and format each flag once to check its help.
+    parser._add_action(kind(flag.spellings, flag.dest, flag, help=flag.text))  # noqa: SLF001 - as in `accelerate`
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

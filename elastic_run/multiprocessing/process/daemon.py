@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from elastic_run import signals
-from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
         name: The short form.
         kept: Descriptors that stay open; the standard ones lead to /dev/null otherwise.
     """
-    _ignore_signals()
+    ignore_signals()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         if fd not in kept:
@@ -34,10 +33,12 @@ def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
         start = fd + 1
     os.closerange(start, _MAX_FD)
     os.chdir("/")
+    from elastic_run.multiprocessing.process.process_title import ProcessTitle  # noqa: PLC0415 - not for the launcher
+
     ProcessTitle().show(title, name)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """Ignore signals to all processes (`kill -TERM -1`, a site's clean-up): the guardian must outlive the workers."""
     signals.set_wakeup_fd(-1)
     for number in _IGNORED:

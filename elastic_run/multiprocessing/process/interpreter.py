@@ -47,8 +47,8 @@ def is_interpreter(path: str) -> bool:
     """
     if is_frozen() and path == sys.executable:
         return False
-    names = (os.path.basename(path), os.path.basename(os.path.realpath(path)))
-    return any(map(is_interpreters_name, names)) and os.access(path, os.X_OK)
+    is_named = is_interpreters_name(os.path.basename(path))
+    return (is_named or is_interpreters_name(os.path.basename(os.path.realpath(path)))) and os.access(path, os.X_OK)
 
 
 def is_interpreters_name(name: str) -> bool:
