@@ -137,6 +137,7 @@ def _take_own_entry(
         former_garbage_keys=(),
         written=MappingProxyType({decision_key(slot): to_json(pending)}),
         pending=None,
+        last=coordinator.last and replace(coordinator.last, term=term),
         is_over=is_over,
     )
     cleanup = _clean_up(after, {HEAD: write_head(after)}, coordinator.settled_position)
