@@ -157,7 +157,7 @@ class Rounds:
         address = (place.master.host, place.master.port)
         there = self._stores.setdefault(address, name)
         # A first fact of a dead node that arrives once more after the state was lost names a store that is gone.
-        is_free = there == name or name in self._headless or self._is_forgotten(self._rounds[there], name)
+        is_free = there == name or name in self._headless or self.has_forgotten(there, name)
         require(is_free, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
         for other in round_.places.values():
             require(other.group_rank != place.group_rank, ASSIGNMENTS, f"rank {place.group_rank} of {name} twice")
@@ -186,7 +186,7 @@ class Rounds:
 
     def _note_whole(self, round_: Round) -> None:
         newest = self.newest.get(round_.incarnation)
-        if newest is not None and self._is_forgotten(newest, round_.name):
+        if newest is not None and self.has_forgotten(newest.name, round_.name):
             newest = None
         if newest is not None and not self.may_split and newest.formed_at < round_.formed_at:
             is_later = round_.number > newest.number or self._are_both_of_spares(round_, newest)
@@ -204,9 +204,12 @@ class Rounds:
         if newest is None or newest.formed_at < round_.formed_at:
             self.newest[round_.incarnation] = round_
 
-    def _is_forgotten(self, lost: Round, name: Name) -> bool:
-        """Whether a store lost a round, and no node that was told of it could say so when another round formed."""
-        return self._witnesses.get(name, lost.places.keys()).isdisjoint(lost.places)
+    def has_forgotten(self, lost: Name, name: Name) -> bool:
+        """Whether a store lost a round, and no node that was told of it could say so when another one formed later."""
+        former, witnesses = self._rounds.get(lost), self._witnesses.get(name)
+        if former is None or witnesses is None:
+            return False
+        return former.formed_at < self._formed_at[name] and witnesses.isdisjoint(former.places)
 
     def _are_both_of_spares(self, one: Round, other: Round) -> bool:
         """Whether the lines of two rounds part after a round of which neither goes on with a member: all are gone."""
