@@ -189,12 +189,16 @@ class Rounds:
         if newest is not None and self.has_forgotten(newest.name, round_.name):
             newest = None
         if newest is not None and not self.may_split and newest.formed_at < round_.formed_at:
-            is_later = round_.number > newest.number or self._are_both_of_spares(round_, newest)
+            is_of_spares = self._are_both_of_spares(round_, newest)
+            is_later = round_.number > newest.number or is_of_spares
             require(is_later, ONE_ROUND, f"all members were told {round_.name} after {newest.name}")
-            require(round_.restarts >= newest.restarts, BUDGET, f"{round_.name} forgot restarts of {newest.name}")
+            # Neither of two lines of spares knows of the other: each counts its own restarts, and those before.
+            before = self._find_before(round_) if is_of_spares else [newest]
+            for one in before:
+                require(round_.restarts >= one.restarts, BUDGET, f"{round_.name} forgot restarts of {one.name}")
             former = self.former_ids.get(round_.name, "")
             is_next = newest.name[2] == former or newest.number < int(former.partition("/")[0] or 0)
-            is_next = is_next or self._are_both_of_spares(round_, newest)
+            is_next = is_next or is_of_spares
             require(is_next, ONE_HISTORY, f"{round_.name} follows {former}, not {newest.name}")
         if newest is not None and not self.may_split and newest.formed_at > round_.formed_at:
             # The last member was told late: what all were told before must have followed this round.
@@ -232,6 +236,11 @@ class Rounds:
         while name is not None and (former := self.former_ids.get(name)):
             yield former, name
             name = next((one for one in self.former_ids if one[2] == former), None)
+
+    def _find_before(self, round_: Round) -> list[Round]:
+        """Return the rounds before one of which a node was told."""
+        line = {former for former, _ in self._find_line(round_)}
+        return [one for one in self._rounds.values() if one.name[2] in line]
 
     def look(self, *, may_be_hidden: bool) -> None:
         """Judge what must hold at any time: a round that was left lacks a member."""
