@@ -39,7 +39,6 @@ from elastic_run.core.protocol.job_keys import (
     LOG_START,
     assignment_key,
     copy_key,
-    copy_marker_key,
     decision_key,
     state_key,
 )
@@ -197,8 +196,8 @@ class Bed:
         if command.needs_copy:
             document = self.copies.get(node)
             copy = None if document is None else identify(document)
-            if copy is not None and document is not None and copy_marker_key(copy) not in self.values:
-                self.values.update({copy_key(copy): document, copy_marker_key(copy): b"1"})
+            if copy is not None and document is not None:
+                self.values[copy_key(copy)] = document
         is_idle = self.members[node].state in (WAITING, READY)
         self._feed(node, node_messages.RejoinPrepared(copy, StoreAddress(node, 99) if is_idle else None))
 

@@ -75,8 +75,6 @@ class Oracle:
         elif kind == "s":
             newest = self._logs[id(store)].find_state(store, start)
             require(number != newest, DELETED, f"the state {number}, and it is the newest")
-        elif kind == "c":
-            require(f"{key}.there" not in store.values, DELETED, f"the copy {number}, and its marker keeps others away")
 
     def note_formed(self, agent: Agent, place: Assignment) -> None:
         """A node was told its place."""

@@ -13,7 +13,6 @@ from elastic_run.core.protocol.job_keys import (
     LOG_START,
     assignment_key,
     copy_key,
-    copy_marker_key,
     decision_key,
     state_key,
 )
@@ -229,10 +228,9 @@ def _tend_copy(
 
 
 def _put_copy(copy: Copy, document: bytes) -> Generator[Request | Pause, Any, None]:
-    (marker,) = yield Request("get", ([copy_marker_key(copy)],))
-    if marker is None:
+    (there,) = yield Request("get", ([copy_key(copy)],))
+    if there != document:
         yield Request("write", ({copy_key(copy): document},))
-        yield Request("write", ({copy_marker_key(copy): b"1"},))
 
 
 # --- errands ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from elastic_run.core.job.view_change import (
     may_go_on,
     restate,
 )
-from elastic_run.core.protocol.job_keys import copy_key, copy_marker_key
+from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (
     Copy,
     End,
@@ -284,15 +284,15 @@ def test_the_cause_of_a_failure_is_awaited_anew() -> None:
     assert known.job.until is None
 
 
-def test_a_copy_goes_after_its_marker() -> None:
-    """Where the connection breaks in between, a node that finds no marker puts its copy there again."""
+def test_a_copy_goes_when_the_log_goes_on() -> None:
+    """Each copy of which a node has told is deleted once."""
     copy = Copy("a.1", 1, 1, 1, 1)
     events = [_join("b", last=_last(1), copy=copy)] * 2
     known = core.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
     recovered = Recovered(2, "b", 1, "1/1/a", 0, "a.1")
     known = replace(known, job=replace(known.job, round=1), events=tuple(events), pending=recovered)
     _, cleanup = slots.settle(known, to_json(recovered), now=0.0, jitter=0.0)
-    assert cleanup.deleted == (copy_marker_key(copy), copy_key(copy))
+    assert cleanup.deleted == (copy_key(copy),)
 
 
 def test_without_a_majority_the_job_ends_after_the_join_timeout() -> None:

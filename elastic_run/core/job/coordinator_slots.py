@@ -20,15 +20,7 @@ from elastic_run.core.job.formation import assign
 from elastic_run.core.job.snapshot import Formation, make_state, write_state
 from elastic_run.core.job.state import RUNNING, WARNED
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.job_keys import (
-    HEAD,
-    LOG_START,
-    assignment_key,
-    copy_key,
-    copy_marker_key,
-    decision_key,
-    state_key,
-)
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
 from elastic_run.core.protocol.log_start import is_trimmed
 from elastic_run.core.protocol.messages import (
     Claim,
@@ -111,9 +103,8 @@ def _take_own_entry(
     slot, term = coordinator.slot, pending.term
     garbage_keys = [*_list_garbage(coordinator)]
     if coordinator.events and coordinator.job.round:
-        copies = {event.copy: None for event in coordinator.events if isinstance(event, Join) and event.copy}
-        # Where the connection breaks in between, no marker is left that keeps a node from putting its copy there again.
-        garbage_keys += [key for copy in copies for key in (copy_marker_key(copy), copy_key(copy))]
+        copies = [event.copy for event in coordinator.events if isinstance(event, Join) and event.copy]
+        garbage_keys += dict.fromkeys(map(copy_key, copies))
         coordinator = replace(coordinator, events=(), copies=MappingProxyType({}), due=None)
     formations = coordinator.formations
     if isinstance(pending, Form):

@@ -252,8 +252,8 @@ class PrepareRejoin:
     Where no workers run, the driver opens a new workers' store: a round may have been formed with the old one.
 
     Args:
-        needs_copy: Whether the log may tell of no round. Then, where the node keeps a copy of the state and no copy
-            lies at that `copy_key`, the driver puts it there.
+        needs_copy: Whether the log may tell of no round. Then, where the node keeps a copy of the state and another
+            value, or none, lies at that `copy_key`, the driver puts it there.
     """
 
     needs_copy: bool = True

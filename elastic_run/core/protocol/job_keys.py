@@ -40,8 +40,3 @@ def copy_key(copy: Copy) -> str:
     """Return the key of a copy of the job's state in another store; equal copies have one key."""
     log = f"{copy.incarnation}/{copy.store_id}"
     return f"c/{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(log.encode()):08x}"
-
-
-def copy_marker_key(copy: Copy) -> str:
-    """Return the key of the marker that a store has the copy: written after the copy, and deleted before it."""
-    return f"{copy_key(copy)}.there"

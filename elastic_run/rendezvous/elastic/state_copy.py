@@ -5,7 +5,7 @@ Rules
   since each copy is as long as the list of all nodes.
 - An older copy of the same job never takes the place of a newer one: a log that was left may be come back to.
 - The copy is made before the node acts on the decision beside it. Garbage never takes the place of a good copy.
-- Equal copies have one key: only the first node that comes to another store writes it there.
+- Equal copies have one key: a node that finds its copy in another store writes nothing there.
 """
 
 from __future__ import annotations
@@ -89,10 +89,9 @@ class StateCopy:
             copy, document = self._copy, self._document
         if copy is None or document is None:
             return None
-        marker = job_keys.copy_marker_key(copy)
-        if get_document(store, marker) is None:
-            store.write({job_keys.copy_key(copy): document})
-            store.write({marker: b"1"})
+        key = job_keys.copy_key(copy)
+        if get_document(store, key) != document:
+            store.write({key: document})
         return copy
 
     @property
