@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from elastic_run.control.client import ask_all
+from elastic_run.control import socket_directory
+from elastic_run.control.client import ask_agents, ask_all
 from elastic_run.control.socket_directory import is_stale
 from elastic_run.control.wire import Call, encode_answer
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from elastic_run.control.client import Answer
 
@@ -83,3 +87,20 @@ def test_an_agent_that_ends_the_connection_is_not_waited_for(tmp_path: Path) -> 
     answer = ask_agent_that_answers(tmp_path / "4711-a.sock", b"")
     assert answer.document is None
     assert answer.error.endswith(" has ended, or has too many clients")
+
+
+def test_a_directory_that_others_can_open_hides_no_agent_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose directory under /tmp was taken by a stranger is in /dev/shm, and a command finds it there."""
+    strangers, own = (tmp_path / place / f"elastic-run-{os.geteuid()}" for place in "ab")
+    monkeypatch.setattr(socket_directory, "_PLACES", (str(tmp_path / "a"), str(tmp_path / "b")))
+    assert ask_agents({}, Call("identify", {}), wait_limit=DEADLINE) == []
+    for directory, mode in ((strangers, 0o755), (own, 0o700)):
+        directory.mkdir(parents=True)
+        directory.chmod(mode)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(own / "1-a.sock"))
+        listener.listen()
+        (answer,) = ask_agents({}, Call("identify", {}), wait_limit=0.0)
+    assert "does not answer" in answer.error
