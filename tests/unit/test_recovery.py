@@ -12,7 +12,7 @@ from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.apply_facts import apply_facts
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.snapshot import identify, make_state, write_state
-from elastic_run.core.job.state import AWAITED, GATHERING, LIVE, RUNNING, Gone, Job, LeftLog, Node, Seat
+from elastic_run.core.job.state import AWAITED, GATHERING, LIVE, RUNNING, VOID, Gone, Job, LeftLog, Node, Seat
 from elastic_run.core.job.store_change import give_up_awaited, move
 from elastic_run.core.job.view_change import (
     View,
@@ -26,6 +26,7 @@ from elastic_run.core.job.view_change import (
 )
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (
+    SEAT_RUNNING,
     Copy,
     End,
     Halt,
@@ -270,6 +271,26 @@ def test_a_copy_that_is_wanted_is_read_once() -> None:
     assert copy_key(copy) in known.complaint
     assert (known.wants, known.view is not None) == (None, True)
     assert core.take_copy(known, b"", now=0.0, jitter=0.0) is known
+
+
+def test_who_coordinates_after_a_question_to_all_nodes_knows_the_round_before_it() -> None:
+    """Nodes that have read nothing of that round may answer first."""
+    job = Job(
+        1, 4, round=2, round_id="2/1/a", incarnation="a.1", seats=(Seat("a", LIVE), Seat("d", VOID)), config=CONFIG
+    )
+    state = write_state(make_state(job, 0.0, position=0, oldest=0, formations=()))
+    asking = core.start_term("b", term=2, slot=4, state=state, now=0.0, newest_round=3)
+    assert core.has_lost_state(asking)
+    proposal = slots.propose(core.skip(asking, [], 0, None), 1.0)
+    assert proposal is not None
+    (document,) = proposal.documents.values()
+    known = core.start_term("c", term=3, slot=6, state=document, now=9.0)
+    assert known.events == (SeatDead("d", "2/1/a", "a.1", 2, 1, SEAT_RUNNING),)
+    known = core.receive(known, [to_json(_join("b", last=_last(1)))], 1, now=9.0, jitter=0.0)
+    assert isinstance(known.pending, Recovered)
+    assert known.pending.round_id == "2/1/a"
+    lost = core.start_term("c", term=3, slot=6, state=document.replace(b'"former":{', b'"former":{},"":{'), now=9.0)
+    assert core.has_lost_state(lost)
 
 
 def test_the_cause_of_a_failure_is_awaited_anew() -> None:

@@ -34,10 +34,11 @@ from elastic_run.core.job import machine as coordination
 from elastic_run.core.job.coordinator_decision import WAIT_LIMIT, ask_anew, decide_next
 from elastic_run.core.job.coordinator_slots import supersede, write_head
 from elastic_run.core.job.coordinator_state import KEPT_SLOTS, Coordinator
+from elastic_run.core.job.job_document import job_from_document
 from elastic_run.core.job.machine import Silent
 from elastic_run.core.job.snapshot import read_state
 from elastic_run.core.protocol import liveness
-from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.codec import MessageError, encode
 from elastic_run.core.protocol.job_keys import HEAD, STATUS, copy_key, decision_key
 from elastic_run.core.protocol.liveness import Leases
 from elastic_run.core.protocol.log_start import find_start
@@ -111,13 +112,13 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
     fresh = Coordinator(node, term, slot + 1, begun, leases, kept_slots, began=now, wait_limit=wait_limit)
     if state is not None:
         try:
-            found, job = read_state(state, now)
+            going_on = _go_on(fresh, *read_state(state, now), now)
         except MessageError as error:
             complaint = f"the state of the job is lost: {error}"
             fresh = replace(fresh, wait_limit=1, pending=Resync(term, str(error)), complaint=complaint)
         else:
-            fresh = _go_on(fresh, found, job)
-            if newest_round > job.round > 0:
+            fresh = going_on
+            if newest_round > fresh.job.round > 0:
                 fresh = ask_anew(fresh, (), (), now)
     restarts = max(fresh.job.restart_count, known_restarts)
     job = replace(fresh.job, term=term, slot=slot + 1, coordinator=node, store_id=store_id, restart_count=restarts)
@@ -251,12 +252,17 @@ def _end_term(coordinator: Coordinator, last: Resign | Failover) -> Coordinator:
     return replace(coordinator, last=last, pending=coordinator.pending or last)
 
 
-def _go_on(fresh: Coordinator, found: State, job: Job) -> Coordinator:
+def _go_on(fresh: Coordinator, found: State, job: Job, now: float) -> Coordinator:
+    gone, _ = _read_facts([encode(fact) for fact in found.gone])
+    former = None if found.former is None else job_from_document(found.former, now)
     return replace(
         fresh,
         job=job,
         wait_limit=found.wait_limit,
         first=found.position,
+        events=tuple(fact for fact in gone if isinstance(fact, SeatDead | Leave)),
+        former=former,
+        copies=MappingProxyType({} if former is None else {former.copy: former}),
         position=found.position,
         oldest=found.oldest,
         formations=found.formations,

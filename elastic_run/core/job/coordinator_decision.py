@@ -84,6 +84,7 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collectio
         wait_limit=1,
         first=coordinator.position,
         events=keep_facts(former, events, ahead),
+        former=former,
         # The log does not go on from an older round than its own, whoever answers first.
         copies=MappingProxyType({former.copy: former}),
         has_halted=False,

@@ -17,9 +17,10 @@ from types import MappingProxyType
 from elastic_run.core.job.coordinator_decision import decide_next
 from elastic_run.core.job.coordinator_state import Cleanup, Proposal
 from elastic_run.core.job.formation import assign
+from elastic_run.core.job.job_document import job_to_document
 from elastic_run.core.job.snapshot import Formation, make_state, write_state
 from elastic_run.core.job.state import RUNNING, WARNED
-from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.codec import MessageError, decode
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
 from elastic_run.core.protocol.log_start import is_trimmed
 from elastic_run.core.protocol.messages import (
@@ -29,9 +30,11 @@ from elastic_run.core.protocol.messages import (
     Form,
     Head,
     Join,
+    Leave,
     LogStart,
     Prepare,
     Resign,
+    SeatDead,
     read_decision,
     to_json,
 )
@@ -105,7 +108,7 @@ def _take_own_entry(
     if coordinator.events and coordinator.job.round:
         copies = [event.copy for event in coordinator.events if isinstance(event, Join) and event.copy]
         garbage_keys += dict.fromkeys(map(copy_key, copies))
-        coordinator = replace(coordinator, events=(), copies=MappingProxyType({}), due=None)
+        coordinator = replace(coordinator, events=(), former=None, copies=MappingProxyType({}), due=None)
     formations = coordinator.formations
     if isinstance(pending, Form):
         formations = (*formations, _make_formation(coordinator))
@@ -186,6 +189,10 @@ def _write_state(coordinator: Coordinator, now: float) -> bytes:
         wait_limit=coordinator.wait_limit,
         garbage_keys=_list_garbage(coordinator),
     )
+    if not coordinator.job.round:
+        gone = [decode(to_json(event)) for event in coordinator.events if isinstance(event, SeatDead | Leave)]
+        former = None if coordinator.former is None else job_to_document(coordinator.former, now)
+        state = replace(state, gone=tuple(gone), former=former)
     return write_state(state)
 
 

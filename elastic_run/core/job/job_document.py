@@ -58,6 +58,7 @@ class _Snapshot:
     round_restarts: int = 0
     incidents: tuple[Incident, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
+    slot: int = 0
 
 
 def job_to_document(job: Job, now: float) -> Document:

@@ -46,6 +46,8 @@ class State:
         wait_limit: Leases for which nodes that know of a round may come before a job is founded.
         garbage_keys: Keys that its writer was to delete after this: the state before it among them.
         job: See `job_document.job_to_document`.
+        gone: As long as the log has no round, the deaths and farewells that were heard: nobody tells them again.
+        former: The job's state before the log asked all nodes anew, or None.
     """
 
     term: int
@@ -56,6 +58,8 @@ class State:
     job: Document
     wait_limit: int = 0
     garbage_keys: tuple[str, ...] = ()
+    gone: tuple[Document, ...] = ()
+    former: Document | None = None
 
 
 def read_state(data: bytes, now: float) -> Read:
