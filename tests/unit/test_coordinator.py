@@ -11,6 +11,7 @@ from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.coordinator_state import Cleanup
 from elastic_run.core.protocol import messages
+from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import Join, NodeInfo, Ready, StoreAddress
 from tests.support.configs import plain_config
 
@@ -158,6 +159,19 @@ def test_a_coordinator_that_sleeps_before_its_clean_up_leaves_no_state_behind() 
     assert proposal is not None
     _, cleanup = slots.settle(successor, proposal.entry, now=0.0, jitter=0.0)
     assert cleanup.deleted == ("s/1.1", "s/2.1")
+
+
+@pytest.mark.parametrize("term", [1, 2])
+def test_a_copy_that_a_node_brings_late_is_deleted_with_the_next_decision(term: int) -> None:
+    """The log does not need it, unless the next decision asks all nodes where they stand."""
+    clerk = Clerk("a")
+    copy, newer = messages.Copy("a.1", 1, 1, 0, 1, "z"), messages.Copy("a.1", 1, term, 0, 1, "y")
+    clerk.values[copy_key(copy)] = b"copy"
+    join = Join("b", 1, NodeInfo("b", 1, 1), CONFIG, StoreAddress("b", 1), copy=copy)
+    clerk.hear(join, replace(join, sequence=2))
+    assert copy_key(copy) in clerk.values
+    clerk.hear(Ready("a", 2, 1, "1/1/a", "failed", StoreAddress("a", 1), {"exit_code": 1}), replace(join, copy=newer))
+    assert (copy_key(copy) in clerk.values) is (term == 2)
 
 
 def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:

@@ -23,6 +23,7 @@ from elastic_run.core.job.view_change import (
     restate,
 )
 from elastic_run.core.protocol import liveness
+from elastic_run.core.protocol.job_keys import COPIES, copy_key
 from elastic_run.core.protocol.messages import LOSS, End, Halt, Join, Recovered, Resync, SeatDead
 from elastic_run.records import replace
 
@@ -60,6 +61,9 @@ def decide_next(coordinator: Coordinator, events: Sequence[Event], now: float, j
     elif ahead := find_ahead(coordinator.job, coordinator.term, events):
         unwatched = replace(coordinator, leases=liveness.watch(coordinator.leases, {}, now))
         return ask_anew(unwatched, events, ahead, now)
+    late = [copy_key(event.copy) for event in events if isinstance(event, Join) and event.copy]
+    garbage_keys = dict.fromkeys([*coordinator.former_garbage_keys, *late])
+    coordinator = replace(coordinator, former_garbage_keys=tuple(garbage_keys))
     step = coordination.decide(coordinator.job, events, now=now, jitter=jitter)
     return replace(_watch(coordinator, step.job, now), pending=step.decision or coordinator.last)
 
@@ -87,6 +91,7 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collectio
         former=former,
         # The log does not go on from an older round than its own, whoever answers first.
         copies=MappingProxyType({former.copy: former}),
+        former_garbage_keys=tuple(key for key in coordinator.former_garbage_keys if not key.startswith(COPIES)),
         has_halted=False,
         pending=Resync(coordinator.term, "the job went on in another store"),
     )

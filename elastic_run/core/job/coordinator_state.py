@@ -100,8 +100,8 @@ class Coordinator:
         state_slot: The slot of the newest state document, -1 for none.
         state_term: Its term.
         garbage_keys: Keys to delete, as far as it knows: nobody needs them any more.
-        former_garbage_keys: Keys that the coordinator before was to delete. Until this one has decided something, a
-            node may know of an older state than this one.
+        former_garbage_keys: Keys to delete after the next decision: those that the coordinator before was to delete,
+            since a node may know of an older state than this one until then, and copies that came late.
         written: Key to value: its newest entry. Another coordinator may use its keys where that is not there.
         known_restarts: The restarts that its node had heard of when its term began.
         pending: The decision that is being written, or None.

@@ -17,6 +17,8 @@ STATUS = "status"
 #: Changed by a node that asks for the state of all nodes, and the stream of the answers; see `status_exchange`.
 STATUS_REQUEST = "status_request"
 STATUS_ANSWERS = "status_answers"
+#: The beginning of the keys of copies of the job's state.
+COPIES = "c/"
 #: Where the log begins: the slots below were trimmed. In the directory of the slots, so that a watch of them brings it.
 LOG_START = "d/start"
 
@@ -39,4 +41,4 @@ def assignment_key(slot: int, term: int, node: str) -> str:
 def copy_key(copy: Copy) -> str:
     """Return the key of a copy of the job's state in another store; equal copies have one key."""
     log = f"{copy.incarnation}/{copy.store_id}"
-    return f"c/{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(log.encode()):08x}"
+    return f"{COPIES}{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(log.encode()):08x}"
