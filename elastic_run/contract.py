@@ -31,13 +31,17 @@ EXIT_HUNG = 212
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (EXIT_SUCCESS, "success", "Every worker ended with 0."),
-    ("1-255", "worker_failed", "The exit code of the worker that failed first; restarts are used up."),
+    ("1-255", "worker_failed", "The exit code of the worker that failed first, when no restart follows."),
     (EXIT_USAGE, "usage", "The command line is wrong. Nothing was started; running it again can't help."),
-    (EXIT_NOT_EXECUTABLE, "not_executable", "The program can't be executed; found out when a worker started."),
-    (EXIT_NOT_FOUND, "not_found", "The program, or its interpreter, does not exist; found out when a worker started."),
+    (EXIT_NOT_EXECUTABLE, "not_executable", "The program can't be executed. This showed when a worker started."),
+    (EXIT_NOT_FOUND, "not_found", "The program or its interpreter does not exist. This showed when a worker started."),
     ("128+n", "signal", "The first failing worker, or the launcher itself, was ended by signal n (143: SIGTERM)."),
-    (EXIT_RENDEZVOUS, "rendezvous", "The nodes could not come together."),
-    (EXIT_REPEATED_FAILURE, "repeated_failure", "The same failure twice at start-up: a restart can't help."),
+    (EXIT_RENDEZVOUS, "rendezvous", "The nodes did not find each other: the rendezvous failed or took too long."),
+    (
+        EXIT_REPEATED_FAILURE,
+        "repeated_failure",
+        "The same failure occurred twice soon after the start: a restart can't help.",
+    ),
     (EXIT_UNKILLABLE_WORKER, "unkillable_worker", "SIGKILL did not end a worker: check this node."),
     (EXIT_CANNOT_START, "cannot_start", "The system refused to start a worker (memory, processes, descriptors)."),
     (EXIT_INTERNAL_ERROR, "internal_error", "A defect of elastic-run itself. Please report it."),
@@ -50,12 +54,20 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (
         EXIT_REFUSED,
         "refused",
-        "This node was not taken into the job: its settings, script or release differ from the job's.",
+        "The job refused this node: its settings, script, token or release differ from the job's.",
     ),
     (EXIT_REQUEUED, "requeued", "SIGTERM stopped a job with --requeue; the last line says whether it runs again."),
     (EXIT_UNHEALTHY, "unhealthy", "This node failed its --health-check and has left; the job goes on without it."),
-    (EXIT_EXCLUDED, "excluded", "The job goes on without this node: --exclude-after or --exclude-exit-codes."),
-    (EXIT_HUNG, "hung", "No rank made progress for --hang-timeout; --hang-action=fail, or restarts are used up."),
+    (
+        EXIT_EXCLUDED,
+        "excluded",
+        "--exclude-after or --exclude-exit-codes excluded this node; the job goes on without it.",
+    ),
+    (
+        EXIT_HUNG,
+        "hung",
+        "No rank made progress for --hang-timeout; --hang-action=fail ended the job, or no restart was left.",
+    ),
 )
 
 # --- environment: set for workers ------------------------------------------------------------------------------

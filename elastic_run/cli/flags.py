@@ -113,8 +113,8 @@ FLAGS: tuple[Flag, ...] = (
         values="N|auto|cpu|gpu|xpu",
         default="1",
         parse=_values.worker_count,
-        text="Number of workers on this node. gpu and xpu start one worker per visible device; the name of a device "
-        "that a package adds to torch (npu) does the same. cpu starts one worker per CPU that this process may use "
+        text="Number of workers on this node. gpu and xpu start one worker per visible device, and so does the name of "
+        "a device type that a package adds to torch (npu). cpu starts one worker per CPU that this process may use "
         "(affinity and cgroup limit). auto starts one worker per device, or one per CPU if there is no device.",
     ),
     Flag(
@@ -171,7 +171,7 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.one_of("node", "socket", "exclusive", "core-complex"),
         has_variable=False,
         text="Bind each worker to CPUs near its GPU. node: all CPUs of the GPU's NUMA node. socket: all CPUs of its "
-        "socket. exclusive: an equal share of the node's cores. core-complex: the cores of one last-level cache.",
+        "socket. exclusive: an equal share of the NUMA node's cores. core-complex: the cores of one last-level cache.",
     ),
     Flag(
         "--omp-threads",
@@ -190,8 +190,9 @@ FLAGS: tuple[Flag, ...] = (
         default="auto",
         parse=_values.one_of("auto", "agent", "torch", "rank0"),
         is_ours=True,
-        text="Server of the store at MASTER_ADDR:MASTER_PORT. agent: elastic-run. torch: torch's server in a process "
-        "of its own. rank0: the worker with rank 0. auto: agent; for many hundred workers, torch.",
+        text="Process that serves the workers' store (MASTER_ADDR:MASTER_PORT). agent: elastic-run itself. torch: "
+        "torch's server in a process of its own. rank0: the worker with rank 0. auto: torch for more than "
+        "512 workers on this node, otherwise agent.",
     ),
     Flag(
         "--preload",
@@ -200,7 +201,7 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         parse=_values.preloaded,
         is_ours=True,
-        text="Import these modules (torch) once on this node and fork each worker from that process, so that workers "
+        text="Import these modules (torch) in one process on this node, and fork each worker from it, so that workers "
         "start and restart without the import. auto: the large modules that the script imports.",
     ),
     Flag(
@@ -246,7 +247,8 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="FILE",
         is_ours=True,
-        default_text=f"the variable {contract.ENV_RDZV_TOKEN}, or none; a job without an endpoint makes a secret",
+        default_text=f"the variable {contract.ENV_RDZV_TOKEN}; else a job without --rdzv-endpoint makes its own secret "
+        "and other jobs have none",
         text="File with a secret that all nodes of the job share. A node without the secret is refused.",
     ),
     Flag(
@@ -255,8 +257,9 @@ FLAGS: tuple[Flag, ...] = (
         values="stop|continue",
         parse=_values.one_of("stop", "continue"),
         is_ours=True,
-        text="Action of a node that has lost its only other node and cannot find out whether that node still runs; "
-        "for c10d with several endpoints. stop: end the job on this node. continue: run on this node alone.",
+        text="Action of a node that cannot reach its only other node, and so cannot know whether that node still runs; "
+        "only for c10d with several endpoints. stop: stop the workers and wait for the other node, up to join_timeout. "
+        "continue: run on this node alone.",
     ),
     Flag(
         "--fence-after",
@@ -264,8 +267,9 @@ FLAGS: tuple[Flag, ...] = (
         values="lease|never",
         parse=_values.one_of("lease", "never"),
         is_ours=True,
-        text="Time at which a node that cannot reach its job stops its workers. lease: after one lease, so that they "
-        "write no checkpoints while the other nodes go on without them. never: when the node gives up.",
+        text="Time at which a node that cannot reach its job stops its workers. lease: after one lease (6 s by "
+        "default), so that they write no checkpoints while the other nodes go on without them. never: only when the "
+        "node gives up, or learns that the job went on without it.",
     ),
     Flag(
         "--master-addr",
@@ -288,7 +292,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="HOST",
         parse=_values.host_if_given,
-        default_text="the address that elastic-run finds",
+        default_text="the address of the interface to the endpoint",
         text="Address of this node, by which other nodes reach it.",
     ),
     Flag(
@@ -296,7 +300,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RESTARTS,
         values="N",
         parse=_values.count,
-        text="Number of times that all workers are restarted after a worker has failed.",
+        text="Maximum number of restarts. After the failure of a worker, all workers of the job are restarted.",
     ),
     Flag(
         "--restart-window",
@@ -313,8 +317,8 @@ FLAGS: tuple[Flag, ...] = (
         values="TIME",
         parse=_values.duration,
         is_ours=True,
-        text="End the job if the same failure happens twice in a row, each time within this time after the start of "
-        "the workers. Without this flag, only errors that a restart cannot cure, such as ImportError and SyntaxError, "
+        text="End the job if the same failure happens twice in a row, both times within TIME after the start of the "
+        "workers. Without this flag, only errors that a restart cannot cure, such as ImportError and SyntaxError, "
         "end the job in this way.",
     ),
     Flag(
@@ -375,7 +379,8 @@ FLAGS: tuple[Flag, ...] = (
         is_ours=True,
         text="Command that must succeed (exit code 0) before this node takes part in a round: before the first one, "
         "and again after each failure or change of nodes. If it fails, this node leaves the job, which goes on "
-        f"without it; the exit code is {contract.EXIT_UNHEALTHY}. No shell reads the command; sh -c '...' runs one.",
+        f"without it; the exit code is {contract.EXIT_UNHEALTHY}. No shell interprets the command, unless it is "
+        "sh -c '...'.",
     ),
     Flag(
         "--health-check-timeout",
@@ -465,9 +470,10 @@ FLAGS: tuple[Flag, ...] = (
         default_text="off",
         parse=_values.hang_timeout,
         is_ours=True,
-        text="Time after which the job counts as hanging if no rank makes progress (10m): no output, no heartbeat, no "
-        "collective, and unchanged stacks. auto: 10 times the longest time without progress so far in the round, at "
-        "least 5 min. The flag also switches on the flight recorder.",
+        text="Time without progress of any rank after which the job counts as hanging (10m). Output, heartbeats, "
+        "collectives, changed stacks and computation are progress; docs/troubleshooting.md has all rules. auto: 10 "
+        "times the longest time without progress so far in the round, at least 5 min. The flag also switches on the "
+        "flight recorder.",
     ),
     Flag(
         "--hang-action",
@@ -476,7 +482,7 @@ FLAGS: tuple[Flag, ...] = (
         default="report",
         parse=_values.one_of("report", "restart", "fail"),
         is_ours=True,
-        text="Action after a hang; before it, lines on the console say where each rank is. report: the job goes on. "
+        text="Action after a hang. In each case, lines on the console say where each rank is. report: the job goes on. "
         f"restart: uses one of --max-restarts. fail: ends the job with exit code {contract.EXIT_HUNG}.",
     ),
     Flag(
@@ -536,8 +542,8 @@ FLAGS: tuple[Flag, ...] = (
         values="SECONDS",
         default=0.1,
         parse=_values.positive_seconds,
-        text="Interval at which an agent of another package looks at its workers. The agent of elastic-run is "
-        "notified by the kernel and does not poll.",
+        text="Interval at which an agent of another package polls its workers. elastic-run's own agent does not poll: "
+        "the kernel notifies it.",
     ),
     Flag(
         "-t",
@@ -547,8 +553,7 @@ FLAGS: tuple[Flag, ...] = (
         default="0",
         parse=_values.output_choice,
         text="Write the workers' output to log files and to the console, where each line gets a prefix. 0: none, 1: "
-        "stdout, 2: stderr, 3: both; or for some local ranks only (0:3,1:2 is both of worker 0 and stderr of worker "
-        "1).",
+        "stdout, 2: stderr, 3: both. LOCAL_RANK:VALUE,... sets the value for some workers only (0:3,1:2).",
     ),
     Flag(
         "-r",
@@ -557,15 +562,15 @@ FLAGS: tuple[Flag, ...] = (
         values="WHICH",
         default="0",
         parse=_values.output_choice,
-        text="Write the workers' output to log files only; values as for --tee.",
+        text="Write the workers' output to log files and not to the console. The values are those of --tee.",
     ),
     Flag(
         "--log-dir",
         group=OUTPUT,
         values="DIR",
-        default_text="a temporary directory",
-        text="Directory for log files; without --tee and --redirects, they have a copy of all output. Each launcher "
-        "makes a new directory in it, so that the nodes of a job may share it.",
+        default_text="a temporary directory for --tee and --redirects, otherwise no log files",
+        text="Directory for log files. Without --tee and --redirects, the files have a copy of all output. Each "
+        "launcher makes a new directory in DIR, so that all nodes of a job may share DIR.",
     ),
     Flag(
         "--local-ranks-filter",
@@ -643,7 +648,7 @@ FLAGS: tuple[Flag, ...] = (
         values="FILE",
         is_ours=True,
         text="TOML file with values of flags: a key is the name of a flag without the leading dashes (max-restarts = "
-        "3). A flag and its variable override the file; the file overrides what follows from the scheduler.",
+        "3). A flag and its variable override the file; the file overrides the values that the scheduler sets.",
     ),
     Flag(
         "--explain",
@@ -658,7 +663,7 @@ FLAGS: tuple[Flag, ...] = (
         group=CONFIGURATION,
         has_variable=False,
         is_ours=True,
-        text="Print the same with all default values.",
+        text="As --explain, but print all values, also the defaults.",
     ),
     Flag("-h", "--help", group=ABOUT, has_variable=False, text="Print the most used flags, and exit."),
     Flag(

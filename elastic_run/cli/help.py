@@ -35,7 +35,7 @@ EXAMPLES = (
     ),
     (
         "elastic-run --nnodes=2 --nproc-per-node=2 train.py",
-        "First of two nodes. It prints the command that starts the second node.",
+        "The first of two nodes. It prints the command for the second node.",
     ),
 )
 #: Words that the reference shows as code in the text of a flag: flags, and variables with an underscore.
@@ -55,13 +55,13 @@ torchrun's flags.
 _RULES = """\
 Flags come before the script. You may write them with hyphens or underscores, as
 --flag VALUE or --flag=VALUE, and shorten them as long as no other flag begins
-in the same way. A variable PET_... has the effect of its flag; a flag on the
-command line overrides its variable. For a flag without a value, the variable is
-1 or 0. TIME and PERIOD are a number of seconds, or a number with the unit s, m,
-h or d (5m). ${local_rank} in the arguments of the script becomes the number of
-the worker on its node. The variable PYTHON_EXEC names the interpreter of the
-workers; by default it is the interpreter that runs elastic-run. If a script has
-the name of a command, write its directory: elastic-run ./help.
+in the same way. An environment variable PET_... has the effect of its flag; a
+flag on the command line overrides its variable. For a flag without a value, the
+variable is 1 or 0. TIME and PERIOD are a number of seconds, or a number with
+the unit s, m, h or d (5m). In the arguments of the script, ${local_rank} stands
+for the local rank of the worker. The variable PYTHON_EXEC names the interpreter
+of the workers; by default it is the interpreter that runs elastic-run. If a
+script has the name of a command, write its directory: elastic-run ./help.
 """
 
 
@@ -74,7 +74,8 @@ def render_help(flags: Sequence[Flag]) -> str:
     names = textwrap.fill(", ".join(COMMANDS), WIDTH, initial_indent="  ", subsequent_indent="  ")
     paragraphs.append(f"Commands (elastic-run help explains them)\n{names}\n")
     paragraphs.append(
-        f"[PET_...] is the variable that sets a flag.\n--help-all shows all {len(flags)} flags and the exit codes.\n"
+        "[PET_...] is the environment variable that sets the flag.\n"
+        f"--help-all shows all {len(flags)} flags and the exit codes.\n"
     )
     return "\n".join(paragraphs)
 

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 #: Each command with its one line of help.
 COMMANDS = {
     "doctor": "Check this machine, or the network between nodes, for causes of failed jobs.",
-    "status": "Show each worker of a running job: state, CPU, memory, silence, last line.",
+    "status": "Show each worker of a running job: state, CPU, memory, time without output, last line.",
     "stacks": "Show where in the program each rank of a running job is.",
     "logs": "Show the log files of a running or ended job, by rank and across restarts.",
-    "top": "Show the table of status, updated until the job ends.",
+    "top": "Show the table of status, and update it until the job ends.",
     "drain": "Let one node leave a running job; the other nodes go on.",
     "stop": "Stop a running job as SIGTERM would, and wait for its end.",
     "help": "Show the commands and the most used flags, or the help of one command.",
