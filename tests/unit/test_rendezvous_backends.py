@@ -13,6 +13,7 @@ from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.rendezvous import rendezvous_handler_registry
 from elastic_run.rendezvous.backend_table import BACKENDS, make_backend, read_settings
+from elastic_run.run import run_command
 
 _ROOT = Path(__file__).parents[2] / "elastic_run"
 
@@ -55,3 +56,16 @@ def test_the_local_backend_has_no_store() -> None:
     """A job of one node needs no store, and asking for one is an error."""
     with pytest.raises(ValueError, match="'local' has no store"):
         make_backend("local", "", "job", read_settings("c10d", {}))
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [("--rdzv-id=j", "--rdzv-endpoint"), ("--rdzv-endpoint=h:1", "--rdzv-id")]
+)
+@pytest.mark.parametrize("name", ["etcd", "etcd-v2", "etcd-v3"])
+def test_a_store_that_other_jobs_use_has_no_default_place_or_id(
+    name: str, given: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two jobs that name neither would meet there by accident."""
+    with pytest.raises(SystemExit):
+        run_command([f"--rdzv-backend={name}", given, __file__])
+    assert f"error: {missing}: is needed with --rdzv-backend={name}: " in capsys.readouterr().err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from elastic_run.core.node.config import JoinCommand
@@ -80,3 +83,12 @@ def test_the_join_command_is_quoted_for_a_shell() -> None:
         "--rdzv-conf=join_timeout=9,last_call_timeout=0 --nnodes=1:2 '--log-dir=/a b' --role= --run-path "
         """'it'"'"'s' '$HOME' '*'"""
     )
+
+
+def test_a_word_that_a_terminal_would_obey_is_one_line_and_comes_through_a_shell() -> None:
+    """Line breaks, escape sequences, quotes and letters of any language are the same word on the next node."""
+    words = ("it's\na \\b c~", "\x1b[31mred", "\tä\x7f", "\udcff")
+    line = describe_join_command("h:1", "job", JoinCommand(("elastic-run",), (), words))
+    assert line.isprintable()
+    shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
+    assert shown.split(b"\0")[-5:-1] == [os.fsencode(word) for word in words]
