@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.cli.values import MOST_WORKERS, duration, one_signal, preloaded
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.values import MOST_WORKERS, count, duration
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
@@ -66,8 +67,8 @@ class LaunchConfig:
         agent_config: The other settings of this node.
 
     Raises:
-        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
-            more than one, `preload` is no list of modules, a name is too long, or there are too many workers.
+        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, a setting has a value
+            that its flag would not take, a name is too long, or there are too many workers.
     """
 
     min_nodes: int
@@ -115,18 +116,23 @@ class LaunchConfig:
         if self.nproc_per_node > MOST_WORKERS:
             message = f"nproc_per_node is more workers than a node can have, {MOST_WORKERS}"
             raise ValueError(message)
-        for name, text in (("run_id", self.run_id), ("role", self.role)):
-            length = len(text.encode(errors="surrogateescape"))
-            if length > contract.LONGEST_NAME:
-                message = f"{name} has {length} bytes, and {contract.LONGEST_NAME} are allowed"
-                raise ValueError(message)
+        _check_length("run_id", self.run_id)
+        _check_length("role", self.role)
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
-        _check_field("preload", self.agent_config.preload, preloaded)
-        _check_field("inject_fault", self.agent_config.inject_fault, find_faults)
-        _check_field("scale_up_signal", self.node_config.scale_up_signal, one_signal)
+        _check_field("max_restarts", str(self.max_restarts), count)
+        _check_field("preferred_rank", str(self.node_config.preferred_rank or 0), count)
+        for settings in (self.job_config, self.node_config, self.agent_config):
+            _check_settings(settings)
         if not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
             raise ValueError(message)
+
+
+def _check_length(name: str, text: str) -> None:
+    length = len(text.encode(errors="surrogateescape"))
+    if length > contract.LONGEST_NAME:
+        message = f"{name} has {length} bytes, and {contract.LONGEST_NAME} are allowed"
+        raise ValueError(message)
 
 
 def _refuse_unhandleable(*lists: str) -> None:
@@ -134,6 +140,15 @@ def _refuse_unhandleable(*lists: str) -> None:
         if any(name in names for names in lists):
             message = f"no process can handle {name}"
             raise ValueError(message)
+
+
+def _check_settings(settings: JobConfig | NodeConfig | AgentConfig) -> None:
+    """Check the settings that are a number or a text as the flags of the same names check theirs."""
+    for flag in FLAGS:
+        value = getattr(settings, flag.dest, None)
+        if isinstance(value, int | float | str) and not flag.is_switch:
+            is_automatic = flag.dest == "hang_timeout" and not value
+            _check_field(flag.dest, "auto" if is_automatic else str(value), flag.parse)
 
 
 def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:

@@ -84,3 +84,23 @@ def test_an_interval_that_no_node_could_keep_is_refused() -> None:
     """All nodes would be silent for the others at once."""
     with pytest.raises(ValueError, match=r"a keep-alive takes 0\.001 s or more$"):
         JobConfig(keep_alive_interval=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"max_restarts": -1}, "max_restarts is -1, and 0 is the least"),
+        *(({name: -0.5}, f"{name} is -0.5, and 0 is the least") for name in TIMES if name != "keep_alive_interval"),
+    ],
+)
+def test_a_negative_number_or_time_is_refused(values: dict[str, Any], said: str) -> None:
+    """A program gets an error before anything is started, which names the field."""
+    with pytest.raises(ValueError, match=rf"^JobConfig: {said}$"):
+        JobConfig(**values)
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(-1, 60.0), (1, -60.0), (1, 0.0), (1, math.nan)])
+def test_a_window_that_makes_no_sense_is_refused(count: int, seconds: float) -> None:
+    """A negative number, or no time in which it could be counted."""
+    with pytest.raises(ValueError, match=rf"^Window: {count} per {seconds:g} s has a negative number, or no time$"):
+        Window(count, seconds)

@@ -55,6 +55,11 @@ class Window:
     count: int
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.count < 0 or not (self.seconds is None or self.seconds > 0):  # nor nan
+            message = f"Window: {self} has a negative number, or no time"
+            raise ValueError(message)
+
     def __str__(self) -> str:
         return f"{self.count} per {'job' if self.seconds is None else f'{self.seconds:g} s'}"
 
@@ -117,6 +122,9 @@ class JobConfig:
             value = getattr(self, name)
             if value is not None and not value <= LARGEST_NUMBER:
                 message = f"JobConfig: {name} is {value}, and {LARGEST_NUMBER} is the most"
+                raise ValueError(message)
+            if value is not None and value < 0:
+                message = f"JobConfig: {name} is {value}, and 0 is the least"
                 raise ValueError(message)
 
     @property
