@@ -14,7 +14,7 @@ from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from elastic_run.records import dataclass, field, replace
+from elastic_run.records import dataclass, field, fields, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,11 +144,12 @@ def _refuse_unhandleable(*lists: str) -> None:
 
 def _check_settings(settings: JobConfig | NodeConfig | AgentConfig) -> None:
     """Check the settings that are a number or a text as the flags of the same names check theirs."""
-    for flag in FLAGS:
-        value = getattr(settings, flag.dest, None)
-        if isinstance(value, int | float | str) and not flag.is_switch:
-            is_automatic = flag.dest == "hang_timeout" and not value
-            _check_field(flag.dest, "auto" if is_automatic else str(value), flag.parse)
+    flags = {flag.dest: flag for flag in FLAGS if not flag.is_switch}
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if value is not one.default and one.name in flags and isinstance(value, int | float | str):
+            is_automatic = one.name == "hang_timeout" and not value
+            _check_field(one.name, "auto" if is_automatic else str(value), flags[one.name].parse)
 
 
 def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:
