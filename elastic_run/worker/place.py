@@ -2,7 +2,7 @@
 
 RANK counts before the variables of Slurm: a launcher inside a Slurm job sets RANK for each of its workers, of which
 Slurm knows nothing. But if srun itself has started this process, RANK may be left over from another shell. Without RANK
-the variables of a Slurm step count.
+the variables of a Slurm step count. If some of them are missing, the process is refused: each task would train alone.
 A batch script is no step, though Slurm sets SLURM_PROCID=0 and SLURM_NTASKS for it too: a python that is
 started there directly is one process. A process without a launcher is rank 0 of 1.
 """
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Place", "place_from"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_NEEDED_OF_SLURM = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST")
+_NEEDED_OF_SLURM = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_STEP_ID")
+#: Variables that tasks of a step have, and batch scripts have not.
+_OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _HIGHEST_PORT = 65535
 
 
@@ -91,7 +93,7 @@ def place_from(environment: Mapping[str, str], *, pid: int = 0) -> Place:
         place = _launched_place(environment)
         _check_task(environment, place, pid)
         return place
-    if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
+    if _is_task(environment):
         try:
             return _slurm_place(environment)
         except ValueError as error:
@@ -140,12 +142,23 @@ def _launcher_name(environment: Mapping[str, str]) -> str:
     return "elastic-run" if environment.get("ELASTIC_RUN_TOKEN") else "torchrun"
 
 
+def _is_task(environment: Mapping[str, str]) -> bool:
+    """Whether this process is a task of a Slurm step, also where the variables are not complete.
+
+    Each of several tasks would train alone if it lacked a variable. A single task may.
+    """
+    if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
+        return True
+    is_of_step = any(environment.get(name) for name in _OF_STEP) or environment.get("SLURM_PROCID", "0") != "0"
+    return is_of_step and environment.get("SLURM_STEP_NUM_TASKS") != "1"
+
+
 def _slurm_place(environment: Mapping[str, str]) -> Place:
-    _require(environment, _NEEDED_OF_SLURM)
-    nodes = parse_nodelist(environment["SLURM_STEP_NODELIST"])
     # The step's own number: SLURM_NTASKS is the job's, in an interactive step.
-    tasks = "SLURM_STEP_NUM_TASKS" if environment.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    _require(environment, (tasks,))
+    is_of_step = environment.get("SLURM_STEP_NUM_TASKS") or not environment.get("SLURM_NTASKS")
+    tasks = "SLURM_STEP_NUM_TASKS" if is_of_step else "SLURM_NTASKS"
+    _require(environment, (*_NEEDED_OF_SLURM, tasks), setter="srun")
+    nodes = parse_nodelist(environment["SLURM_STEP_NODELIST"])
     node_rank = _number(environment, "SLURM_NODEID", 0)
     return Place(
         rank=_number(environment, "SLURM_PROCID"),
@@ -182,14 +195,16 @@ def _port(environment: Mapping[str, str]) -> int:
     return port
 
 
-def _require(environment: Mapping[str, str], names: tuple[str, ...]) -> None:
+def _require(
+    environment: Mapping[str, str], names: tuple[str, ...], setter: str = "a launcher such as elastic-run"
+) -> None:
     missing = [name for name in names if not environment.get(name)]
     if not missing:
         return
     present = ", ".join(f"{name}={environment[name]}" for name in names if environment.get(name)) or "none of them"
     message = (
         f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, but {present}: set all of "
-        f"{', '.join(names)} or none; a launcher such as elastic-run sets them"
+        f"{', '.join(names)} or none; {setter} sets them"
     )
     raise PlaceError(message)
 

@@ -35,6 +35,14 @@ name = f"{os.environ.get('SLURM_STEP_ID', 'batch')}.{context.rank}.json"
 with open(os.path.join(sys.argv[1], name), "w") as file:
     json.dump(words, file)
 """
+#: Says why it can't join.
+REFUSED = """
+from elastic_run.worker import PlaceError, init_distributed
+try:
+    init_distributed(timeout=60)
+except PlaceError as error:
+    raise SystemExit(f"refused: {error}") from None
+"""
 LIFE = 150.0
 
 
@@ -98,6 +106,19 @@ def test_a_batch_script_is_one_process(slurm: SlurmCluster, tmp_path: Path) -> N
     """A python that the batch script starts without srun is alone, whatever number of tasks the job has."""
     words = run_batch(slurm, tmp_path, 'python train.py "$OUT"', "--nodes=2", "--ntasks=3")
     assert [(word["rank"], word["world_size"], word["launcher"]) for word in words.values()] == [(0, 1, "none")]
+
+
+def test_a_task_that_lacks_a_variable_is_refused(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """As in a container that gets some of the variables: no task of three trains a model of its own."""
+    (tmp_path / "refused.py").write_text(REFUSED, encoding="utf-8")
+    names = "SLURM_PROCID SLURM_STEP_ID SLURM_JOB_ID SLURM_LOCALID SLURM_STEP_NODELIST"
+    step = "srun --kill-on-bad-exit=0 --wait=0 env -u $name python refused.py"
+    run_batch(slurm, tmp_path, f"for name in {names}; do ! {step}; done", "--nodes=2", "--ntasks=3")
+    log = (tmp_path / "job.log").read_text(encoding="utf-8")
+    told = [line.partition(": ")[2] for line in log.splitlines() if line.startswith("refused: ")]
+    for name in names.split():
+        assert sum(line.startswith(f"{name} is not set, but SLURM_") for line in told) == 3, log
+    assert len(told) == 15, log
 
 
 def test_elastic_run_in_a_step_comes_first(slurm: SlurmCluster, tmp_path: Path) -> None:

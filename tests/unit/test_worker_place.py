@@ -111,9 +111,15 @@ def test_a_task_with_the_rank_of_another_shell_is_refused() -> None:
         place_from({**STEP, **left_over}, pid=7)
 
 
-@pytest.mark.parametrize("more", [{}, BATCH, {"MASTER_ADDR": "node0", "MASTER_PORT": "1"}, {"WORLD_SIZE": "1"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({}, BATCH, {"MASTER_ADDR": "node0", "MASTER_PORT": "1"}, {"WORLD_SIZE": "1"}),
+        {**STEP, "SLURM_PROCID": "", "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
 def test_who_was_not_placed_is_alone(more: dict[str, str]) -> None:
-    """Plain python is one process, in a batch script and with an address lying about, too."""
+    """Plain python is one process, in a batch script and with an address or half of a lone task lying about, too."""
     assert place_from(more) == Place(0, 1, 0, 1, "none")
     assert place_from(more).nodes == 1
 
@@ -166,7 +172,26 @@ def test_a_step_sets_what_a_launcher_would() -> None:
         ({**STEP, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not set, but SLURM_JOB_ID=41, SLURM_PROCID=2"),
         ({**STEP, "SLURM_STEP_NODELIST": "node[2-"}, "'node[2-' is no Slurm node list"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "2"}, "rank 2 is not below the world size, 2"),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": ""}, "SLURM_NTASKS is not set, but none of them"),
+        (
+            {**STEP, "SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": ""},
+            "SLURM_STEP_NUM_TASKS is not set, but SLURM_JOB_ID=41, SLURM_PROCID=2, SLURM_LOCALID=0, SLURM_STEP_",
+        ),
+        (
+            {**STEP, "SLURM_PROCID": ""},
+            "SLURM_PROCID is not set, but SLURM_JOB_ID=41, SLURM_LOCALID=0, SLURM_STEP_NODELIST=node[2-3], SLURM_",
+        ),
+        ({**STEP, "SLURM_STEP_ID": ""}, "SLURM_STEP_ID is not set, but SLURM_JOB_ID=41, SLURM_PROCID=2"),
+        ({"SLURM_STEP_NUM_TASKS": "3"}, "SLURM_STEP_NODELIST, SLURM_STEP_ID are not set, but SLURM_STEP_NUM_TASKS=3"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "3"}, "SLURM_STEP_NODELIST are not set, but SLURM_STEP_ID=0, SLURM_"),
+        # No batch script: its number is 0. A container may be given a few of the variables.
+        (
+            {**BATCH, "SLURM_PROCID": "1"},
+            (
+                "SLURM_STEP_NODELIST, SLURM_STEP_ID are not set, but SLURM_JOB_ID=41, SLURM_PROCID=1, SLURM_LOCALID=0, "
+                "SLURM_NTASKS=3: set all of SLURM_JOB_ID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NODELIST, "
+                "SLURM_STEP_ID, SLURM_NTASKS or none; srun sets them"
+            ),
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_clear_line(environment: dict[str, str], message: str) -> None:
