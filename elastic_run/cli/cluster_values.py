@@ -63,7 +63,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     if count > 1 and not names_place:
         return [_describe_starter(starter, count, environ)] if node_range(args.nnodes)[1] == 1 else []
     # Imported here: most launchers run outside of both.
-    if "SLURM_JOB_ID" in environ:
+    if "SLURM_JOB_ID" in environ or "SLURM_STEP_ID" in environ:
         from elastic_run.cli.slurm_step import derive_from_step as find  # noqa: PLC0415
     elif "JOB_COMPLETION_INDEX" in environ:
         from elastic_run.cli.indexed_job import derive_from_indexed_job as find  # noqa: PLC0415

@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
+#: Variables that tasks of a step have, and batch scripts have not.
+_OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
 #: A variable of the step, and the variable that has the same value in a step, and the job's value in a batch script.
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
@@ -100,7 +102,11 @@ def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
         StepError: It is one of several tasks, and nothing follows from their step.
         StepVariablesError: Slurm can't have set these variables for the step.
     """
-    if not all(environ.get(name) for name in _NEEDED) or not _is_in_step(environ):
+    missing = [name for name in _NEEDED if not environ.get(name)]
+    if missing:
+        _check_missing(environ, missing)
+        return None
+    if not _is_in_step(environ):
         return None
     try:
         return _read_step(environ, hostname)
@@ -112,6 +118,21 @@ def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
         if is_alone:
             return None
         raise StepError(str(error)) from None
+
+
+def _check_missing(environ: Mapping[str, str], missing: list[str]) -> None:
+    """Refuse a part of a step's variables in a process that is seen to run in a step of several tasks.
+
+    Raises:
+        StepVariablesError: Each task would be a job of its own.
+    """
+    present = [name for name in _OF_STEP if environ.get(name)]
+    count = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+    step = (read_running_step() or "").partition(".")[2]
+    if present and count != "1" and step[:1].isdecimal():
+        told = ", ".join(f"{name}={environ[name]}" for name in present)
+        message = f"{missing[0]}: is not set, but {told}"
+        raise StepVariablesError(message)
 
 
 def _read_step(environ: Mapping[str, str], hostname: str) -> Step:

@@ -130,6 +130,18 @@ def test_a_step_whose_variables_contradict_each_other_trains_nothing(
     assert log.count(f"error: {told}") == 3, log
 
 
+def test_a_step_that_lacks_a_variable_trains_nothing(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Whichever is missing, each of three launchers ends with 2; --standalone makes them jobs of their own."""
+    names = "SLURM_PROCID SLURM_JOB_ID SLURM_STEP_ID SLURM_STEP_NODELIST SLURM_STEP_NUM_TASKS"
+    step = "srun --kill-on-bad-exit=0 --wait=0 env -u $name elastic-run"
+    body = f"for name in {names}; do {step} train.py; echo $name: $?; done\n{step} --standalone train.py"
+    code, log = run_batch(slurm, tmp_path, body, "--nodes=3")
+    assert (code, trained(log)) == (0, ["0 of 1"] * 3), log
+    for name in names.split():
+        assert log.count(f"error: {name}: is not set, but SLURM_STEP_") == 3, log
+        assert f"{name}: 2\n" in log, log
+
+
 def test_the_order_of_tasks_is_not_that_of_the_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     """With --distribution=arbitrary the first task is on node2; ranks follow SLURM_NODEID, which is node2's place."""
     body = "srun --distribution=arbitrary --nodelist=node2,node0,node1 --ntasks=3 bash -c '{}'".format(
