@@ -206,33 +206,6 @@ def test_a_guardian_s_start_kills_nothing() -> None:
     assert done == b"0 -15\n"
 
 
-_AFTER_AN_UPGRADE = """
-import os, sys
-from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process.guardian import Guardian
-guardian = Guardian(is_exec=False)
-guardian.attach(Loop())
-class Gone:
-    def find_spec(self, name, *_):
-        raise ImportError(name)
-sys.meta_path.insert(0, Gone())
-pid = guardian.start()
-with open(f"/proc/{pid}/cmdline") as title:
-    while "guardian" not in title.read():
-        assert os.waitpid(pid, os.WNOHANG)[0] == 0, "the guardian has ended"
-        title.seek(0)
-print(sorted(name for name in sys.modules if name.endswith("guardian_process")), flush=True)
-guardian.dismiss()
-os.waitpid(pid, 0)
-"""
-
-
-def test_a_guardian_starts_after_the_files_of_its_modules_have_gone() -> None:
-    """An upgrade of the package may replace or remove them while the job runs."""
-    done = subprocess.check_output([sys.executable, "-c", _AFTER_AN_UPGRADE, "x" * 40], timeout=60, text=True)
-    assert done == "['elastic_run.multiprocessing.process.guardian_process']\n"
-
-
 _FULL_PIPE = """
 import os, signal, subprocess, time
 from elastic_run.multiprocessing.process import descendants, process_table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import signals
+from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
         start = fd + 1
     os.closerange(start, _MAX_FD)
     os.chdir("/")
-    from elastic_run.multiprocessing.process.process_title import ProcessTitle  # noqa: PLC0415 - not for the launcher
-
     ProcessTitle().show(title, name)
 
 

@@ -35,8 +35,9 @@ import stat
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process import descendants, process_table
 from elastic_run.multiprocessing.process.daemon import become_daemon, ignore_signals
+from elastic_run.multiprocessing.process.guardian_process import stand_guard
 from elastic_run.multiprocessing.process.interpreter import find_interpreter
 
 TYPE_CHECKING = False
@@ -85,9 +86,6 @@ class Guardian:
 
     def attach(self, loop: Loop) -> None:
         """Let a loop write the orders that do not fit into the pipe now."""
-        # For the guardian after this one: by then an upgrade may have replaced the file.
-        from elastic_run.multiprocessing.process import guardian_process  # noqa: F401, PLC0415
-
         self._loop = loop
 
     def start(self) -> int:
@@ -274,8 +272,6 @@ def _say_bye(pipe: int, waiting: bytearray) -> bool:
 
 def _kill_guardians(session: int) -> None:
     """Kill the guardians of a session: at the end of a pipe without `bye` they would kill the workers."""
-    from elastic_run.multiprocessing.process import descendants  # noqa: PLC0415 - rarely
-
     process_table.kill_all((), descendants.find_survivors({session}, "", since=process_table.start_time("self")))
 
 
@@ -306,9 +302,6 @@ def _fork(reader: int, token: str, since: int) -> int:
         os.close(unready)
         os.dup2(reader, 0)
         become_daemon(f"guardian of {launcher}", "guardian", {0})
-        # Imported here: the launcher starts the first worker meanwhile.
-        from elastic_run.multiprocessing.process.guardian_process import stand_guard  # noqa: PLC0415
-
         stand_guard(0, launcher, token, since)
     finally:
         # Never back into the launcher's code, whatever happened.
@@ -336,7 +329,5 @@ def _spawn(interpreter: str, reader: int, token: str, since: int) -> int:
 def main() -> None:
     """Run as a fresh interpreter: the pipe is descriptor 0; launcher, token and start time are arguments."""
     launcher, token, since = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    from elastic_run.multiprocessing.process.guardian_process import stand_guard  # noqa: PLC0415 - see `_fork`
-
     become_daemon(f"guardian of {launcher}", "guardian", {0, 1, 2})
     stand_guard(0, launcher, token, since)
