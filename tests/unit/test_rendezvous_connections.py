@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,10 +14,12 @@ from elastic_run.core.node.messages import Ended, Formed, StoreRestored
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.messages import LogStart
 from elastic_run.rendezvous.backend_table import read_settings
+from elastic_run.rendezvous.elastic import heartbeats
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
+from elastic_run.rendezvous.session import Notice
 from elastic_run.report import wait_notices
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
 from elastic_run.store.jobstore.memory import MemoryJobStore
@@ -131,6 +134,36 @@ def test_the_coordinator_is_looked_at_one_pause_after_a_round_was_formed(backend
         formed_at = node.when(node.wait_for(Formed))
         wait_until(lambda: looked_at)
     assert looked_at[0] - formed_at >= 2 / 8
+
+
+def test_the_coordinator_is_looked_at_between_two_heartbeats(
+    backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its loss, or that of the store beside it, would be noticed an interval after the lease."""
+    monkeypatch.setattr(heartbeats, "_LOOKS", 6000)
+    used: list[str] = []
+
+    def note(_: NotingStore, what: str, __: str) -> None:
+        if threading.current_thread().name == "sender":
+            used.append(what)
+
+    backend.on_use = note
+    with make_node(backend) as node:
+        node.wait_for(Formed)
+        wait_until(lambda: used.count("heartbeats") >= 3)
+    assert "heartbeat" not in used, "none was due"
+
+
+def test_a_node_that_waits_says_again_for_whom(backend: NotingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line comes with the heartbeats, as often as its interval allows."""
+    monkeypatch.setattr(wait_notices, "FIRST", 0.0)
+    monkeypatch.setattr(wait_notices, "INTERVAL", 0.0)
+    settings = read_settings("c10d", {**_SLOW, "keep_alive_interval": "0.1"})
+    setup = plain_setup(min_nodes=2, max_nodes=2)
+    with Node(open_session(backend, settings, setup, local_addr="127.0.0.1")) as node:
+        wait_until(lambda: [isinstance(event, Notice) for _, event in node.events].count(True) >= 3)
+        texts = {event.text.partition(",")[0] for _, event in node.events if isinstance(event, Notice)}
+    assert texts == {f"waiting: 1/2 nodes ({socket.gethostname()})"}
 
 
 # --- the connection breaks -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from elastic_run.rendezvous.elastic import handler, round_admission
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.round_admission import RoundAdmission
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup
 from tests.support.wait import wait_until
@@ -45,14 +46,16 @@ def form(number: int, rank: int = 1) -> Formed:
 class Admission:
     """A node's way into its rounds, and what it says of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_server: bool = False) -> None:
         self.context = make_context()
         self.told: list[object] = []
         self.context.events.deliver_to_agent = self.told.append
         self.said: list[WorkersGone] = []
         self.has_said = threading.Event()
         self.before_feed: Callable[[], None] = lambda: None
-        self.admission = RoundAdmission(self.context, feed=self._feed, store_address=lambda: _STORE_ADDRESS)
+        self.admission = RoundAdmission(
+            self.context, feed=self._feed, store_address=lambda: _STORE_ADDRESS, shares_server=shares_server
+        )
 
     def _feed(self, event: Event) -> None:
         assert isinstance(event, WorkersGone)
@@ -116,3 +119,16 @@ def test_a_warning_of_a_round_that_the_agent_does_not_have_is_dropped(monkeypatc
     assert node.has_said.wait(_WITHIN)
     node.admission.warn(Warned(7))
     assert node.told == []
+
+
+def test_rank_0_opens_a_round_where_agents_and_workers_share_a_server() -> None:
+    """The agent hears of it then; in a job of many rounds no connections pile up."""
+    node = Admission(shares_server=True)
+    before = [*node.context.connections]
+    node.context.sender.store_id = node.context.backend.open(1.0).create(STORE_ID, b"store 1")
+    formed = [form(number, rank=0) for number in (1, 2, 3)]
+    for each in formed:
+        node.admission.announce(each)
+        wait_until(lambda: node.told and node.told[-1] is each)  # noqa: B023 - called in this turn only
+    assert node.told == formed
+    assert node.context.connections == before
