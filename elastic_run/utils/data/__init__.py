@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `cycling_iterator` | several epochs of data as one iterator |
-| `elastic_distributed_sampler` | a sampler that goes on in the middle of an epoch, with another number of workers |
+| `elastic_distributed_sampler` | torch's sampler that goes on in the middle of an epoch with other workers |
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sampler that goes on in the middle of an epoch, with another number of workers than before."""
+"""torch's sampler for elastic jobs, under its name there; this project's own one is `worker.sampler`."""
 
 from __future__ import annotations
 
