@@ -28,6 +28,7 @@ SIGUSR2: int = _signal.SIGUSR2
 SIGSTOP: int = _signal.SIGSTOP
 SIGTERM: int = _signal.SIGTERM
 SIGCHLD: int = _signal.SIGCHLD
+SIGWINCH: int = _signal.SIGWINCH
 
 
 def _numbers(names: str) -> tuple[int, ...]:

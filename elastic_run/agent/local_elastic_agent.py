@@ -8,7 +8,6 @@ start, poll and stop processes of `start_processes`.
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from elastic_run import contract
@@ -23,10 +22,12 @@ from elastic_run.agent.stop_requests import StopRequests
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.lazy import lazy_names
+from elastic_run.signals import SIGTERM
 from elastic_run.utils.api import macros, safe_substitute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
@@ -352,7 +353,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         values = {ranks[rank]: value for rank, value in found.return_values.items()}
         return RunResult(WorkerState.SUCCEEDED, return_values=values)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, death_sig: signal.Signals = SIGTERM, timeout: int = 30) -> None:  # type: ignore[assignment]  # torch has the enum
         if self._supervisor is not None:
             self._supervisor.request_stop(death_sig)
         if self._pcontext is not None:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import abc
 import os
-import signal
 import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
 from elastic_run.agent.driver.worker_ranks import ask_for_ranks
 from elastic_run.agent.state import WorkerState
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
+from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
     from typing import Any, ParamSpec, TypeVar
 
@@ -96,7 +97,7 @@ class SimpleElasticAgent(ElasticAgent):
         """Look at the workers; return the group's state now."""
 
     @abc.abstractmethod
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, death_sig: signal.Signals = SIGTERM, timeout: int = 30) -> None:  # type: ignore[assignment]  # torch has the enum
         """Stop the workers and free all resources."""
 
     @measured

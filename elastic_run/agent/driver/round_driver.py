@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 
 from elastic_run.agent import steps
 from elastic_run.agent.driver.round import Round
@@ -15,6 +14,7 @@ from elastic_run.agent.driver.stack_reports import StackReports
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_launch import launch_workers
 from elastic_run.core.agent import machine, messages
+from elastic_run.signals import SIGINT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class RoundDriver:
 
         def stop() -> None:
             self._collection = None
-            if number == signal.SIGINT:
+            if number == SIGINT:
                 current.output.fold_interrupts()
             current.workers.stop(number, self._options.shutdown_timeout, self._on_gone)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-
 from elastic_run.core.agent.messages import Signalled
-from elastic_run.signals import SIGQUIT, SIGTERM, restore_signals
+from elastic_run.signals import SIGCHLD, SIGQUIT, SIGTERM, SIGWINCH, default_signal, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,10 +53,10 @@ class SignalWatch:
             loop.watch_signals(options.offered, self._on_offered)
             if options.is_whole_process and not loop.find_senders() and self._context.mask is not None:
                 restore_signals(self._context.mask)
-            loop.watch_signals((signal.SIGWINCH,), self._on_resize)
+            loop.watch_signals((SIGWINCH,), self._on_resize)
             if options.is_whole_process:
                 # Inherited as ignored it would make the kernel throw the workers' exit codes away.
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                default_signal(SIGCHLD)
             else:
                 loop.keep_exits()
         except ValueError:

@@ -11,8 +11,6 @@ Rules
 
 from __future__ import annotations
 
-import signal
-
 from elastic_run.agent.background import Background
 from elastic_run.agent.driver.joining import Joining
 from elastic_run.agent.driver.machine_driver import MachineDriver
@@ -30,6 +28,7 @@ from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
+from elastic_run.signals import SIGINT, SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ class Supervisor:
         if self._options.stop_time:
             from elastic_run.agent.driver.time_limit import watch_time_limit  # noqa: PLC0415 - only if there is a limit
 
-            stop = self._options.signals[0] if self._options.signals else signal.SIGTERM
+            stop = self._options.signals[0] if self._options.signals else SIGTERM
             watch_time_limit(self._loop, self._options, say=self.console.say, stop=lambda: self.request_stop(stop))
 
     def _hold_rounds(self) -> HeldRound | None:
@@ -277,7 +276,7 @@ class Supervisor:
     def _stop_after(self, error: BaseException) -> None:
         if self._rounds.current is None and self._job is None:
             return  # nothing was started, so nothing has to be stopped
-        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        number = SIGINT if isinstance(error, KeyboardInterrupt) else SIGTERM
         self._feed(messages.Signalled(number))
         wait_limit = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
         self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
