@@ -31,15 +31,15 @@ _SETTLING = 1.5
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Measure until the sibling is told, the end of a job of 2 and of 8, and the restart of one of 2."""
-    told = f"death of one of {_FEW} workers to its sibling told"
+    told = f"death of one of {_FEW} workers to SIGTERM in the other worker"
     young = f"{told}, in a job that has just begun"
-    restart = f"death of one of {_FEW} workers to the first line of the last restarted one"
+    restart = f"death of one of {_FEW} workers to the first line of the last restarted worker"
     return [
-        _figure(told, 5.0, {"detection": "sibling told"}, tell_after_death, installation, effort),
+        _figure(told, 5.0, {"detection": "SIGTERM in the other worker"}, tell_after_death, installation, effort),
         _figure(young, None, {}, partial(tell_after_death, age=0.0), installation, effort),
         *(
             _figure(
-                f"death of one of {nproc} workers to siblings gone and launcher exited",
+                f"death of one of {nproc} workers to the end of the other workers and the launcher",
                 50.0,
                 {"detection": f"all {nproc} workers and the launcher gone"},
                 partial(end_after_death, nproc=nproc),

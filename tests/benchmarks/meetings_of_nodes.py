@@ -31,13 +31,19 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Count what failed."""
     return [
         _figure(
-            f"failures to meet after {effort.meetings} restarts of 2 nodes", meet_after_failures, installation, effort
+            f"failures to connect after {effort.meetings} restarts of 2 nodes",
+            meet_after_failures,
+            installation,
+            effort,
         ),
         _figure(
-            f"failures to meet after {effort.meetings} arrivals of a second node", meet_newcomers, installation, effort
+            f"failures to connect after {effort.meetings} arrivals of a second node",
+            meet_newcomers,
+            installation,
+            effort,
         ),
         _figure(
-            f"failures to meet after {effort.meetings} replacements of rank 0",
+            f"failures to connect after {effort.meetings} replacements of rank 0",
             meet_at_new_masters,
             installation,
             effort,
@@ -53,7 +59,7 @@ def _figure(name: str, meet: Meet, installation: Installation, effort: Effort) -
         [number >= met for number in range(effort.meetings)],
         benchmark="meetings_of_nodes",
         name=name,
-        note=f"{each:.2f} s each, lateness included" + (f"; then {why}" if why else ""),
+        note=f"{each:.2f} s each, with the random delays of the workers" + (f"; then {why}" if why else ""),
     )
 
 

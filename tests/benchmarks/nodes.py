@@ -40,9 +40,9 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         *(
             _figure(name, bar, measure_one, installation, effort)
             for name, bar, measure_one in (
-                ("death of a worker to those on the other nodes told to stop", 300.0, tell_after_death),
-                ("SIGKILL of an agent to the others' new round", 200.0, reform_after_kill),
-                ("SIGTERM of an agent to the others' new round", 1000.0, reform_after_term),
+                ("death of a worker to SIGTERM in the workers of the other nodes", 300.0, tell_after_death),
+                ("SIGKILL of an agent to the new round of the other nodes", 200.0, reform_after_kill),
+                ("SIGTERM of an agent to the new round of the other nodes", 1000.0, reform_after_term),
                 ("SIGKILL of an agent to the round in which a spare has taken over", 1000.0, replace_by_spare),
             )
         ),
@@ -78,7 +78,7 @@ def _reform_figure(installation: Installation, effort: Effort) -> Figure:
         name="--nnodes=1:4, death of a worker to the new round of the 3 nodes",
         unit="ms",
         bar=Bar(0.1, "torchrun"),
-        note="torchrun once: it waits 30 s for more nodes (last_call_timeout, by default)",
+        note="torchrun was measured once: by default it waits 30 s for more nodes (last_call_timeout)",
         plots={"restart": "3 nodes of at most 4"},
     )
 
@@ -97,7 +97,7 @@ def _figure(
         name=name,
         unit="ms",
         bar=Bar(bar),
-        note=f"{min(values):.0f} to {max(values):.0f} ms in {len(values)}",
+        note=f"{min(values):.0f} to {max(values):.0f} ms in {len(values)} trials",
     )
 
 

@@ -56,7 +56,7 @@ def _survival_figure(kills: Comparison) -> Figure:
     shares = {name: mean(share for turn in turns for share in turn) for name, turns in left.items()}
     return Figure(
         benchmark="orphans",
-        name=f"SIGKILLs of the launcher after which something lived {_LIMIT:g} s later",
+        name=f"SIGKILLs of the launcher after which a process still lived {_LIMIT:g} s later",
         unit="%",
         bar=Bar(0.0),
         elastic_run=shares["elastic-run"],
@@ -70,7 +70,7 @@ def _time_figures(kills: Comparison) -> list[Figure]:
     """Return the time until nothing was left with the guardian left alone; no figure where something always was."""
     alone_killed = list(chain.from_iterable(kills.rounds["elastic-run"]))[:: len(_TO_GUARDIAN)]
     gone = [1000 * seconds for seconds in alone_killed if seconds < inf]
-    name = "SIGKILL of the launcher to the last of its processes gone"
+    name = "SIGKILL of the launcher to the end of its last process"
     note = f"worst {max(gone, default=inf):.0f} ms"
     return [alone(gone, benchmark="orphans", name=name, unit="ms", bar=None, note=note)] if gone else []
 

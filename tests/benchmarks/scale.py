@@ -94,7 +94,9 @@ def measure(_: Installation, effort: Effort) -> list[Figure]:
 def _figure_beside_torch(beside: Mapping[str, list[list[Round]]]) -> Figure:
     asked = ask_of_torch(_BESIDE_TORCH)
     operations, transferred = asked.operations / _BESIDE_TORCH, asked.transferred / _BESIDE_TORCH / 1000
-    note = f"{_note(beside['elastic-run'][-1][-1])}; torch: {operations:.0f} operations and {transferred:.0f} kB a node"
+    note = (
+        f"{_note(beside['elastic-run'][-1][-1])}; torch: {operations:.0f} operations and {transferred:.0f} kB per node"
+    )
     return compared(
         compare(beside, attrgetter("seconds")),
         benchmark="scale",
@@ -120,11 +122,11 @@ def _time_figure(size: int, rounds: Sequence[Round]) -> Figure:
 
 
 def _name(size: int) -> str:
-    return f"{size} nodes started at once to the last one in the round"
+    return f"{size} nodes started at once, until the last one is in the round"
 
 
 def _note(one: Round) -> str:
-    return f"{one.crowd_cpu:.2g} s of CPU time is the other nodes' own"
+    return f"the other nodes used {one.crowd_cpu:.2g} s of CPU time"
 
 
 def _arrival_figure(size: int, effort: Effort) -> Figure:
@@ -132,7 +134,7 @@ def _arrival_figure(size: int, effort: Effort) -> Figure:
     return alone(
         seconds,
         benchmark="scale",
-        name=f"{size - 1} nodes waiting, start of the last one to all in the round",
+        name=f"{size - 1} nodes waiting, from the start of the last one until all are in the round",
         unit="s",
         bar=None,
         note=f"lowest {min(seconds):.3g} s",
@@ -157,7 +159,7 @@ def _growth_figure(store: str, unit: str, per_node: dict[int, list[float]]) -> F
         bar=Bar(_GROWTH),
         elastic_run=medians[largest] / medians[smallest],
         values={f"{size} nodes": [some] for size, some in per_node.items()},
-        note=", ".join(f"{value:.3g} {unit} a node of {size}" for size, value in medians.items()),
+        note=", ".join(f"{value:.3g} with {size} nodes" for size, value in medians.items()),
     )
 
 
@@ -177,10 +179,11 @@ def _etcd_figure(size: int, rounds: Sequence[Round], what: str) -> Figure:
     return alone(
         seconds,
         benchmark="scale",
-        name=f"{size} {what} started at once on etcd to the last one in the round",
+        name=f"{size} {what} started at once on etcd, until the last one is in the round",
         unit="s",
         bar=Bar(_ETCD_BARS[size]) if size in _ETCD_BARS else None,
-        note=f"lowest {min(seconds):.3g} s; {rounds[-1].crowd_cpu:.2g} s of CPU time is the nodes' own; no fsync",
+        note=f"lowest {min(seconds):.3g} s; the nodes used {rounds[-1].crowd_cpu:.2g} s of CPU time; "
+        "etcd without fsync",
     )
 
 

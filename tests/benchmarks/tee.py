@@ -31,7 +31,7 @@ _SINKS = ("pipe", "terminal", "file")
 #: Milliseconds that workers pause after each thousand lines of a long run: a reader that catches up has to wait for the
 #: rest of a line, as it has to with most programs.
 _PAUSE = 10
-_FIRST_LINE = "what reads the output is imported while the workers boot"
+_FIRST_LINE = "elastic-run imports the code that reads output while the workers start"
 #: Seconds for which a reader stalls.
 _STALL = 10.0
 
@@ -98,7 +98,7 @@ def _measure_speed(installation: Installation, effort: Effort, sink: str) -> lis
             name=f"--tee to a {sink}",
             unit="MB/s",
             bar=Bar(3.0, "torchrun", is_least=True),
-            note=f"{effort.megabytes} MB from {WORKERS} workers that have made their lines before",
+            note=f"{effort.megabytes} MB from {WORKERS} workers that have prepared their lines before",
             plots={"tee": f"to a {sink}"},
         ),
         compared(
@@ -138,7 +138,7 @@ def _measure_stall(installation: Installation, effort: Effort) -> list[Figure]:
             name=f"launcher's largest memory (RSS), {what}",
             unit="MB",
             bar=Bar(64.0),
-            note="the largest of all; shared pages count in full",
+            note="the largest value of all runs; shared pages count in full",
         ),
         alone(
             [each.loss for each in stalled],
@@ -161,7 +161,7 @@ def _measure_latency(
     return compared(
         latencies,
         benchmark="tee",
-        name=f"{what} written to the same line on the console",
+        name=f"{what}, from its write to its appearance on the console",
         unit="ms",
         bar=Bar(5.0),
         note=note,

@@ -44,7 +44,7 @@ def make_figures(ours: Sequence[Verdict], theirs: Sequence[Verdict]) -> list[Fig
     values = [
         _value(lines, "lines of the report until the cause", "lines"),
         _value(seconds, "fault to the launcher's end", "s"),
-        _value(late, f"{len(late)} hangs: --hang-timeout to the verdict, the latest", "s", most=_LATEST),
+        _value(late, f"{len(late)} hangs: longest time from --hang-timeout to the verdict", "s", most=_LATEST),
     ]
     return [*shares, *[figure for figure in values if figure], *_beside(ours, theirs)]
 
