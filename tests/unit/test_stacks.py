@@ -117,6 +117,16 @@ def test_the_place_is_the_innermost_frame_of_the_users_program() -> None:
     assert find_place(parse_stacks(only_wrapper)) == Place("main", "train.py", 7)
 
 
+@pytest.mark.parametrize("caller", [(), (("/venv/lib/python3.11/site-packages/tqdm/std.py", 1181, "__iter__"),)])
+def test_a_rank_without_data_is_in_its_data_loader(caller: tuple[tuple[str, int, str], ...]) -> None:
+    """Also where a library asks for the batch; `__next__` and `__iter__` would tell a reader nothing."""
+    inner = [("/usr/lib/python3.11/selectors.py", 415, "select"), ("/usr/lib/python3.11/queue.py", 113, "get")]
+    loader = f"{_TORCH}/utils/data/dataloader.py"
+    loads = [*inner, (loader, 1464, "_get_data"), (loader, 725, "__next__")]
+    place = find_place(parse_stacks(_text(*loads, *caller, ("/home/user/train.py", 30, "main"))))
+    assert place == Place("DataLoader", "/home/user/train.py", 30)
+
+
 _CHECKPOINT = f"{_TORCH}/distributed/checkpoint"
 _SAVE = (
     (f"{_CHECKPOINT}/state_dict_saver.py", 355, "_save_state_dict"),

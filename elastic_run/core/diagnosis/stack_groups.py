@@ -4,7 +4,8 @@ Rules
 - The place of a rank is the innermost frame of the user's program in its main thread. Python's own modules, installed
   packages and elastic-run are not the user's program; if nothing else is there, the innermost frame counts.
 - Where that frame has called a library, the place is named after the function that it called: `all_reduce`, `backward`.
-  Where a library has called a collective, such as a trainer, the place is named after the collective.
+  Where a library has called a collective, such as a trainer, the place is named after the collective; where it waits
+  for torch's DataLoader, after that: `__next__` would tell nothing.
 - Ranks that wait for others come first, then the larger group: the odd one out comes last.
 - A rank in a collective waits: NCCL spins and gloo sleeps, so processor time does not tell. So does a rank whose
   innermost call is in `torch.distributed`, which also has what computes (a model in FSDP) or writes (a checkpoint), or
@@ -36,6 +37,7 @@ _LIBRARIES = (
 _COLLECTIVES = tuple(f"/torch/distributed/{name}.py" for name in ("distributed_c10d", "_functional_collectives"))
 _MEETINGS = ("/torch/distributed/rendezvous.py", "/elastic_run/worker/joining.py")
 _DATA_PARALLEL = "/torch/nn/parallel/distributed.py"
+_DATA_LOADER = "/torch/utils/data/dataloader.py"
 #: Functions that only pass a call on.
 _WRAPPERS = frozenset(("wrapper", "inner", "decorate_context", "_call_impl", "_wrapped_call_impl", "__call__", "_fn"))
 
@@ -169,11 +171,18 @@ def find_place(stacks: Stacks, problem: str = "") -> Place:
     frame, called = main.frames[own], [each for each in main.frames[:own] if each.function not in _WRAPPERS]
     collective = next((each for each in reversed(called) if each.file.endswith(_COLLECTIVES)), None)
     return Place(
-        function=(collective or (called or [frame])[-1]).function,
+        function=collective.function if collective else _name_call(called, frame),
         file=frame.file,
         line=frame.line,
         is_waiting=collective is not None or _communicates(called),
     )
+
+
+def _name_call(called: Sequence[Frame], frame: Frame) -> str:
+    """Return the name of what a frame of the user's has called, innermost first; its own name if it is nothing."""
+    if any(each.file.endswith(_DATA_LOADER) for each in called):
+        return "DataLoader"
+    return (called or [frame])[-1].function
 
 
 def _communicates(called: Sequence[Frame]) -> bool:

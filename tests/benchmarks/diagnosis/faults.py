@@ -76,7 +76,7 @@ HANG_FAULTS = (
     Fault("SIGSTOP", r"is stopped \(SIGSTOP", TORCH, _HANG, is_hang=True),
     Fault("held GIL", r"in hold_gil", TORCH, _HANG, is_hang=True),
     Fault("sleep", r"in sleep_long", TORCH, _HANG, is_hang=True),
-    Fault("data loader stuck", r"in __next__ \(gloo\.py", TORCH, _HANG, is_hang=True),
+    Fault("data loader stuck", r"in DataLoader \(gloo\.py", TORCH, _HANG, is_hang=True),
     Fault("thread died", r"in get \(gloo\.py", TORCH, _HANG, is_hang=True),
     Fault("missing rank in a collective", r"did not join all_reduce", TORCH, _HANG, is_hang=True),
 )
