@@ -2,6 +2,8 @@
 
 Rules
 - py-spy stops a process for a moment and reads its memory (ptrace). The kernel may refuse that; nothing else is tried.
+- The processes that a worker has started are read if asked, such as its data loaders, and where the worker is not
+  Python itself, such as a script of the shell. Those that are not Python are left out.
 - Several workers are read at once. A worker that takes longer than `_WAIT_LIMIT` is given up: symbols of large
   libraries take seconds.
 """
@@ -29,6 +31,9 @@ _AT_ONCE = 8
 _WAIT_LIMIT = 15.0
 _DENIED = ("permission denied", "operation not permitted")
 _NO_PYTHON = "failed to find python version"
+_NOT_PYTHON = "py-spy finds no Python that it knows"
+#: The line between two processes.
+_SEPARATOR = "-" * 80 + "\n"
 #: Yama: root may trace; from 3 on, no process may.
 _ADMIN_ONLY = 2
 
@@ -39,22 +44,40 @@ def find_py_spy() -> str:
     return shutil.which("py-spy", path=path) or ""
 
 
-def read_native_stacks(program: str, pids: Mapping[int, int]) -> dict[int, Dump]:
+def read_native_stacks(program: str, pids: Mapping[int, int], *, has_children: bool = False) -> dict[int, Dump]:
     """Read the stacks of workers.
 
     Args:
         program: py-spy.
         pids: The pid of each worker by its rank.
+        has_children: Whether the processes that a worker has started are read, too.
 
     Returns:
         The text, or the problem, by rank.
     """
+    options = ["--subprocesses"] if has_children else []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(pids, pool.map(lambda pid: _read(program, pid), pids.values()), strict=True))
+        return dict(zip(pids, pool.map(lambda pid: _read_worker(program, pid, options), pids.values()), strict=True))
 
 
-def _read(program: str, pid: int) -> Dump:
-    command = [program, "dump", "--native", "--pid", str(pid)]
+def _read_worker(program: str, pid: int, options: list[str]) -> Dump:
+    """Read a worker, or the Pythons below it if it is none."""
+    dump = _read(program, pid, options)
+    if dump.problem != _NOT_PYTHON:
+        return dump
+    texts = [text for child in _find_children(pid) if (text := _read(program, child, ["--subprocesses"]).text)]
+    return Dump(text=_SEPARATOR.join(texts)) if texts else dump
+
+
+def _find_children(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.Error:
+        return []
+
+
+def _read(program: str, pid: int, options: list[str]) -> Dump:
+    command = [program, "dump", "--native", "--pid", str(pid), *options]
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_WAIT_LIMIT, check=False, errors="replace"
@@ -63,8 +86,8 @@ def _read(program: str, pid: int) -> Dump:
         return Dump(problem=f"py-spy has not read it within {_WAIT_LIMIT:g} s")
     except OSError as error:
         return Dump(problem=f"py-spy can't be started: {error.strerror}")
-    if done.returncode == 0:
-        return Dump(text=done.stdout)
+    if text := _SEPARATOR.join(part for part in done.stdout.split(_SEPARATOR) if part.strip()):
+        return Dump(text=text)  # also where py-spy ended with an error at a child that is not Python
     return Dump(problem=_explain(done.stderr, pid))
 
 
@@ -76,7 +99,7 @@ def _explain(complaint: str, pid: int) -> str:
     if any(words in text for words in _DENIED):
         return f"the kernel does not let py-spy read it ({_find_guard()})"
     if _NO_PYTHON in text:
-        return "is not a Python that py-spy knows"
+        return _NOT_PYTHON
     first = next((line.strip() for line in complaint.splitlines() if line.strip()), "it gave no reason")
     return f"py-spy could not read it: {first.removeprefix('Error: ')}"
 

@@ -87,12 +87,61 @@ def test_a_rank_of_another_machine_is_refused() -> None:
     )
 
 
+_REFUSAL = "the kernel does not let py-spy read it"
+_STARTS = """
+def load_batch():
+    subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen([sys.executable, "-c", "def read_shard(): time.sleep(1000)\\nimport time; read_shard()"])
+    subprocess.Popen(["sleep", "1000"])
+    say("ready")
+    while True: signal.pause()
+load_batch()
+"""
+
+
+def _wait_stacks(text: str, *words: str) -> str:
+    """Return what the command shows when it shows a text; "" if the kernel refuses."""
+    commands: list[Launched] = []
+
+    def is_shown() -> bool:
+        commands.append(_stacks(*words))
+        return text in commands[-1].stdout or _REFUSAL in commands[-1].stderr
+
+    wait_until(is_shown, what=f"{text} in the stacks")
+    return commands[-1].stdout
+
+
+def test_the_processes_of_one_rank_are_shown_with_it(launch: Launch, worker: Worker) -> None:
+    """A data loader of a rank hangs in a process of its own. Programs that are not Python are left out."""
+    launch(worker(_STARTS)).wait_lines("ready", count=1)
+    shown = _wait_stacks("read_shard (", "--rank=0")
+    if shown:
+        assert (shown.count("load_batch ("), shown.count("read_shard ("), shown.count("-" * 80)) == (1, 1, 1)
+        assert "read_shard (" not in _stacks().stdout
+
+
+def test_a_python_below_a_script_of_the_shell_is_shown(launch: Launch, tmp_path: Path) -> None:
+    """The worker is the shell, and the program that hangs is its child."""
+    script = tmp_path / "wrapper.sh"
+    code = "import time; print('ready', flush=True); time.sleep(1000)"
+    script.write_text(f'#!/bin/sh\n"{sys.executable}" -uc "{code}"\necho over\n', encoding="utf-8")
+    script.chmod(0o755)
+    launch("--no-python", script).wait_lines("ready", count=1)
+    _wait_stacks("<module> (<string>:1)")
+
+
+def test_what_py_spy_has_read_before_it_failed_is_shown(tmp_path: Path) -> None:
+    """It ends with an error at a child of a child that is not Python."""
+    program = _make_py_spy(tmp_path, f"echo 'Thread 7'; echo {'-' * 80}; echo {'-' * 80}; echo 'Error: no' >&2; exit 1")
+    assert native_stacks.read_native_stacks(program, {0: os.getpid()}, has_children=True)[0].text == "Thread 7\n"
+
+
 @pytest.mark.parametrize(
     ("complaint", "problem"),
     [
         ("Permission Denied: Try running again with elevated permissions", "the kernel does not let py-spy read it ("),
         ("Error: Operation not permitted (os error 1)", "the kernel does not let py-spy read it ("),
-        ("Error: Failed to find python version from target process", "is not a Python that py-spy knows"),
+        ("Error: Failed to find python version from target process", "py-spy finds no Python that it knows"),
         ("Error: bad weather\nStack backtrace:", "py-spy could not read it: bad weather"),
         ("", "py-spy could not read it: it gave no reason"),
     ],

@@ -54,7 +54,7 @@ def show_native_stacks(job: RunningJob, rank: int | None, *, is_json: bool) -> i
             message = f"--rank: {rank} does not run on this machine, {here}"
             raise UsageError(message)
         pids = {rank: pids[rank]}
-    dumps = read_native_stacks(program, pids)
+    dumps = read_native_stacks(program, pids, has_children=rank is not None)
     problems = {dump.problem for dump in dumps.values()}
     if len(problems) == 1 and "" not in problems and not is_json:
         say(f"{ranks(dumps)}: {problems.pop()}")

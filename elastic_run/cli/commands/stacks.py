@@ -42,7 +42,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--rank", type=int, metavar="RANK", help="show all threads of this rank")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
-        "--native", action="store_true", help="show the frames of C and C++ too, of workers on this machine, by py-spy"
+        "--native",
+        action="store_true",
+        help="show the frames of C and C++ too, of workers on this machine, by py-spy; with --rank also the Python "
+        "processes that the worker has started, such as data loaders",
     )
     args = parser.parse_args(words)
     job = find_job(os.environ, args.run)
