@@ -57,14 +57,16 @@ def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile |
         The file; None for a module, code, a function, a directory, or a file that can't be read.
     """
     word = _find_script(entrypoint, args) if isinstance(entrypoint, str) else "-"
-    path = os.path.abspath(word)
-    if word.startswith("-") or len(path) > _LONGEST_PATH:
+    if word.startswith("-"):
         return None
     import zlib  # noqa: PLC0415 - only on several nodes
 
     from elastic_run.core.job.role_scripts import ScriptFile  # noqa: PLC0415 - ditto
 
     try:
+        path = os.path.abspath(word)  # fails where the working directory was deleted
+        if len(path) > _LONGEST_PATH:
+            return None
         with open(path, "rb") as file:
             content = file.read(_READ)
             return ScriptFile(path, f"{os.fstat(file.fileno()).st_size}-{zlib.crc32(content):08x}")

@@ -284,7 +284,12 @@ def _check_log_dir(args: Namespace) -> None:
     """
     if args.log_dir is None or args.log_dir == os.devnull:
         return
-    place = os.path.abspath(args.log_dir)
+    try:
+        place = os.path.abspath(args.log_dir)
+    except FileNotFoundError:
+        reason = "this process's working directory was deleted"
+        message = f"--log-dir: {args.log_dir!r} is not a writable directory: {reason}"
+        raise UsageError(message) from None
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     _check_length(args.log_dir, place)

@@ -86,7 +86,7 @@ def render_explanation(
         ("Rendezvous", _describe_rendezvous(args, config, origins)),
         ("This node", _describe_node(args, config)),
         ("Command", shlex.join(command)),
-        ("Directory", os.getcwd()),
+        ("Directory", _describe_directory()),
         *(("Notice", notice) for notice in notices),
     ]
     sections = [_HEAD, "\n".join(rows), "\n".join(f"{label:<{_LABEL}}{text}" for label, text in facts)]
@@ -180,6 +180,13 @@ def _describe_hosting(config: LaunchConfig) -> str:
     address = config.local_addr or find_outward_address()
     reach = ", which only this host can reach" if names_loopback(address) else ""
     return f"this node serves the store at {address}{reach}, on a free port, and prints how other nodes join"
+
+
+def _describe_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "(deleted)"
 
 
 def _describe_node(args: Namespace, config: LaunchConfig) -> str:

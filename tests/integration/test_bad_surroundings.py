@@ -103,3 +103,39 @@ def test_a_command_whose_output_nobody_reads_ends(launch: Launch, worker: Worker
         return is_there
 
     wait_until(ask, what="a job")
+
+
+@pytest.fixture
+def in_deleted(tmp_path: Path) -> tuple[str, ...]:
+    """The command, started in a directory that was deleted."""
+    (tmp_path / "gone").mkdir()
+    return ("sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone"), *ELASTIC_RUN)
+
+
+@pytest.mark.parametrize("flags", [("--nnodes=1:2", "--rdzv-conf=last_call_timeout=0"), ("--tee=3",)], ids=str)
+@pytest.mark.parametrize("words", [("-m", "this", "gone"), ("--no-python", "echo", "runs")], ids=str)
+def test_a_job_runs_in_a_deleted_directory(
+    launch: Launch, in_deleted: tuple[str, ...], flags: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """Modules, programs and scripts of another directory need no working directory."""
+    job = launch(*flags, *words, program=in_deleted, env={"TMPDIR": "."})
+    assert job.wait_exit() == 0, job.stderr
+    assert "runs" in job.stdout or "Namespaces" in job.stdout
+
+
+def test_a_log_directory_in_a_deleted_directory_is_refused(
+    launch: Launch, in_deleted: tuple[str, ...], worker: Worker
+) -> None:
+    """One line names the flag and the reason."""
+    job = launch("--log-dir=logs", worker("say('runs')"), program=in_deleted)
+    assert job.wait_exit() == contract.EXIT_USAGE
+    told = "'logs' is not a writable directory: this process's working directory was deleted"
+    assert job.stderr == f"elastic-run: error: --log-dir: {told}\n"
+
+
+def test_a_deleted_directory_is_explained(launch: Launch, in_deleted: tuple[str, ...], worker: Worker) -> None:
+    """`--explain` shows that the working directory is gone."""
+    job = launch("--explain", worker("say('runs')"), program=in_deleted)
+    assert job.wait_exit() == 0, job.stderr
+    assert "Directory" in job.stdout
+    assert "(deleted)" in job.stdout

@@ -105,8 +105,8 @@ def make_temporary(prefix: str) -> str | None:
     """
     places = (os.environ.get(variable) for variable in _TEMPORARY_VARIABLES)
     for place in (*filter(None, places), *_TEMPORARY_PLACES):
-        path = os.path.join(os.path.abspath(place), prefix + random_name())
         try:
+            path = os.path.join(os.path.abspath(place), prefix + random_name())
             os.mkdir(path, 0o700)
         except OSError:
             continue
