@@ -46,7 +46,8 @@ def name_script(entrypoint: object, args: Sequence[object]) -> str:
 def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
     """Return the program as its user named it, for reports: the script rather than the interpreter."""
     if entrypoint in (sys.executable, own_interpreter(), os.environ.get(contract.ENV_PYTHON_EXEC)):
-        return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
+        words = (str(arg) for arg in args if arg != RUN_PATH_CODE)
+        return next((word for word in words if not word.startswith("-")), str(entrypoint))
     return str(getattr(entrypoint, "__qualname__", entrypoint))
 
 

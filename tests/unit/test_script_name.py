@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.script_name import find_script_file, name_script
+from elastic_run.agent.script_name import find_script_file, name_script, program_name
 from elastic_run.core.job.role_scripts import RoleScript, ScriptFile, describe_other_script, settle_script
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE
 
@@ -49,6 +49,21 @@ class Trainer:
 def test_the_name_of_what_workers_run(entrypoint: object, args: list[object], name: str) -> None:
     """A path counts by its last part, an interpreter by what it runs, a function by its qualified name."""
     assert name_script(entrypoint, args) == name
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "name"),
+    [
+        (sys.executable, ("-u", "here/train.py", "x"), "here/train.py"),
+        (sys.executable, ("-u", "-m", "package.train", "x"), "package.train"),
+        (sys.executable, ("-u", "-c", RUN_PATH_CODE, "here/train.py", "x"), "here/train.py"),
+        ("sh", ("-c", "true"), "sh"),
+        (Trainer.train, (), "Trainer.train"),
+    ],
+)
+def test_the_name_for_reports(entrypoint: object, args: tuple[object, ...], name: str) -> None:
+    """A report names the script as it was typed, also one that --run-path runs, and never the code around it."""
+    assert program_name(entrypoint, args) == name
 
 
 def test_an_interpreter_of_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> None:
