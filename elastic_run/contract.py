@@ -44,7 +44,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     ),
     (EXIT_UNKILLABLE_WORKER, "unkillable_worker", "SIGKILL did not end a worker: check this node."),
     (EXIT_CANNOT_START, "cannot_start", "The system refused to start a worker (memory, processes, descriptors)."),
-    (EXIT_INTERNAL_ERROR, "internal_error", "A defect of elastic-run itself. Please report it."),
+    (EXIT_INTERNAL_ERROR, "internal_error", "A defect of elastic-run, or of a plug-in: the last line says which."),
     (EXIT_NODES_LOST, "nodes_lost", "Too few nodes were left, or nodes came and went too often."),
     (
         EXIT_STORE_LOST,

@@ -268,7 +268,14 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
         cause = f": {error.__cause__}" if error.__cause__ is not None else ""
         say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
         return contract.EXIT_RENDEZVOUS
-    say(f"internal error: {type(error).__name__}: {error} (please report it; LOGLEVEL=DEBUG shows the traceback)")
+    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place  # noqa: PLC0415 - only on this way
+
+    told = f"{type(error).__name__}: {error}".removesuffix(": ")
+    place = find_foreign_place(error)
+    if place:  # of a plug-in
+        say(f"error: {told}, at {place}, which is no code of elastic-run (LOGLEVEL=DEBUG shows the traceback)")
+    else:
+        say(f"internal error: {told} (please report it; LOGLEVEL=DEBUG shows the traceback)")
     return contract.EXIT_INTERNAL_ERROR
 
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 
 from elastic_run.records import dataclass
 from elastic_run.rendezvous.errors import (
+    BackendNameError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
@@ -303,7 +304,7 @@ class RendezvousHandlerRegistry:
                 f"rendezvous backend {params.backend!r} was asked for, but its handler says that it is "
                 f"{handler.get_backend()!r}: get_backend() must return the name under which it is registered"
             )
-            raise RuntimeError(message)
+            raise BackendNameError(message)
         return handler
 
 

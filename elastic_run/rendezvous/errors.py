@@ -27,6 +27,10 @@ class RendezvousStateError(RendezvousError):
     """The values in the backend's store make no sense."""
 
 
+class BackendNameError(ValueError, RuntimeError):
+    """A handler belongs to another backend than the one that was asked for (torch: RuntimeError)."""
+
+
 class RendezvousGracefulExitError(RendezvousError):
     """This node is not needed and leaves; that is not a failure."""
 

@@ -1,4 +1,4 @@
-"""Where a user's traceback begins: how we called the user's code is of no use to its author."""
+"""Whose frames a traceback has: how we called the user's code is of no use to its author, and ours is no plug-in's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ROOT = os.path.dirname(_PACKAGE.rstrip(os.sep)) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("site-packages" + os.sep, "dist-packages" + os.sep)
 
 
 def skip_own_frames(error: BaseException) -> TracebackType | None:
@@ -17,3 +20,30 @@ def skip_own_frames(error: BaseException) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
     return error.__traceback__ if trace is None else trace
+
+
+def find_foreign_place(error: BaseException) -> str:
+    """Find where code that is not ours, such as a plug-in's, raised an exception.
+
+    The standard library counts to the code that called it.
+
+    Args:
+        error: The exception, as it was caught.
+
+    Returns:
+        ``FILE:LINE``, or "" where our own code raised it.
+    """
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if path.startswith(_ROOT):
+            place = ""
+        elif not _is_standard(path):
+            place = f"{path}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _is_standard(path: str) -> bool:
+    below = path.removeprefix(_STANDARD_LIBRARY)
+    return path.startswith("<frozen ") or (below != path and not below.startswith(_INSTALLED))
