@@ -134,7 +134,7 @@ def run_command(
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args)
-        if args.requeue and not has_left_slurm(args) and code == contract.EXIT_SIGNAL_BASE + 15:  # SIGTERM
+        if args.requeue is not None and not has_left_slurm(args) and code == contract.EXIT_SIGNAL_BASE + 15:  # SIGTERM
             code = _requeue(args.requeue, code)
     except KeyboardInterrupt:
         # Before the loop has the signals: nothing was started yet.

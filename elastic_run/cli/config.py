@@ -276,9 +276,18 @@ def _make_node_config(args: Namespace, environ: Mapping[str, str], notice: str) 
         launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "") if "SLURM_STEP_ID" in environ else "",
         launch_step=getattr(args, "launch_step", None),
         end_time=0.0 if has_left_slurm(args) else _find_end_time(environ),
-        stops_in_time=args.requeue is not None,
+        stops_in_time=_will_requeue(args, environ),
         **{flag.dest: getattr(args, flag.dest) for flag in _NODE_FLAGS},
     )
+
+
+def _will_requeue(args: Namespace, environ: Mapping[str, str]) -> bool:
+    """Whether --requeue allows another run of this job."""
+    if args.requeue is None:
+        return False
+    from elastic_run.cluster.requeue import has_requeues_left  # noqa: PLC0415 - only when asked for
+
+    return has_requeues_left(environ, args.requeue)
 
 
 def _find_end_time(environ: Mapping[str, str]) -> float:

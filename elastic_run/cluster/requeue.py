@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Requeue", "requeue_job"]
+__all__ = ["Requeue", "has_requeues_left", "requeue_job"]
 
 #: Seconds for each command of Slurm, which asks its controller.
 _TIMEOUT = 20.0
@@ -49,7 +49,7 @@ def requeue_job(environ: Mapping[str, str], limit: int) -> Requeue:
     if not job or environ.get("SLURM_PROCID", "0") != "0":
         return Requeue(is_wanted=False)
     count = environ.get("SLURM_RESTART_COUNT") or "0"
-    if not count.isdecimal() or int(count) >= limit:
+    if not has_requeues_left(environ, limit):
         text = (
             f"the Slurm job {job} is not requeued: SLURM_RESTART_COUNT is {count}, and --requeue={limit} allows no more"
         )
@@ -58,6 +58,12 @@ def requeue_job(environ: Mapping[str, str], limit: int) -> Requeue:
     if not text:
         return Requeue(is_wanted=True, text=f"the Slurm job {job} is requeued ({int(count) + 1} of {limit})")
     return Requeue(is_wanted=is_wanted, text=f"the Slurm job {job} is not requeued: {text}")
+
+
+def has_requeues_left(environ: Mapping[str, str], limit: int) -> bool:
+    """Whether the job was started anew by Slurm fewer times than the limit."""
+    count = environ.get("SLURM_RESTART_COUNT") or "0"
+    return count.isdecimal() and int(count) < limit
 
 
 def _ask_slurm(job: str, environ: Mapping[str, str]) -> tuple[bool, str]:

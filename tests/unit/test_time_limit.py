@@ -10,11 +10,12 @@ import pytest
 
 from elastic_run.agent.driver.context import AgentOptions
 from elastic_run.agent.driver.time_limit import watch_time_limit
-from elastic_run.cli.config import _find_end_time
+from elastic_run.cli.config import _find_end_time, make_config
 from elastic_run.contract import ENV_STOP_TIME
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.loop import Loop
+from elastic_run.run import parse_args
 from elastic_run.worker import stopping
 
 if TYPE_CHECKING:
@@ -59,6 +60,17 @@ def test_the_user_is_told_when_the_time_comes(stops: bool) -> None:  # noqa: FBT
 def test_only_an_end_in_the_future_counts(environ: Mapping[str, str], *, is_known: bool) -> None:
     """A variable that is left of another job says nothing."""
     assert bool(_find_end_time(environ)) == is_known
+
+
+@pytest.mark.parametrize(
+    ("flag", "count", "stops"),
+    [("--requeue=2", "", True), ("--requeue=2", "1", True), ("--requeue=2", "2", False), ("--requeue=0", "", False)],
+)
+def test_only_a_job_that_will_be_run_again_is_stopped_early(flag: str, count: str, *, stops: bool) -> None:
+    """The last run that --requeue allows trains on to its end; it was stopped "to run the job again", and was not."""
+    environ = {"SLURM_JOB_ID": "4", "SLURM_JOB_END_TIME": "9999999999", "SLURM_RESTART_COUNT": count}
+    node_config = make_config(parse_args([flag, "train.py"]), 1, environ)[0].node_config
+    assert (node_config.end_time, node_config.stops_in_time) == (9999999999.0, stops)
 
 
 def test_a_worker_is_told_by_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
