@@ -66,11 +66,19 @@ def find_run_directories(path: str) -> list[str]:
         message = f"{path!r} holds no log files of a run (directories attempt_0, attempt_1 …)"
         raise UsageError(message)
     if len(found) > 1:
-        shown = ", ".join(os.path.join(path, name) for name in [*found.values()][:_NAMED])
+        newest = sorted(found, key=_read_change_time, reverse=True)
+        shown = ", ".join(os.path.join(path, found[place]) for place in newest[:_NAMED])
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        message = f"{path!r} has several runs, name one: {shown}{more}"
+        message = f"{path!r} has several runs, name one, the newest first: {shown}{more}"
         raise UsageError(message)
     return [os.path.join(path, name) for name in found.values()]
+
+
+def _read_change_time(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def find_log_files(directories: Iterable[str]) -> list[LogFile]:

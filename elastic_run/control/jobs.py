@@ -83,17 +83,18 @@ class RunningJob:
         return any(run in {agent.run_id, str(agent.pid)} for agent in self.agents)
 
 
-def find_job(environment: Mapping[str, str], run: str | None) -> RunningJob:
+def find_job(environment: Mapping[str, str], run: str | None, *, advice: str = "") -> RunningJob:
     """Find the job that a command means.
 
     Args:
         environment: The process's.
         run: The command's RUN, or None.
+        advice: A clause that follows the message if no job runs.
 
     Raises:
         UsageError: There is no such job, there are several, or it doesn't answer.
     """
-    job = choose_job(find_jobs(environment), run)
+    job = choose_job(find_jobs(environment), run, advice=advice)
     if errors := [agent.error for agent in job.agents if agent.error]:
         raise UsageError(errors[0])
     return job
@@ -117,12 +118,13 @@ def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
     return [RunningJob(tuple(each)) for each in jobs.values()]
 
 
-def choose_job(jobs: Sequence[RunningJob], run: str | None) -> RunningJob:
+def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "") -> RunningJob:
     """Choose the job that RUN means.
 
     Args:
         jobs: The jobs that run.
         run: A run id or its beginning, a pid, or None.
+        advice: A clause that follows the message if there are none.
 
     Raises:
         UsageError: There is no such job, or there are several.
@@ -136,6 +138,7 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None) -> RunningJob:
         return found[0]
     if not jobs:
         message = "no job of yours runs on this machine" + (f", so none is {run!r}" if run else "")
+        message += f"; {advice}" if advice else ""
     elif not found:
         message = f"{run!r} is not a job of yours on this machine, which has {_list(jobs)}"
     elif run is None:

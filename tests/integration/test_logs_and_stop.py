@@ -103,7 +103,7 @@ def test_logs_are_chosen_by_rank_text_time_and_number(ended: Path) -> None:
         (["--grep=("], "--grep: '(' is not a regular expression"),
         (["/nowhere/at/all"], "there is no directory '/nowhere/at/all'"),
         (["/proc/self/task"], "holds no log files of a run"),
-        ([], "no job of yours runs on this machine"),
+        ([], "no job of yours runs on this machine; `elastic-run logs DIR` shows the log files of a job that has end"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(words: list[str], error: str) -> None:
@@ -120,6 +120,15 @@ def test_the_directory_of_several_runs_names_them(ended: Path, launch: Launch, w
     refused = run("logs", ended)
     assert refused.process.returncode == 2
     assert refused.stderr.count(f"{ended}/") == 2
+    assert f"name one, the newest first: {ended}/latest, {ended}/2" in refused.stderr
+
+
+def test_a_rank_without_log_files_is_told(ended: Path) -> None:
+    """Nothing at all would look like a rank that has written nothing; one of several ranks is enough."""
+    refused = run("logs", ended, "--rank=2,7-9")
+    assert (refused.process.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "elastic-run: error: logs: --rank: no such rank has log files: there are ranks 0-1\n"
+    assert run("logs", ended, "--rank=1,7").process.returncode == 0
 
 
 def test_a_range_of_many_ranks_costs_nothing(ended: Path) -> None:

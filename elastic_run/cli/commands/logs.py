@@ -19,6 +19,7 @@ from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.log_files import find_log_files, find_run_directories, find_siblings
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.errors import UsageError
+from elastic_run.report.wording import ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def main(words: Sequence[str]) -> int:
         0, or 1 if there is no line to show.
 
     Raises:
-        UsageError: There is no such job, no such directory, or it has no log files.
+        UsageError: There is no such job, no such directory, no such rank, or it has no log files.
         SystemExit: The help was printed (0).
     """
     args = _read_arguments(words)
@@ -52,8 +53,11 @@ def main(words: Sequence[str]) -> int:
     reader = _Reader(args)
     if not args.lines and args.follow:
         args.lines = _LAST_LINES
+    files = find_log_files(directories)
+    if args.rank is not None and not args.follow:
+        _check_ranks(args.rank, {file.rank for file in files})
     try:
-        reader.show(find_log_files(directories), args.lines)
+        reader.show(files, args.lines)
         if args.follow:
             _follow(reader, directories, pids)
     except BrokenPipeError:
@@ -98,6 +102,12 @@ def _read_ranks(text: str) -> list[range]:
     return found
 
 
+def _check_ranks(asked: list[range], found: set[int]) -> None:
+    if found and not any(rank in part for part in asked for rank in found):
+        message = f"--rank: no such rank has log files: there {'are' if len(found) > 1 else 'is'} {ranks(found)}"
+        raise UsageError(message)
+
+
 def _read_span(text: str) -> float:
     match = _SPAN.fullmatch(text)
     if match is None:
@@ -113,7 +123,7 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     if run is not None and os.sep in run:
         message = f"there is no directory {run!r}"
         raise UsageError(message)
-    job = find_job(os.environ, run)
+    job = find_job(os.environ, run, advice="`elastic-run logs DIR` shows the log files of a job that has ended")
     directories = [agent.log_dir for agent in job.agents if agent.log_dir]
     if not directories:
         message = f"job {job.label} keeps no log files; --log-dir=DIR keeps them"
@@ -149,7 +159,7 @@ class _Reader:
             is_end: Whether the files are complete.
         """
         for file in files:
-            if self._args.rank is not None and not any(file.rank in ranks for ranks in self._args.rank):
+            if self._args.rank is not None and not any(file.rank in part for part in self._args.rank):
                 continue
             is_whole = is_end or not self._args.follow
             lines = (line for line in self._read(file, is_whole=is_whole) if self._args.grep.search(line))
