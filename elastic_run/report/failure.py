@@ -137,9 +137,16 @@ def _shorten(sections: list[_Section], most: int) -> None:
 
 def _title(result: JobResult, width: int, *, color: bool) -> str:
     right = f" exit code {result.exit_code} --"
-    left = f"-- elastic-run: {_fit_ending(result, width - len(right) - 18)} "
+    room = width - len(right) - len("--  -")
+    launcher = "elastic-run: " if _is_fitting(result, room - len("elastic-run: ")) else ""
+    left = f"-- {launcher}{_fit_ending(result, room - len(launcher))} "
     title = left + "-" * (width - columns(left) - len(right)) + right
     return f"{_BOLD}{_RED}{title}{_PLAIN}" if color else title
+
+
+def _is_fitting(result: JobResult, room: int) -> bool:
+    """Whether the sentence of the title fits as a whole but for the program's name."""
+    return columns(ending_sentence(result, _LEAST_NAME)) <= room
 
 
 def _fit_ending(result: JobResult, room: int) -> str:

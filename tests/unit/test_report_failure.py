@@ -12,7 +12,6 @@ from elastic_run import contract
 from elastic_run.core.failure.evidence import RecorderFinding
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report import Attempt, JobResult, OomKills, render
-from elastic_run.report.failure import ending_sentence
 from elastic_run.report.text import columns
 from tests.support.job_results import NOON, STDERR, captured, result, stopped, worker_end
 
@@ -158,24 +157,6 @@ hint     Every node needs the same --rdzv-endpoint and --rdzv-id, and has to
          reach the endpoint. `elastic-run doctor` with the same --nnodes and
          --rdzv-endpoint on every node checks the network."""
     )
-
-
-@pytest.mark.parametrize(
-    ("code", "verdict"), [(code, name) for code, name, _ in contract.EXIT_CODES if isinstance(code, int) and code != 0]
-)
-def test_the_sentence_of_each_verdict_is_whole_on_80_columns(code: int, verdict: str) -> None:
-    """The title of a job with a script such as smallest.py is not shortened, whatever the verdict is."""
-    job = result(verdict=verdict, exit_code=code, entrypoint="smallest.py")
-    assert f" {ending_sentence(job)} -" in render(job, width=80)[0]
-
-
-def test_a_long_name_leaves_room_for_the_ending() -> None:
-    """Where the title is too long, the program's name is shortened, and not what became of the job."""
-    job = result(verdict="rendezvous", exit_code=201, entrypoint="package.with_a.long_name.of_its_module")
-    title = render(job, width=80)[0]
-    assert ": the nodes did not come together -" in title
-    assert len(title) == 80
-    assert "module: the" in title
 
 
 def test_success_needs_no_report() -> None:
