@@ -60,17 +60,17 @@ def read_faults(text: str) -> tuple[Fault, ...]:
 
 def _read_fault(text: str) -> Fault:
     what, *places = text.split(":")
-    head, _, when = what.partition("@")
+    head, at, when = what.partition("@")
     kind, _, value = head.partition("=")
     if kind not in _KINDS:
         message = f"has a fault {kind!r}, which is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
         raise ValueError(message)
     signal, pause = _read_kind(kind, value)
     action = _read_action(kind, value)
-    if kind == "import" and when:
+    if kind == "import" and at:
         message = f"has the time {when}, but the module of import={value} is missing from the start"
         raise ValueError(message)
-    after, before = _read_time(when)
+    after, before = _read_time(when if at else "0")
     given = _read_places(places)
     return Fault(
         signal=signal,
@@ -125,7 +125,7 @@ def _read_value(kind: str, text: str) -> int:
 
 
 def _read_time(text: str) -> tuple[float, float]:
-    first, dots, last = (text or "0").partition("..")
+    first, dots, last = text.partition("..")
     after = _read_seconds(first)
     before = _read_seconds(last) if dots else after
     if before < after:

@@ -56,14 +56,23 @@ def read_rules(path: str) -> tuple[Rule, ...]:
     except ValueError as error:
         message = f"{path}: is not TOML: {' '.join(str(error).split())}"
         raise ValueError(message) from None
-    unknown = sorted(set(document) - {"rule"})
-    entries = document.get("rule")
-    if unknown or not isinstance(entries, list) or not entries:
-        message = f"{path}: {f'{unknown[0]!r} is no key here' if unknown else 'there is no [[rule]]'}; see the docs"
-        raise ValueError(message)
+    _check_keys(document, path, text)
+    entries: list[Any] = document["rule"]
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
     lines += [0] * (len(entries) - len(lines))
     return tuple(_rule(entry, f"{path}:{line}" if line else path) for entry, line in zip(entries, lines, strict=False))
+
+
+def _check_keys(document: dict[str, Any], path: str, text: str) -> None:
+    """Refuse a file without rules, or with other keys."""
+    if unknown := sorted(set(document) - {"rule"}):
+        key = re.compile(rf"^[\s\[\"']*{re.escape(unknown[0])}\b")
+        line = next((f":{number}" for number, line in enumerate(text.splitlines(), 1) if key.match(line)), "")
+        message = f"{path}{line}: {unknown[0]!r} is no key here, each rule begins with [[rule]]"
+        raise ValueError(message)
+    if not isinstance(document.get("rule"), list) or not document["rule"]:
+        message = f"{path}: there is no [[rule]], a table with match and help"
+        raise ValueError(message)
 
 
 def _read(path: str) -> str:
@@ -86,10 +95,10 @@ def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in 
     if not isinstance(entry, dict):
         message = f"{place}: a rule is a table: [[rule]]"
         raise ValueError(message)  # noqa: TRY004 - as the other errors of a file
+    if unknown := sorted(set(entry) - {*_KEYS, *_OPTIONAL}):
+        message = f"{place}: {unknown[0]!r} is no key of a rule: {', '.join((*_KEYS, *_OPTIONAL))} are"
+        raise ValueError(message)
     for key in sorted({*_KEYS, *entry}):
-        if key not in (*_KEYS, *_OPTIONAL):
-            message = f"{place}: {key!r} is no key of a rule: {', '.join((*_KEYS, *_OPTIONAL))} are"
-            raise ValueError(message)
         if not isinstance(entry.get(key), str) or not entry[key].strip():
             message = f"{place}: the rule's {key} is missing, empty or no text"
             raise ValueError(message)

@@ -63,6 +63,7 @@ def test_what_is_read() -> None:
         ("import=a@3s", "the time 3s, but the module of import=a is missing from the start"),
         ("signal=9", "signal=9, which is not the name of a signal"),
         ("kill@soon", "the time 'soon', which is not a number of seconds"),
+        ("kill@", "the time '', which is not a number of seconds"),
         ("stop=x", "the time 'x', which is"),
         ("kill@5..3", "the time 5..3, whose end is before its start"),
         ("kill:rank=x", "rank=x, which is not a number from 0 up, nor any"),
