@@ -130,6 +130,10 @@ def test_no_advice_is_better_than_a_guess(job: JobResult) -> None:
 #: debug level DETAIL, torch 2.11 with CUDA 13.0 on an H100.
 _REAL_TEXTS = {
     "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory.": "cut short",
+    "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\ncaused by RuntimeError: "
+    "basic_ios::clear: iostream error": "most often full",
+    "RuntimeError: [enforce fail at inline_container.cc:588] . PytorchStreamWriter failed writing file data/2: file "
+    "write failed": "most often full",
     "RuntimeError: Error(s) in loading state_dict for Linear:\n\tsize mismatch for weight": "another model",
     "RuntimeError: CUDA error: uncorrectable ECC error encountered": "defective",
     "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus.": "nvidia-smi -q",
