@@ -1,6 +1,7 @@
 """The text of ``elastic-run status``: the job, a row for each worker, and a line for each worker that stands out.
 
-Pure: documents of nodes in (`agent.worker_status` makes them), lines out. A worker stands out in three ways:
+Pure: documents of nodes in (`agent.worker_status` makes them), lines out. A worker stands out in four ways:
+- stopped: SIGSTOP holds it, and not all of the others; what it lacks then says nothing about it or them;
 - silent: it has written nothing for 10 s, and for 4 times as long as the median of the other workers;
 - idle alone: it takes no CPU, while the other workers compute;
 - busy alone: it computes, while the other workers wait. In a job that waits in a collective this is the slow worker.
@@ -38,6 +39,8 @@ _TEXT_COLUMNS = frozenset((0, 4, 10))
 _NODE_COLUMN = 0
 _GPU_COLUMNS = (7, 8)
 _LEAST_LINE = 20
+#: The state of a worker that does not run until it gets SIGCONT.
+_STOPPED = "stopped"
 _BOLD = "\x1b[1m"
 _NORMAL = "\x1b[0m"
 
@@ -48,7 +51,7 @@ class Mark:
 
     Args:
         rank: The worker.
-        word: `silent`, `idle alone` or `busy alone`.
+        word: `stopped`, `silent`, `idle alone` or `busy alone`.
         text: One line that explains it.
     """
 
@@ -64,12 +67,17 @@ def find_marks(workers: Sequence[Document]) -> list[Mark]:
         workers: The documents of the workers of all nodes.
     """
     living = [worker for worker in workers if worker.get("exit_code") is None]
+    going = [worker for worker in living if worker["state"] != _STOPPED]
     return [
-        mark for worker in living for mark in _mark_worker(worker, [other for other in living if other is not worker])
+        mark for worker in living for mark in _mark_worker(worker, [other for other in going if other is not worker])
     ]
 
 
 def _mark_worker(worker: Document, others: Sequence[Document]) -> list[Mark]:
+    if worker["state"] == _STOPPED:
+        reason = f"rank {worker['rank']} is stopped (SIGSTOP, or a shell's job control)"
+        mend = f"`kill -CONT {worker.get('pid')}` on its node lets it go on"
+        return [Mark(int(worker["rank"]), "stopped", f"{reason}: {mend}")] if others else []
     marks = []
     rank, silence, cpu = int(worker["rank"]), worker.get("silence"), worker.get("cpu")
     usual = _find_median(others, "silence")
@@ -117,14 +125,20 @@ def render_status(nodes: Sequence[Document], *, label: str, width: int, color: b
         hidden = {*(() if len(nodes) > 1 else (_NODE_COLUMN,)), *(() if has_gpus else _GPU_COLUMNS)}
         lines += ["", *_align(rows, width, hidden=hidden, bold=marked if color else set())]
     if marks:
-        lines += ["", *(mark.text for mark in marks)]
-        chosen = ",".join(map(str, sorted(marked)))
-        lines.append(f"`elastic-run stacks {label} --rank {chosen}` shows where it is")
+        lines += ["", *(mark.text for mark in marks), *_advise(marks, label)]
     unseen = [int(worker["rank"]) for worker in workers if worker.get("silence") is None and worker.get("pid")]
     if unseen:
         told = f"the output of {ranks(unseen)} does not pass through elastic-run"
         lines += ["", f"{told}: --log-dir, --tee=3 or --redirects=3 show it"]
     return lines
+
+
+def _advise(marks: Sequence[Mark], label: str) -> list[str]:
+    """Return the command that shows where the workers are; a process that is stopped is in no wrong place."""
+    chosen = sorted({mark.rank for mark in marks if mark.word != "stopped"})
+    if len(chosen) == 1:
+        return [f"`elastic-run stacks {label} --rank {chosen[0]}` shows where it is"]
+    return [f"`elastic-run stacks {label}` shows where they are"] if chosen else []
 
 
 def find_left_out(nodes: Sequence[Document]) -> list[Document]:

@@ -76,6 +76,8 @@ def test_the_table_has_a_row_for_each_worker_and_names_the_silent_one() -> None:
         ([worker(0, cpu=1.0), worker(1), worker(2)], [(0, "idle alone")]),
         ([worker(0, cpu=90.0), worker(1, cpu=0.0), worker(2, cpu=3.0)], [(0, "busy alone")]),
         ([worker(0, cpu=None), worker(1)], []),
+        ([worker(0), worker(1, state="stopped", cpu=0.0, silence=70)], [(1, "stopped")]),
+        ([worker(0, state="stopped", cpu=0.0), worker(1, state="stopped", cpu=0.0)], []),
         ([worker(0, exit_code=1, silence=100, cpu=None), worker(1), worker(2)], []),
     ],
 )
@@ -84,6 +86,22 @@ def test_a_worker_stands_out_against_the_median_of_the_others(
 ) -> None:
     """Only rank 0 writes in most jobs: then all others are silent, and none of them stands out."""
     assert [(mark.rank, mark.word) for mark in find_marks(workers)] == expected
+
+
+def test_a_command_for_several_workers_that_stand_out_can_be_run() -> None:
+    """`stacks --rank` takes one rank; without it the command shows all of them."""
+    late = [worker(rank, silence=62.4) for rank in (1, 2)]
+    lines = render_status([node(*map(worker, (0, 3, 4)), *late)], label="llama", width=80)
+    assert lines[-1] == "`elastic-run stacks llama` shows where they are"
+
+
+def test_a_worker_that_is_stopped_is_told_with_what_lets_it_go_on() -> None:
+    """The process is not in the wrong place, so its stacks would not help."""
+    stopped = worker(1, state="stopped", cpu=0.0, silence=70)
+    lines = render_status([node(worker(0), stopped, worker(2))], label="1", width=80)
+    mend = "`kill -CONT 101` on its node lets it go on"
+    assert lines[-1] == f"rank 1 is stopped (SIGSTOP, or a shell's job control): {mend}"
+    assert [line.count("!") for line in lines[3:6]] == [0, 1, 0]
 
 
 def test_ended_workers_show_how_they_ended() -> None:
