@@ -134,6 +134,9 @@ _REAL_TEXTS = {
     "basic_ios::clear: iostream error": "most often full",
     "RuntimeError: [enforce fail at inline_container.cc:588] . PytorchStreamWriter failed writing file data/2: file "
     "write failed": "most often full",
+    "RuntimeError: unable to allocate shared memory(shm) for file </torch_14516_203864758_0>: No space left on device "
+    "(28)": "--shm-size",
+    "RuntimeError: unable to write to file </torch_33_1719583_9>: No space left on device (28)": "--shm-size",
     "RuntimeError: Error(s) in loading state_dict for Linear:\n\tsize mismatch for weight": "another model",
     "RuntimeError: CUDA error: uncorrectable ECC error encountered": "defective",
     "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus.": "nvidia-smi -q",
