@@ -201,6 +201,10 @@ class _AgentFold:
             if rank in workers:
                 workers[rank].readings.append(Reading(event["time"], cpu, memory))
 
+    def _take_hang_found(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.hang = event
+
     def _take_worker_exited(self, event: Event) -> None:
         worker = self._find_worker(event)
         worker.ended_at, worker.was_stopped = event["time"], event["was_stopped"]

@@ -82,6 +82,7 @@ class Member:
         stopped_at: Time at which no worker was left.
         last_at: Time of the node's last line about the round.
         workers: The workers by global rank.
+        hang: Its event `hang_found`, or None.
     """
 
     agent: str
@@ -98,6 +99,7 @@ class Member:
     stopped_at: float | None = None
     last_at: float = 0.0
     workers: dict[int, Worker] = field(default_factory=dict)
+    hang: Event | None = None
 
 
 @dataclass(slots=True)

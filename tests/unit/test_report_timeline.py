@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from elastic_run.report.event_history import fold
 from elastic_run.report.history_page.failures import find_failures
 from elastic_run.report.history_page.page import _describe_round
 from elastic_run.report.history_page.timeline import UNSEEN, draw_rows, find_span
 from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
+from tests.unit.test_event_log import event
 
 
 def make_member(node: str, rank: int, *, stopping_at: float | None = None, last_at: float = 0.0) -> Member:
@@ -49,3 +53,44 @@ def test_the_failure_of_a_launcher_that_was_killed_is_the_worker_that_was_not_st
     member.workers[1] = Worker(1, 101, started_at=10.0, ended_at=21.0, signal="SIGSEGV")
     (card,) = find_failures(Job("job", [Agent("a", "a", "job", 0.0, 30.0)], [Round(1, "", 0, 1, 2, "", {0: member})]))
     assert (card.title, card.uptime) == ("rank 1 on a was killed by SIGSEGV", 11.0)
+
+
+def make_hang(action: str, *, rounds: int = 1) -> Job:
+    """Return a job in which rank 1 kept the others waiting in each round."""
+    events = [each for number in range(rounds) for each in _hang_of(number, action)]
+    moments = [{"agent": "a", "node": "n1", "time": float(at), "monotonic": float(at)} for at in range(len(events))]
+    (job,) = fold([each | moment for each, moment in zip(events, moments, strict=True)])
+    return job
+
+
+def _hang_of(number: int, action: str) -> list[dict[str, Any]]:
+    detail = f"no progress of any rank for {number}.5 s: rank 1 is in get"
+    found = [
+        event("round_formed", round=number, node_rank=0, nodes=1, workers=2, job="a", round_id=""),
+        event("worker_started", round=number, rank=1),
+        event("hang_found", round=number, rank=1, action=action, detail=detail),
+    ]
+    if action == "report":
+        return found
+    return [
+        *found,
+        event("workers_stopping", round=number, reason="failure", detail=""),
+        event("worker_exited", round=number, rank=1, exit_code=None, signal="SIGTERM", was_stopped=True),
+        event("worker_failed", round=number, rank=1, exit_code=212, signal=None, cause=f"Hang: {detail}", is_root=True),
+    ]
+
+
+def test_a_hang_that_was_only_reported_has_a_card() -> None:
+    """No worker has failed, and the page is where a user looks for it."""
+    (card,) = find_failures(make_hang("report"))
+    assert card.title == "rank 1 on n1 made no progress"
+    assert card.cause == "Hang: no progress of any rank for 0.5 s: rank 1 is in get"
+    assert card.rounds == [0]
+
+
+def test_hangs_that_ended_rounds_are_told_as_hangs() -> None:
+    """Not by the signal that stopped the worker; hangs of one rank are one card, however long they lasted."""
+    job = make_hang("restart", rounds=2)
+    (card,) = find_failures(job)
+    assert (card.title, card.rounds) == ("rank 1 on n1 made no progress", [0, 1])
+    assert [_describe_round(each).end for each in job.rounds] == ["a hang", "a hang"]

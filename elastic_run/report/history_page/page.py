@@ -10,7 +10,7 @@ import time
 
 from elastic_run import __version__
 from elastic_run.records import dataclass
-from elastic_run.report.history_page.failures import find_failures
+from elastic_run.report.history_page.failures import find_failures, find_hang
 from elastic_run.report.history_page.resources import draw_resources
 from elastic_run.report.history_page.silences import HEIGHT, draw_silences
 from elastic_run.report.history_page.timeline import (
@@ -166,6 +166,8 @@ def _describe_end(each: Round) -> str:
         return "not in the logs"
     # A node halts where another one has failed: the failure is the reason.
     reason = next((word for word in ("failure", "signal", "halt", "success") if word in reasons), reasons[0])
+    if reason == "failure" and (hang := find_hang(each)) is not None and hang["action"] != "report":
+        return "a hang"
     detail = next((member.detail for member in members if member.detail), "") if reason == "halt" else ""
     return detail or _REASONS.get(reason, reason)
 
