@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import zipapp
@@ -345,3 +346,31 @@ def test_a_failure_on_another_node(program: Program, host: Host) -> None:
     jobs = [host(path, "spawn", endpoint) for _ in range(2)]
     assert [job.wait_exit() for job in jobs] == [0, 0], jobs[0].stderr + jobs[1].stderr
     assert [job.stdout for job in jobs] == ["1 1\n"] * 2
+
+
+def test_a_program_that_keeps_sigint_to_itself_gives_its_workers_their_grace(program: Program, host: Host) -> None:
+    """The exception of its handler comes out of the launch when the workers have ended in their own way."""
+    path = program(
+        """
+        def work():
+            def save(number, frame):
+                time.sleep(0.5)
+                say("saved")
+                sys.exit(0)
+            signal.signal(signal.SIGINT, save)
+            say("ready")
+            while True:
+                signal.pause()
+        """,
+        """
+        try:
+            launch(work, signals_to_handle="SIGTERM")
+        except KeyboardInterrupt:
+            say("interrupted")
+        """,
+    )
+    job = host(path, "fork")
+    job.wait_lines("ready", count=2)
+    job.send(signal.SIGINT)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.splitlines()[2:] == ["saved", "saved", "interrupted"]

@@ -70,3 +70,16 @@ def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.Monkey
     assert told == [({"state": "running"}, "status")]
     job._take(StatusAsked("of the future"))
     assert [question for _, question in told] == ["status", "of the future"]
+
+
+@pytest.mark.parametrize(("nodes", "asked"), [(None, []), (1, []), (2, [2])])
+def test_other_nodes_are_asked_in_a_round_with_others_only(nodes: int | None, asked: list[int]) -> None:
+    """A node that waits for its first round, or runs alone, answers at once."""
+    parts: Any = SimpleNamespace(say=None, group_world_size=nodes)
+    job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
+    gathered: list[int] = []
+    job._session = cast("Any", SimpleNamespace(gather_status=lambda _, expected, *__: gathered.append(expected)))
+    told: list[list[dict[str, Any]]] = []
+    job.gather_status("status", 1.0, told.append)
+    assert gathered == asked
+    assert told == ([] if asked else [[]])
