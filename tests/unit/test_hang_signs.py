@@ -300,6 +300,19 @@ def test_threads_that_take_turns_compute(worker: _Worker, monkeypatch: pytest.Mo
     assert last.is_computing
 
 
+def test_an_answer_says_how_old_the_last_look_is(worker: _Worker) -> None:
+    """The node that asks knows from it when the next look is due, and asks again then."""
+    clock = _Clock()
+    detection = _watch(clock, worker, list[Hang]().append)
+    assert detection.describe()["age"] == 0.0
+    while not worker.asked:
+        clock.tick()
+    worker.answer(0)
+    clock.time += 7.0
+    assert detection.describe()["age"] == 7.0
+    detection.close()
+
+
 def test_no_worker_is_asked_after_the_round(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round ends in the moment of a look."""
     _show_thread(monkeypatch, lambda: 7)
