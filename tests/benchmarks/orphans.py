@@ -62,7 +62,7 @@ def _survival_figure(kills: Comparison) -> Figure:
         elastic_run=shares["elastic-run"],
         torchrun=shares["torchrun"],
         values=left,
-        headline="`kill -9` of the launcher leaves processes behind",
+        headline="trials in which `kill -9` of the launcher left processes behind",
     )
 
 

@@ -35,7 +35,7 @@ PRELOAD = "elastic-run --preload torch"
 _WORKERS = 8
 _HEADLINE = (
     f"restart: from a worker's death to the next gloo all-reduce of {_WORKERS} workers that import torch, "
-    "`--preload=torch`"
+    "with `--preload=torch`"
 )
 #: Seconds for all workers to have reduced.
 _DEADLINE = 120.0
