@@ -37,7 +37,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             [why != "" for why in failures],
             benchmark="meetings",
             name=f"failures in {effort.starts} starts of {_WORKERS} workers that connect, "
-            "beside a program that takes ports",
+            "while another program takes ports",
             note=f"{1000 * each:.0f} ms each, from exec to exit"
             + "".join(f"; {why}" for why in [*filter(None, failures)][:1]),
         ),

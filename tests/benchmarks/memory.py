@@ -75,7 +75,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         alone(
             [float(len(forbidden_imports(installation)))],
             benchmark="memory",
-            name=f"modules that the launcher imports, of {', '.join(sorted(_NEVER_IMPORTED))}",
+            name=f"modules that the launcher imports, out of {', '.join(sorted(_NEVER_IMPORTED))}",
             unit="",
             bar=Bar(0.0),
         ),

@@ -126,8 +126,8 @@ def _verdict(record: Record, _: str) -> str:
     worse = _list([figure for figure in beside if figure.is_worse])
     missed = _list([figure for figure in barred if not figure.is_met])
     return (
-        f"**{len(beside)} rows compare elastic-run with torchrun. torchrun is better by more than {100 * EVEN:g} % in"
-        f" these rows: {worse}.\n"
+        f"**{len(beside)} rows compare elastic-run with torchrun. Rows in which torchrun is better by more than"
+        f" {100 * EVEN:g} %: {worse}.\n"
         f"{len(barred)} rows have a bar. Rows that missed it: {missed}.**"
     )
 

@@ -117,7 +117,7 @@ def _measure_damage(installation: Installation, effort: Effort, sink: str) -> Fi
     theirs = flood(installation, "torchrun", sink, effort.megabytes, pause=_PAUSE)
     return Figure(
         benchmark="tee",
-        name=f"lines lost, repeated or cut of {ours.lines} ({effort.megabytes} MB) to a {sink}",
+        name=f"lines lost, repeated or cut, out of {ours.lines} ({effort.megabytes} MB) to a {sink}",
         unit="",
         bar=Bar(0.0),
         elastic_run=ours.loss,

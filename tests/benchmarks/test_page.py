@@ -142,7 +142,7 @@ def test_the_page_names_what_is_missed() -> None:
     better = replace(_figure("slow"), elastic_run=103.0, bar=None)
     text = page.page_text(_record(_figure("late", bar=Bar(1.0)), better))
     assert (
-        "**2 rows compare elastic-run with torchrun. torchrun is better by more than 2 % in these rows: slow." in text
+        "**2 rows compare elastic-run with torchrun. Rows in which torchrun is better by more than 2 %: slow." in text
     )
     assert "1 rows have a bar. Rows that missed it: late." in text
 

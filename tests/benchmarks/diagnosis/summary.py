@@ -89,8 +89,8 @@ def _beside(ours: Sequence[Verdict], theirs: Sequence[Verdict]) -> list[Figure]:
     given = {verdict.case for verdict in theirs}
     same = [verdict for verdict in ours if verdict.case in given]
     rows: dict[str, Callable[[Verdict], bool]] = {
-        f"{len(theirs)} of these under both launchers: right rank": lambda verdict: verdict.has_rank,
-        f"{len(theirs)} of these under both launchers: right cause": lambda verdict: verdict.has_cause,
+        f"{len(theirs)} faults under both launchers: right rank": lambda verdict: verdict.has_rank,
+        f"{len(theirs)} faults under both launchers: right cause": lambda verdict: verdict.has_cause,
     }
     figures = []
     for name, holds in rows.items():
