@@ -23,15 +23,18 @@ class RoundUpdate(CoordinationUpdate):
             return
         self._set_round(fetching=None)
         place = _read_assignment(event.value)
-        is_told = place is not None and place.round_id == self.member.round.told_round_id
-        if place is None or is_told or place.round != self.member.job.known_round or self._has_other_store(place):
+        if (
+            place is None
+            or self._is_old(place)
+            or place.round != self.member.job.known_round
+            or self._has_other_store(place)
+        ):
             self.leave_round()
             self._set_facts(is_due=False)
             self._rejoin()
             return
         self._set(state=RUNNING)
-        self._set_round(place=place, is_replaced=False, is_failing=False, gone=None)
-        self._set_round(told_round_id=place.round_id)
+        self._set_round(place=place, told=place, is_replaced=False, is_failing=False, gone=None)
         if place.config is not None:
             self._take_config(place.config)
         self.commands.append(Formed(place))
@@ -41,6 +44,11 @@ class RoundUpdate(CoordinationUpdate):
             self.commands.append(Warned(place.round))
         if self.member.round.halt is not None:
             self._learn_halt(self.member.round.halt)
+
+    def _is_old(self, place: Assignment) -> bool:
+        """Whether this node has run the round, or a newer one: the log in a store to which it returns may be older."""
+        told = self.member.round.told
+        return told is not None and told.incarnation == place.incarnation and told.round >= place.round
 
     def _has_other_store(self, place: Assignment) -> bool:
         """Whether the round was formed with a workers' store of this node that it has replaced since then."""

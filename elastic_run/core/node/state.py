@@ -114,7 +114,7 @@ class OwnRound:
 
     Attributes:
         place: Its assignment in the round that it runs or has just run, or None.
-        told_round_id: The unique id of the last round that it was told, "" for none: it never runs one a second time.
+        told: The last assignment that it was told, or None: it never runs that round a second time, nor an older one.
         fetching: Slot and term of the round whose assignment it waits for, or None.
         warned: The newest round that was warned.
         halt: The newest halt, or None.
@@ -125,7 +125,7 @@ class OwnRound:
     """
 
     place: Assignment | None = None
-    told_round_id: str = ""
+    told: Assignment | None = None
     fetching: tuple[int, int] | None = None
     warned: int = 0
     halt: Halt | None = None
