@@ -33,6 +33,7 @@ def raised(name: str, message: str = "") -> JobResult:
         (result(worker_end(0, -9, oom_kills=OomKills(1, 3))), "ask for more memory"),
         (result(worker_end(0, -9, oom_kills=OomKills(0, 1))), "dmesg | grep -i oom"),
         (result(worker_end(0, -9, oom_kills=OomKills(None, 0))), "The kernel's OOM killer did not do this"),
+        (result(worker_end(0, -9, oom_kills=OomKills(None, 0))), "a limit of CPU time (`ulimit -Ht`)"),
         (result(worker_end(0, -9, oom_kills=OomKills(None, None))), "Most often the kernel's"),
         (result(worker_end(0, -7)), "--shm-size"),
         (result(worker_end(0, 1, captured("dataloader_killed"))), "--ipc=host"),

@@ -71,7 +71,8 @@ def _help_against_kill(oom_kills: OomKills | None) -> str:
         return "Use less memory, or ask for more. To be sure: `dmesg | grep -i oom`"
     if oom_kills is not None and oom_kills.machine == 0:
         return (
-            "The kernel's OOM killer did not do this: the scheduler, the container's runtime or a person sent SIGKILL."
+            "The kernel's OOM killer did not do this: the scheduler, the container's runtime, a limit of CPU time "
+            "(`ulimit -Ht`) or a person sent SIGKILL."
         )
     return (
         "Most often the kernel's OOM killer: `dmesg | grep -i oom` shows it. Otherwise the scheduler or a person sent "
