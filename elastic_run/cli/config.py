@@ -341,7 +341,7 @@ def _load_logs_specs(name: str) -> type[LogsSpecs]:
             try:
                 specs_class: type[LogsSpecs] = plugin.load()
             except Exception as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
                 message = f"--logs-specs: plug-in {name!r} ({plugin.value}) can't be loaded: {reason}"
                 raise UsageError(message) from error
             return specs_class

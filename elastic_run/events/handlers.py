@@ -102,4 +102,5 @@ def _load(plugin: EntryPoint) -> logging.Handler:
 
 def _broken(plugin: EntryPoint, what: str) -> str:
     package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
-    return " ".join(f"event handler {plugin.name!r}: plug-in {package} ({plugin.value}) {what}".split())
+    told = f"event handler {plugin.name!r}: plug-in {package} ({plugin.value}) {what}"
+    return " ".join(told.split()).removesuffix(":")

@@ -200,7 +200,8 @@ def _is_not_of_plugins(record: LogRecord) -> bool:
 
 def _broken(plugin: EntryPoint, what: str) -> str:
     package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
-    return " ".join(f"rendezvous backend {plugin.name!r}: plug-in {package} ({plugin.value}) {what}".split())
+    told = f"rendezvous backend {plugin.name!r}: plug-in {package} ({plugin.value}) {what}"
+    return " ".join(told.split()).removesuffix(":")
 
 
 def _nearest(backend: str, known: list[str]) -> str:

@@ -87,3 +87,58 @@ def test_a_failing_plugin_for_the_rendezvous(launch: Launch, tmp_path: Path, nam
     job = launch(*place, "--no-python", "true", env={"PYTHONPATH": str(tmp_path)})
     assert job.wait_exit() == code
     assert job.stderr == f"elastic-run: error: {line.format(tmp_path)}"
+
+
+@pytest.mark.parametrize(
+    ("group", "flags"),
+    [
+        (contract.LOGS_SPECS_ENTRY_POINTS, ("--logs-specs=bare",)),
+        (contract.RENDEZVOUS_ENTRY_POINTS, ("--rdzv-backend=bare", "--rdzv-endpoint=localhost:1", "--rdzv-id=job")),
+        ("elastic_run.event_handlers", ("--event-log-handler=bare",)),
+    ],
+)
+def test_an_exception_without_a_message(launch: Launch, tmp_path: Path, group: str, flags: tuple[str, ...]) -> None:
+    """A plug-in whose import raises one is told by the exception's name alone, without a colon."""
+    write_plugin(tmp_path, "bare", group, {"bare": "bare:nothing"}, "raise MemoryError")
+    job = launch(*flags, "--no-python", "true", env={"PYTHONPATH": str(tmp_path)})
+    assert job.wait_exit() == contract.EXIT_USAGE
+    assert job.stderr.endswith(" can't be loaded: MemoryError\n")
+
+
+_UNREADY = """
+class Unready:
+    use_agent_store = False
+
+    def get_backend(self):
+        return "unready"
+
+    def next_rendezvous(self):
+        raise KeyError
+
+    def is_closed(self):
+        return False
+
+    def set_closed(self):
+        pass
+
+    def num_nodes_waiting(self):
+        return 0
+
+    def get_run_id(self):
+        return "job"
+
+    def shutdown(self):
+        return True
+
+def create(params):
+    return Unready()
+"""
+
+
+def test_a_handler_that_raises_without_a_message(launch: Launch, tmp_path: Path) -> None:
+    """The report has the exception's name alone."""
+    write_plugin(tmp_path, "places", contract.RENDEZVOUS_ENTRY_POINTS, {"unready": "places:create"}, _UNREADY)
+    place = ("--rdzv-backend=unready", "--rdzv-endpoint=localhost:1", "--rdzv-id=job", "--nnodes=1:2")
+    job = launch(*place, "--no-python", "true", env={"PYTHONPATH": str(tmp_path)})
+    assert job.wait_exit() == contract.EXIT_RENDEZVOUS
+    assert "cause    KeyError\n" in job.stderr

@@ -27,6 +27,7 @@ _HAZARDS = {
     "import nowhere": "heavy can't be imported (ModuleNotFoundError: No module named 'nowhere')",
     "1 / 0": "heavy can't be imported (ZeroDivisionError: division by zero)",
     "import sys; sys.exit(3)": "heavy can't be imported (SystemExit: 3)",
+    "raise MemoryError": "heavy can't be imported (MemoryError): ",
     "x =": "heavy can't be imported (SyntaxError: invalid syntax",
     "import threading\nthreading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()": (
         "heavy can't be preloaded: it starts a thread (pump)"

@@ -80,6 +80,6 @@ class Joining:
         except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
             self.handler_error = error
             is_exit = is_kind(error, RendezvousGracefulExitError)
-            detail = str(error) if is_exit else f"{type(error).__name__}: {error}"
+            detail = str(error) if is_exit else f"{type(error).__name__}: {error}".removesuffix(": ")
             event = RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
         self._loop.call_soon_threadsafe(lambda: self._feed(event))

@@ -284,6 +284,6 @@ def _flush() -> None:
 
 def _describe(error: BaseException) -> str:
     try:
-        return " ".join(f"{type(error).__name__}: {error}".split())
+        return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     except Exception:  # noqa: BLE001 - of its own __str__
         return type(error).__name__
