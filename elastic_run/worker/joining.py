@@ -30,8 +30,8 @@ __all__ = ["Meeting", "join"]
 _NAMED = 8
 #: What to look at when ranks reach the store, but not each other.
 _NETWORK = "look at firewalls between the nodes, and where they have several interfaces at GLOO_ or NCCL_SOCKET_IFNAME"
-#: How long rank 0 lets the others leave before it takes the store with it; and how long after a failure, which gloo
-#: tells some ranks several times later than others.
+#: How long the store's worker lets the others leave before it takes the store with it; and how long after a failure,
+#: which gloo tells some ranks several times later than others.
 _FAREWELL, _LINGER = dt.timedelta(seconds=10), dt.timedelta(seconds=60)
 #: The store keeps the ranks that are there under this key; with a number, for a group that is destroyed and made again.
 _PREFIX = "elastic_run/worker"
@@ -71,7 +71,7 @@ class Meeting:
         self.store.set(f"connected/{self.place.rank}", "1")
 
     def part(self, wait_limit: dt.timedelta = _FAREWELL) -> None:
-        """Let rank 0 end last if it serves the store: the others ask it for the missing ranks, or just end.
+        """Let the worker that serves the store end last: the others ask it for the missing ranks, or just end.
 
         Args:
             wait_limit: Most seconds that it waits for them: a rank that has crashed does not sign off.
@@ -83,7 +83,7 @@ class Meeting:
                 return  # no other rank came
             if self.store.add("left", 1) >= self.place.world_size:
                 self.store.set("left/all", "1")
-            if self.place.rank == 0:
+            if self.place.serves_store:
                 self.store.wait(["left/all"], wait_limit)
         except RuntimeError:
             pass  # another rank has failed, or the store is gone: nothing is left to be said
@@ -166,9 +166,9 @@ def _open_store(place: Place, timeout: dt.timedelta) -> Store:
             place.master_addr,
             place.master_port,
             place.world_size,
-            place.rank == 0 and not place.is_store_served,
+            place.serves_store,
             timeout,
-            # Else rank 0 waits here for all ranks, and a missing rank looks like a port that is taken.
+            # Else the store's worker waits here for all ranks, and a missing rank looks like a port that is taken.
             wait_for_workers=False,
             multi_tenant=True,  # for a group that is made again
         )
@@ -179,7 +179,7 @@ def _open_store(place: Place, timeout: dt.timedelta) -> Store:
 def _store_failure(place: Place, timeout: dt.timedelta, error: Exception) -> JoinError:
     where = f"rank {place.rank} on {os.uname().nodename}"
     address = f"{place.master_addr}:{place.master_port} (MASTER_ADDR, MASTER_PORT)"
-    if place.rank == 0 and not place.is_store_served:
+    if place.serves_store:
         problem = f"could not serve the workers' store at {address}"
         advice = "is the port taken? set MASTER_PORT, the same for all ranks, to a free one"
     else:

@@ -42,7 +42,8 @@ class Place:
         master_port: Its port; 0 for a single process.
         node_rank: The node's number.
         nodes: How many nodes there are.
-        is_store_served: Whether the launcher serves the store; otherwise rank 0 does.
+        is_store_served: Whether the launcher serves the store; otherwise one of the workers does.
+        serves_store: Whether this worker does.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class Place:
     node_rank: int = 0
     nodes: int = 1
     is_store_served: bool = False
+    serves_store: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -105,8 +107,10 @@ def place_from(environment: Mapping[str, str], *, pid: int = 0) -> Place:
 
 def _launched_place(environment: Mapping[str, str]) -> Place:
     _require(environment, _NEEDED)
+    rank = _number(environment, "RANK")
+    is_store_served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Place(
-        rank=_number(environment, "RANK"),
+        rank=rank,
         world_size=_number(environment, "WORLD_SIZE"),
         local_rank=_number(environment, "LOCAL_RANK", 0),
         # Virtual local ranks: LOCAL_RANK is 0 in every worker, with the number of workers as it is.
@@ -116,7 +120,8 @@ def _launched_place(environment: Mapping[str, str]) -> Place:
         master_port=_port(environment),
         node_rank=_number(environment, "GROUP_RANK", 0),
         nodes=_number(environment, "GROUP_WORLD_SIZE", 1),
-        is_store_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        is_store_served=is_store_served,
+        serves_store=rank == 0 and not is_store_served,
     )
 
 
@@ -160,10 +165,14 @@ def _slurm_place(environment: Mapping[str, str]) -> Place:
     _require(environment, (*_NEEDED_OF_SLURM, tasks), setter="srun")
     nodes = parse_nodelist(environment["SLURM_STEP_NODELIST"])
     node_rank = _number(environment, "SLURM_NODEID", 0)
+    local_rank = _number(environment, "SLURM_LOCALID")
+    # With --distribution=arbitrary the first task may be on any node, and no other task knows on which.
+    is_first_node_master = environment.get("SLURM_NODEID") and not environment.get("MASTER_ADDR")
+    rank = _number(environment, "SLURM_PROCID")
     return Place(
-        rank=_number(environment, "SLURM_PROCID"),
+        rank=rank,
         world_size=_number(environment, tasks),
-        local_rank=_number(environment, "SLURM_LOCALID"),
+        local_rank=local_rank,
         local_world_size=_local_tasks(environment, node_rank),
         launcher="slurm",
         # No name has to be looked up on a single node.
@@ -171,6 +180,7 @@ def _slurm_place(environment: Mapping[str, str]) -> Place:
         master_port=_slurm_port(environment),
         node_rank=node_rank,
         nodes=len(nodes),
+        serves_store=node_rank == local_rank == 0 if is_first_node_master else rank == 0,
     )
 
 

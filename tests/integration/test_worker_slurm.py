@@ -87,6 +87,16 @@ def test_tasks_of_srun_find_each_other(slurm: SlurmCluster, tmp_path: Path) -> N
     ]
 
 
+def test_the_first_task_need_not_be_on_the_first_node(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """With --distribution=arbitrary rank 0 is on node1, and the workers meet on node0 all the same."""
+    body = 'srun --distribution=arbitrary --nodelist=node1,node0 --ntasks=2 python train.py "$OUT"'
+    words = run_batch(slurm, tmp_path, body, "--nodes=2", "--ntasks-per-node=1")
+    assert [(words[f"0.{rank}"]["host"], words[f"0.{rank}"]["mean"]) for rank in range(2)] == [
+        ("node1", 0.5),
+        ("node0", 0.5),
+    ]
+
+
 def test_two_steps_side_by_side_do_not_meet(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Steps of one job on the same node, at the same time, are groups of their own."""
     body = """

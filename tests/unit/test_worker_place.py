@@ -145,6 +145,33 @@ def test_an_address_that_was_given_wins() -> None:
     assert place_from({**STEP, "MASTER_ADDR": "10.0.0.7"}).master_addr == "10.0.0.7"
 
 
+@pytest.mark.parametrize(
+    ("more", "serves"),
+    [
+        ({"SLURM_PROCID": "2", "SLURM_NODEID": "1"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_NODEID": "0"}, True),
+        # srun --distribution=arbitrary: the tasks of the first node are not the first tasks.
+        ({"SLURM_PROCID": "0", "SLURM_NODEID": "1"}, False),
+        ({"SLURM_PROCID": "1", "SLURM_NODEID": "0"}, True),
+        ({"SLURM_PROCID": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, False),
+        # A place that was given is that of rank 0, as everywhere; without its number no task knows its node.
+        ({"SLURM_PROCID": "0", "SLURM_NODEID": "1", "MASTER_ADDR": "node3"}, True),
+        ({"SLURM_PROCID": "1", "SLURM_NODEID": "0", "MASTER_ADDR": "node3"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_NODEID": ""}, True),
+        ({"SLURM_PROCID": "1", "SLURM_NODEID": ""}, False),
+    ],
+)
+def test_the_first_task_of_the_first_node_serves_the_store(more: dict[str, str], *, serves: bool) -> None:
+    """The workers meet there; it is rank 0 unless the user has arranged the tasks."""
+    assert place_from({**STEP, **more}).serves_store == serves
+
+
+@pytest.mark.parametrize(("more", "serves"), [({"RANK": "0"}, True), ({}, False), ({"RANK": "0", **ELASTIC}, False)])
+def test_rank_0_serves_the_store_unless_the_launcher_does(more: dict[str, str], *, serves: bool) -> None:
+    """As torch has it."""
+    assert place_from({**LAUNCHED, **more}).serves_store == serves
+
+
 def test_a_step_sets_what_a_launcher_would() -> None:
     """The variables of a place, read again, are the same place."""
     variables = place_from(STEP).variables
