@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Place", "place_from"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_NEEDED_OF_SLURM = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_STEP_ID")
+_NEEDED_OF_SLURM = (
+    *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_NODEID"),
+    "SLURM_STEP_ID",
+)
 #: Variables that tasks of a step have, and batch scripts have not.
 _OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _HIGHEST_PORT = 65535
@@ -164,10 +167,8 @@ def _slurm_place(environment: Mapping[str, str]) -> Place:
     tasks = "SLURM_STEP_NUM_TASKS" if is_of_step else "SLURM_NTASKS"
     _require(environment, (*_NEEDED_OF_SLURM, tasks), setter="srun")
     nodes = parse_nodelist(environment["SLURM_STEP_NODELIST"])
-    node_rank = _number(environment, "SLURM_NODEID", 0)
+    node_rank = _number(environment, "SLURM_NODEID")
     local_rank = _number(environment, "SLURM_LOCALID")
-    # With --distribution=arbitrary the first task may be on any node, and no other task knows on which.
-    is_first_node_master = environment.get("SLURM_NODEID") and not environment.get("MASTER_ADDR")
     rank = _number(environment, "SLURM_PROCID")
     return Place(
         rank=rank,
@@ -180,7 +181,8 @@ def _slurm_place(environment: Mapping[str, str]) -> Place:
         master_port=_slurm_port(environment),
         node_rank=node_rank,
         nodes=len(nodes),
-        serves_store=node_rank == local_rank == 0 if is_first_node_master else rank == 0,
+        # With --distribution=arbitrary rank 0 may be on any node, and no other task knows on which.
+        serves_store=rank == 0 if environment.get("MASTER_ADDR") else node_rank == local_rank == 0,
     )
 
 

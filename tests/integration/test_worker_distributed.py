@@ -367,7 +367,7 @@ def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str]
         ({"RANK": "3"}, "PlaceError: WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set, but RANK=3: set all of"),
         (
             {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1"},
-            "PlaceError: SLURM_JOB_ID, SLURM_LOCALID, SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS are",
+            "PlaceError: SLURM_JOB_ID, SLURM_LOCALID, SLURM_STEP_NODELIST, SLURM_NODEID, SLURM_STEP_NUM_TASKS are",
         ),
     ],
 )

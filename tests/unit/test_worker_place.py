@@ -154,11 +154,9 @@ def test_an_address_that_was_given_wins() -> None:
         ({"SLURM_PROCID": "0", "SLURM_NODEID": "1"}, False),
         ({"SLURM_PROCID": "1", "SLURM_NODEID": "0"}, True),
         ({"SLURM_PROCID": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, False),
-        # A place that was given is that of rank 0, as everywhere; without its number no task knows its node.
+        # A place that was given is that of rank 0, as everywhere.
         ({"SLURM_PROCID": "0", "SLURM_NODEID": "1", "MASTER_ADDR": "node3"}, True),
         ({"SLURM_PROCID": "1", "SLURM_NODEID": "0", "MASTER_ADDR": "node3"}, False),
-        ({"SLURM_PROCID": "0", "SLURM_NODEID": ""}, True),
-        ({"SLURM_PROCID": "1", "SLURM_NODEID": ""}, False),
     ],
 )
 def test_the_first_task_of_the_first_node_serves_the_store(more: dict[str, str], *, serves: bool) -> None:
@@ -207,16 +205,24 @@ def test_a_step_sets_what_a_launcher_would() -> None:
             {**STEP, "SLURM_PROCID": ""},
             "SLURM_PROCID is not set, but SLURM_JOB_ID=41, SLURM_LOCALID=0, SLURM_STEP_NODELIST=node[2-3], SLURM_",
         ),
+        # Each node would have the number and the tasks of the first one.
+        ({**STEP, "SLURM_NODEID": ""}, "SLURM_NODEID is not set, but SLURM_JOB_ID=41, SLURM_PROCID=2"),
         ({**STEP, "SLURM_STEP_ID": ""}, "SLURM_STEP_ID is not set, but SLURM_JOB_ID=41, SLURM_PROCID=2"),
-        ({"SLURM_STEP_NUM_TASKS": "3"}, "SLURM_STEP_NODELIST, SLURM_STEP_ID are not set, but SLURM_STEP_NUM_TASKS=3"),
-        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "3"}, "SLURM_STEP_NODELIST are not set, but SLURM_STEP_ID=0, SLURM_"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "3"},
+            "SLURM_STEP_NODELIST, SLURM_NODEID, SLURM_STEP_ID are not set, but SLURM_STEP_NUM_TASKS=3",
+        ),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "3"},
+            "SLURM_NODEID are not set, but SLURM_STEP_ID=0, SLURM_NTASKS=3: set",
+        ),
         # No batch script: its number is 0. A container may be given a few of the variables.
         (
             {**BATCH, "SLURM_PROCID": "1"},
             (
                 "SLURM_STEP_NODELIST, SLURM_STEP_ID are not set, but SLURM_JOB_ID=41, SLURM_PROCID=1, SLURM_LOCALID=0, "
-                "SLURM_NTASKS=3: set all of SLURM_JOB_ID, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NODELIST, "
-                "SLURM_STEP_ID, SLURM_NTASKS or none; srun sets them"
+                "SLURM_NODEID=0, SLURM_NTASKS=3: set all of SLURM_JOB_ID, SLURM_PROCID, SLURM_LOCALID, "
+                "SLURM_STEP_NODELIST, SLURM_NODEID, SLURM_STEP_ID, SLURM_NTASKS or none; srun sets them"
             ),
         ),
     ],
