@@ -18,7 +18,6 @@ can show it other machines.
 | `numa` | which CPUs each worker is bound to, near its GPU |
 | `programs` | finds a program as the system does, and the directory that denies access to it |
 | `requeue` | asks Slurm to run a stopped job again |
-| `running_step` | the Slurm step in which this process runs, as /proc shows it |
 | `slurm` | the Slurm step of this launcher: nodes, launchers, addresses |
 | `torch_devices` | devices that only torch knows, such as `npu` of torch_npu |
 | `torch_version` | the version of torch, without importing it |

@@ -19,8 +19,8 @@ from __future__ import annotations
 import os
 from itertools import takewhile
 
-from elastic_run.cluster.running_step import read_running_step
 from elastic_run.records import dataclass, field
+from elastic_run.slurm_running_step import read_running_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from elastic_run.worker.devices import Choice, choose
 from elastic_run.worker.errors import WorkerError
-from elastic_run.worker.place import Place, place_from
+from elastic_run.worker.place import Place, find_place
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ def init_distributed(
     if _has_group():
         return _existing_context(backend)
     limit = _parse_timeout(timeout)
-    place = place_from(os.environ, pid=os.getpid())
+    place = find_place()
     import torch.distributed as dist  # noqa: PLC0415 - a second, which only callers of this function pay
 
     if not dist.is_available():
@@ -113,17 +113,17 @@ def init_distributed(
 
 def rank() -> int:
     """Return this worker's rank among all: of its process group, or before there is one of its environment."""
-    return _from_group("get_rank") if _has_group() else place_from(os.environ, pid=os.getpid()).rank
+    return _from_group("get_rank") if _has_group() else find_place().rank
 
 
 def world_size() -> int:
     """Return how many workers there are, by the process group, or before there is one by the environment."""
-    return _from_group("get_world_size") if _has_group() else place_from(os.environ, pid=os.getpid()).world_size
+    return _from_group("get_world_size") if _has_group() else find_place().world_size
 
 
 def local_rank() -> int:
     """Return this worker's rank among those on its node."""
-    return place_from(os.environ, pid=os.getpid()).local_rank
+    return find_place().local_rank
 
 
 def is_main() -> bool:
@@ -201,7 +201,7 @@ def _existing_context(backend: str | None) -> WorkerContext:
         raise ValueError(message)
     if _joined.context is not None:
         return _joined.context
-    place = place_from(os.environ, pid=os.getpid())
+    place = find_place()
     is_cuda = "nccl" in actual
     return WorkerContext(
         rank=dist.get_rank(),

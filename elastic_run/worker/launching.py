@@ -5,10 +5,9 @@ This is the one module of the package that starts the launcher, and it imports i
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, TypeVar
 
-from elastic_run.worker.place import place_from
+from elastic_run.worker.place import find_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +40,7 @@ def launch_subprocesses(fn: Callable[..., _T], config: LaunchConfig | int, *args
         PlaceError: The environment doesn't say which worker this is.
         ChildFailedError: A worker failed, and restarts are used up.
     """
-    place = place_from(os.environ, pid=os.getpid())
+    place = find_place()
     if place.launcher != "none":
         return {place.rank: fn(*args)}
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - where it is used; a worker never needs it

@@ -1,4 +1,4 @@
-"""Which worker this process is, read from its environment: a pure function of the variables.
+"""Which worker this process is, read from its environment: `place_from` is a pure function of the variables.
 
 RANK counts before the variables of Slurm: a launcher inside a Slurm job sets RANK for each of its workers, of which
 Slurm knows nothing. But if srun itself has started this process, RANK may be left over from another shell. Without RANK
@@ -9,17 +9,19 @@ started there directly is one process. A process without a launcher is rank 0 of
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from elastic_run.slurm_node_lists import count_tasks, parse_nodelist
 from elastic_run.slurm_port import find_port
+from elastic_run.slurm_running_step import read_running_step
 from elastic_run.worker.errors import PlaceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Place", "place_from"]
+__all__ = ["Place", "find_place", "place_from"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NEEDED_OF_SLURM = (
@@ -84,12 +86,19 @@ class Place:
         }
 
 
-def place_from(environment: Mapping[str, str], *, pid: int = 0) -> Place:
+def find_place() -> Place:
+    """Find out which worker this process is; see `place_from`."""
+    running_step = read_running_step() if "SLURM_STEP_ID" in os.environ else None
+    return place_from(os.environ, pid=os.getpid(), running_step=running_step)
+
+
+def place_from(environment: Mapping[str, str], *, pid: int = 0, running_step: str | None = None) -> Place:
     """Find out which worker a process is.
 
     Args:
         environment: Its environment.
         pid: Its pid; 0 for an environment that is no task's of Slurm.
+        running_step: The step of Slurm in which it is seen to run, as `read_running_step` returns it.
 
     Raises:
         PlaceError: Variables are missing, no numbers, out of range or another process's; the message names them.
@@ -98,7 +107,8 @@ def place_from(environment: Mapping[str, str], *, pid: int = 0) -> Place:
         place = _launched_place(environment)
         _check_task(environment, place, pid)
         return place
-    if _is_task(environment):
+    # A batch script that a task has submitted has the variables of the task's step.
+    if _is_task(environment) and not (running_step or "").endswith(".batch"):
         try:
             return _slurm_place(environment)
         except ValueError as error:

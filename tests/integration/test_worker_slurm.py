@@ -131,6 +131,14 @@ def test_a_task_that_lacks_a_variable_is_refused(slurm: SlurmCluster, tmp_path: 
     assert len(told) == 3 * len(names.split()), log
 
 
+def test_a_batch_script_that_a_task_has_submitted_is_one_process(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Variables of the task's step, of two tasks, are left in it; it waited for the other task."""
+    inner = f"sbatch --wait --nodes=1 --ntasks=1 --output=inner.log --wrap 'python train.py {tmp_path}'"
+    body = f'srun --ntasks=2 bash -c "[ \\$SLURM_PROCID = 1 ] || exit 0; {inner}"'
+    words = run_batch(slurm, tmp_path, body, "--nodes=2", "--ntasks-per-node=1")
+    assert [(word["rank"], word["world_size"], word["launcher"]) for word in words.values()] == [(0, 1, "none")]
+
+
 def test_elastic_run_in_a_step_comes_first(slurm: SlurmCluster, tmp_path: Path) -> None:
     """The workers of an elastic-run that srun starts are elastic-run's, not Slurm's."""
     body = 'srun --ntasks=1 python -m elastic_run --standalone --nproc-per-node=2 train.py "$OUT"'

@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "signals": set(),
     "slurm_node_lists": set(),
     "slurm_port": set(),
+    "slurm_running_step": set(),
     "user_file": set(),
     "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
     "store": {"contract", "core", "loop", "utils"},
@@ -50,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"store.jobstore.api", "rendezvous.session", "user_file"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"}
     | {"user_file"},
-    "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port"},
+    "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port", "slurm_running_step"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {"control", "diagnosis", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
     "diagnosis": {
@@ -65,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.elastic.addresses",
     }
     | {"report.wording"},
-    "worker": {"contract", "slurm_node_lists", "slurm_port"},
+    "worker": {"contract", "slurm_node_lists", "slurm_port", "slurm_running_step"},
 }
 #: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.
 ROOMS = {"tcpstore": {"tcpstore"}, "jobstore": {"tcpstore", "jobstore"}}

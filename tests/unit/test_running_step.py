@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from elastic_run import slurm_running_step as running_step
 from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.config import make_config
-from elastic_run.cluster import running_step
-from elastic_run.cluster.running_step import read_running_step
 from elastic_run.cluster.slurm import find_step, is_left_over
 from elastic_run.run import parse_args, run_command
+from elastic_run.slurm_running_step import read_running_step
 from tests.support.slurm_task import task_of
 
 HOST = os.uname().nodename.partition(".")[0]

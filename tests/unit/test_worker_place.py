@@ -125,6 +125,14 @@ def test_who_was_not_placed_is_alone(more: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("running", "launcher"), [("42.batch", "none"), ("41.0", "slurm"), ("", "slurm"), (None, "slurm")]
+)
+def test_a_batch_script_that_a_task_has_submitted_is_alone(running: str | None, launcher: str) -> None:
+    """It has all variables of the task's step; only Slurm's daemon tells that it is no task."""
+    assert place_from({**STEP, "SLURM_PROCID": "0"}, running_step=running).launcher == launcher
+
+
+@pytest.mark.parametrize(
     ("more", "port"),
     [
         ({"MASTER_PORT": "4711"}, 4711),
