@@ -107,6 +107,13 @@ SETUPS = [
         "start with srun",
     ),
     Setup(
+        "task-without-its-number",
+        "",
+        {**_STEP, "SLURM_PROCID": ""},
+        f"error: SLURM_PROCID: is not set, but SLURM_STEP_ID=0, SLURM_STEP_NODELIST={_HOST},b,c, SLURM_STEP_NUM_TASKS",
+        "start with srun",
+    ),
+    Setup(
         "node-names-that-are-none",
         "",
         {**_STEP, "SLURM_STEP_NODELIST": f"{_HOST},b:1,c"},
