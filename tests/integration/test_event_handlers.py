@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,22 @@ def test_events_go_to_a_plugin_s_handler(launch: Launch, tmp_path: Path, site: d
         ("AGENT", "SUCCEEDED"),
     ]
     assert "torchelastic" not in job.stderr
+
+
+def test_events_say_how_long_a_step_and_the_job_took(launch: Launch, tmp_path: Path, site: dict[str, str]) -> None:
+    """A step takes milliseconds of those that the whole job takes; the last event has the job's seconds."""
+    began = time.monotonic()
+    job = launch("--standalone", "--event-log-handler=to-file", "--no-python", "true", env=site)
+    assert job.wait_exit() == 0, job.stderr
+    took = 1000 * (time.monotonic() - began)
+    path = tmp_path / "events.jsonl"
+    first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["metadata"]
+    assert first["state"] == "RENDEZVOUS"
+    assert 0 < first["duration_ms"] <= took
+    job = launch("--standalone", "--event-log-handler=to-file", "--no-python", "sleep", "1.1", env=site)
+    assert job.wait_exit() == 0, job.stderr
+    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["metadata"]
+    assert last["total_run_time"] >= 1
 
 
 def test_a_plugin_that_raises_harms_nothing(launch: Launch, site: dict[str, str]) -> None:
