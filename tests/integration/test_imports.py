@@ -160,6 +160,17 @@ def test_an_ordinary_job_does_without_psutil(launch: Callable[..., Launched], tm
     assert "psutil" not in imported
 
 
+def test_what_a_failure_needs_is_imported_while_the_workers_run(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """A worker that fails after a second is reported without a wait for imports."""
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
+    env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "imported")}
+    assert launch("--no-python", "sleep", "2", env=env).wait_exit() == 0
+    imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
+    assert {"elastic_run.report.failure", "elastic_run.core.failure.diagnose"} <= imported
+
+
 def imported_before_the_last_worker(flags: list[str], launch: Callable[..., Launched], directory: Path) -> set[str]:
     """Run a job; return the modules that its launcher had imported when it started the last process."""
     (directory / "sitecustomize.py").write_text(SPY, encoding="utf-8")
