@@ -6,18 +6,19 @@ import os
 import socket
 import threading
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import pytest
 
 from elastic_run.control import socket_directory
 from elastic_run.control.client import ask_agents, ask_all
-from elastic_run.control.socket_directory import is_stale
+from elastic_run.control.socket_directory import is_stale, pid_in_name
 from elastic_run.control.wire import Call, encode_answer
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from elastic_run.control.client import Answer
 
@@ -104,3 +105,23 @@ def test_a_directory_that_others_can_open_hides_no_agent_elsewhere(
         listener.listen()
         (answer,) = ask_agents({}, Call("identify", {}), wait_limit=0.0)
     assert "does not answer" in answer.error
+
+
+def test_an_agent_that_is_stopped_holds_up_a_command_no_longer_than_its_limit(tmp_path: Path) -> None:
+    """The system connects a client for it, and nothing answers."""
+    path = str(tmp_path / "1-a.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        moments = [time.monotonic()]
+        for _ in range(3):  # a busy machine may hold up some of them
+            (answer,) = ask_all([path], Call("status", {}), wait_limit=0.1)
+            assert "does not answer within 0.1 s" in answer.error
+            moments.append(time.monotonic())
+    assert 0.1 <= min(after - before for before, after in pairwise(moments)) < 0.9
+
+
+@pytest.mark.parametrize(("name", "pid"), [("4711-0f3a.sock", 4711), ("x-1.sock", 0), ("-1.sock", 0), ("²-1.sock", 0)])
+def test_the_pid_of_an_agent_that_accepts_nobody_comes_from_the_name_of_its_socket(name: str, pid: int) -> None:
+    """A name of another form has none."""
+    assert pid_in_name(f"/tmp/12-x/{name}") == pid
