@@ -33,9 +33,9 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (EXIT_SUCCESS, "success", "Every worker ended with 0."),
     ("1-255", "worker_failed", "The exit code of the worker that failed first, when no restart follows."),
     (EXIT_USAGE, "usage", "The command line is wrong. Nothing was started; running it again can't help."),
-    (EXIT_NOT_EXECUTABLE, "not_executable", "The program can't be executed. This showed when a worker started."),
-    (EXIT_NOT_FOUND, "not_found", "The program or its interpreter does not exist. This showed when a worker started."),
-    ("128+n", "signal", "The first failing worker, or the launcher itself, was ended by signal n (143: SIGTERM)."),
+    (EXIT_NOT_EXECUTABLE, "not_executable", "The program could not be executed when a worker started."),
+    (EXIT_NOT_FOUND, "not_found", "The program or its interpreter did not exist when a worker started."),
+    ("128+n", "signal", "Signal n ended the first failing worker, or the launcher itself (143: SIGTERM)."),
     (EXIT_RENDEZVOUS, "rendezvous", "The nodes did not find each other: the rendezvous failed or took too long."),
     (
         EXIT_REPEATED_FAILURE,

@@ -113,9 +113,9 @@ FLAGS: tuple[Flag, ...] = (
         values="N|auto|cpu|gpu|xpu",
         default="1",
         parse=_values.worker_count,
-        text="Number of workers on this node. gpu and xpu start one worker per visible device, and so does the name of "
-        "a device type that a package adds to torch (npu). cpu starts one worker per CPU that this process may use "
-        "(affinity and cgroup limit). auto starts one worker per device, or one per CPU if there is no device.",
+        text="Number of workers on this node. gpu, xpu and the name of a device type that a package adds to torch "
+        "(npu) start one worker per visible device. cpu starts one worker per CPU that this process may use (affinity "
+        "and cgroup limit). auto starts one worker per device, or one per CPU if there is no device.",
     ),
     Flag(
         "--node-rank",
@@ -215,17 +215,18 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="NAME",
         default="static",
+        default_text="c10d for several nodes without --rdzv-endpoint, --master-addr, --master-port and --node-rank: "
+        "the first node serves the store; otherwise static",
         text=f"Rendezvous backend: {', '.join(_NAMES_OF_BACKENDS)}, or the name of an installed plug-in "
-        "(entry-point group torchrun.handlers). etcd and etcd-v2 need pip install 'elastic-run[etcd]'. A job of "
-        "several nodes without a flag of this group uses c10d, and the node that starts the job serves the store.",
+        "(entry-point group torchrun.handlers). etcd and etcd-v2 need pip install 'elastic-run[etcd]'.",
     ),
     Flag(
         "--rdzv-endpoint",
         group=RENDEZVOUS,
         values="HOST[:PORT],...",
         default="",
-        text="Address of the backend's store. c10d: the first endpoint serves the store; if it is lost, the next "
-        "endpoint takes over. etcd: the members of the etcd cluster.",
+        text="Address of the backend's store. c10d: the node at the first endpoint serves the store; if this node is "
+        "lost, the node at the next endpoint takes over. etcd: the members of the etcd cluster.",
     ),
     Flag(
         "--rdzv-id",
@@ -247,8 +248,8 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="FILE",
         is_ours=True,
-        default_text=f"the variable {contract.ENV_RDZV_TOKEN}; else a job without --rdzv-endpoint makes its own secret "
-        "and other jobs have none",
+        default_text=f"the variable {contract.ENV_RDZV_TOKEN}; if it is not set, a job without --rdzv-endpoint makes a "
+        "new secret, and other jobs have none",
         text="File with a secret that all nodes of the job share. A node without the secret is refused.",
     ),
     Flag(
@@ -257,9 +258,9 @@ FLAGS: tuple[Flag, ...] = (
         values="stop|continue",
         parse=_values.one_of("stop", "continue"),
         is_ours=True,
-        text="Action of a node that cannot reach its only other node, and so cannot know whether that node still runs; "
-        "only for c10d with several endpoints. stop: stop the workers and wait for the other node, up to join_timeout. "
-        "continue: run on this node alone.",
+        text="Only for c10d with several endpoints and two nodes: action of a node that cannot reach the other node, "
+        "and so cannot know whether it still runs. stop: stop the workers and wait for the other node, up to "
+        "join_timeout. continue: run on this node alone.",
     ),
     Flag(
         "--fence-after",
@@ -397,8 +398,9 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.window,
         is_ours=True,
         text="Exclude a node on which N failures of the job have begun in any PERIOD (2/6h), unless fewer nodes than "
-        "the minimum of --nnodes would be left. Failures that look alike on many nodes do not count. The node leaves "
-        f"with exit code {contract.EXIT_EXCLUDED}.",
+        "the minimum of --nnodes would be left. Equal failures (exit code, exception, place) do not count if more than "
+        "half of them began on other nodes, or if every node had one. The node leaves with exit code "
+        f"{contract.EXIT_EXCLUDED}.",
     ),
     Flag(
         "--exclude-exit-codes",
@@ -426,8 +428,8 @@ FLAGS: tuple[Flag, ...] = (
         default=contract.DEFAULT_SIGNALS_TO_HANDLE,
         parse=_values.signal_names,
         text="Signals that stop the job. They are passed on to the workers, which get the time of --shutdown-timeout "
-        "to end. While workers run, SIGQUIT stops the job only if it comes twice within 2 s; the first one shows where "
-        "each rank is. A signal that was ignored when elastic-run started (nohup) stays ignored.",
+        "to end. While workers run, SIGQUIT stops the job only if it comes twice within 2 s; the first SIGQUIT shows "
+        "where each rank is. A signal that was ignored when elastic-run started (nohup) stays ignored.",
     ),
     Flag(
         "--forward-signals",
@@ -459,9 +461,9 @@ FLAGS: tuple[Flag, ...] = (
         "--flight-recorder",
         group=OUTPUT,
         is_ours=True,
-        text="Switch on torch's flight recorder in each worker (TORCH_FR_BUFFER_SIZE, TORCH_FR_DUMP_TEMP_FILE; values "
-        "that are set stay). After a failure or a stop the report says which rank did not join which collective; the "
-        "dumps are in the log directory of the attempt.",
+        text="Switch on torch's flight recorder in each worker. elastic-run sets TORCH_FR_BUFFER_SIZE and "
+        "TORCH_FR_DUMP_TEMP_FILE unless you have set them. After a failure or a stop the report says which rank did "
+        "not join which collective; the dumps are in the log directory of the attempt.",
     ),
     Flag(
         "--hang-timeout",
@@ -470,9 +472,9 @@ FLAGS: tuple[Flag, ...] = (
         default_text="off",
         parse=_values.hang_timeout,
         is_ours=True,
-        text="Time without progress of any rank after which the job counts as hanging (10m). Output, heartbeats, "
+        text="If no rank makes progress for this time (10m), the job counts as hanging. Output, heartbeats, "
         "collectives, changed stacks and computation are progress; docs/troubleshooting.md has all rules. auto: 10 "
-        "times the longest time without progress so far in the round, at least 5 min. The flag also switches on the "
+        "times the longest time without progress in this round so far, at least 5 min. The flag also switches on the "
         "flight recorder.",
     ),
     Flag(
@@ -514,9 +516,9 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.requeues,
         implied=str(_values.REQUEUES),
         is_ours=True,
-        text="On Slurm: ask for another run of the job after SIGTERM has stopped it (#SBATCH --signal=TERM@120), at "
-        f"most N times, or {_values.REQUEUES} times without a number; requeues by others count as well. The exit code "
-        f"is then {contract.EXIT_REQUEUED}. A cancelled job is not run again.",
+        text="On Slurm: after SIGTERM has stopped the job (#SBATCH --signal=TERM@120), ask Slurm to run it again, and "
+        f"end with exit code {contract.EXIT_REQUEUED}. The job is requeued at most N times ({_values.REQUEUES} without "
+        "a number); requeues that elastic-run did not ask for count as well. A cancelled job is not run again.",
     ),
     Flag(
         "--health-port",
@@ -525,7 +527,8 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.port,
         is_ours=True,
         text="Port at which this node answers health checks over HTTP, on all interfaces: /healthz says whether the "
-        "agent is alive, /readyz whether its workers run. Both answer before the nodes meet. 0 takes a free port.",
+        "agent is alive, /readyz whether its workers run. Both answer before the nodes have found each other. 0 takes "
+        "a free port.",
     ),
     Flag(
         "--metrics-port",
@@ -533,8 +536,8 @@ FLAGS: tuple[Flag, ...] = (
         values="PORT",
         parse=_values.port,
         is_ours=True,
-        text="Port at which this node answers Prometheus at /metrics, on all interfaces: restarts, failures by cause, "
-        "durations, silences, goodput. 0 takes a free port. Needs prometheus-client.",
+        text="Port at which this node serves metrics for Prometheus at /metrics, on all interfaces: restarts, failures "
+        "by cause, durations, times without output, goodput. 0 takes a free port. Needs prometheus-client.",
     ),
     Flag(
         "--monitor-interval",
