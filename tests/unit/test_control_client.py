@@ -13,7 +13,7 @@ import pytest
 
 from elastic_run.control import socket_directory
 from elastic_run.control.client import ask_agents, ask_all
-from elastic_run.control.socket_directory import is_stale, pid_in_name
+from elastic_run.control.socket_directory import is_stale, make_directory, pid_in_name
 from elastic_run.control.wire import Call, encode_answer
 from tests.support.wait import DEADLINE
 
@@ -125,3 +125,14 @@ def test_an_agent_that_is_stopped_holds_up_a_command_no_longer_than_its_limit(tm
 def test_the_pid_of_an_agent_that_accepts_nobody_comes_from_the_name_of_its_socket(name: str, pid: int) -> None:
     """A name of another form has none."""
     assert pid_in_name(f"/tmp/12-x/{name}") == pid
+
+
+def test_each_place_that_has_no_room_for_a_socket_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that is missing, and one in which a file has the directory's name."""
+    name = f"elastic-run-{os.geteuid()}"
+    (tmp_path / name).touch()
+    monkeypatch.setattr(socket_directory, "_PLACES", (str(tmp_path / "none"), str(tmp_path)))
+    with pytest.raises(OSError, match=f"/none/{name}: No such file or directory; .*/{name} is not a directory"):
+        make_directory({})

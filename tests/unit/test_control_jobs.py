@@ -91,3 +91,15 @@ def test_two_static_jobs_without_an_id_are_two_jobs(monkeypatch: pytest.MonkeyPa
     assert [[agent.pid for agent in each.agents] for each in jobs] == [[10, 12], [11]]
     with pytest.raises(UsageError, match=r"several jobs run on this machine, name one: 10 .*, 11 "):
         choose_job(jobs, None)
+
+
+@pytest.mark.parametrize("document", [{}, {"run_id": "none", "started_at": "noon"}, {"pid": None}])
+def test_an_answer_of_another_release_that_lacks_something_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, document: dict[str, object]
+) -> None:
+    """The command names the launcher, and goes on with the others."""
+    answers = [Answer("", 12, document), Answer("", 13, error="the agent with pid 13 does not answer")]
+    monkeypatch.setattr("elastic_run.control.jobs.ask_agents", lambda *_, **__: answers)
+    assert [job.label for job in find_jobs({})] == ["12", "13"]
+    with pytest.raises(UsageError, match=r"^the agent with pid 12 sent an answer that can't be read: "):
+        find_job({}, "12")
