@@ -23,7 +23,6 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.lazy import lazy_names
 from elastic_run.signals import SIGTERM
-from elastic_run.utils.api import macros, safe_substitute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,8 +56,10 @@ __getattr__ = lazy_names(
         "events": "elastic_run.events:",
         "get_logger": "elastic_run.utils.logging",
         "is_uninterruptible_state": "elastic_run.utils.process_state",
+        "macros": "elastic_run.utils.api",
         "prof": "elastic_run.metrics",
         "read_proc_state": "elastic_run.utils.process_state",
+        "safe_substitute": "elastic_run.utils.api",
         "start_processes": "elastic_run.multiprocessing",
         "timer": "elastic_run.timer:",
     },
@@ -262,6 +263,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         from elastic_run.multiprocessing.functions.start_processes import start_processes  # noqa: PLC0415 - the supervisor has its own
+        from elastic_run.utils.api import macros  # noqa: PLC0415 - ditto
 
         spec, options = worker_group.spec, self._context.options
         envs = worker_environments(
@@ -319,6 +321,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         template = self._log_line_prefix_template
         if template is None:
             return None
+        from elastic_run.utils.api import safe_substitute  # noqa: PLC0415 - see `_start_workers`
+
         return {
             worker.local_rank: safe_substitute(
                 template,
