@@ -68,7 +68,7 @@ def _read_fault(text: str) -> Fault:
     signal, pause = _read_kind(kind, value)
     action = _read_action(kind, value)
     if kind == "import" and at:
-        message = f"has the time {when}, but the module of import={value} is missing from the start"
+        message = f"has the time {when!r}, but the module of import={value} is missing from the start"
         raise ValueError(message)
     after, before = _read_time(when if at else "0")
     given = _read_places(places)

@@ -46,7 +46,7 @@ def requeue_job(environ: Mapping[str, str], limit: int) -> Requeue:
         The result.
     """
     job = environ.get("SLURM_JOB_ID", "")
-    if not job or environ.get("SLURM_PROCID", "0") != "0":
+    if not job or (environ.get("SLURM_PROCID") or "0") != "0":
         return Requeue(is_wanted=False)
     count = environ.get("SLURM_RESTART_COUNT") or "0"
     if not has_requeues_left(environ, limit):

@@ -127,9 +127,9 @@ def _check_missing(environ: Mapping[str, str], missing: list[str]) -> None:
         StepVariablesError: Each task would be a job of its own.
     """
     present = [name for name in _OF_STEP if environ.get(name)]
-    count = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
-    step = (read_running_step() or "").partition(".")[2]
-    if present and count != "1" and step[:1].isdecimal():
+    if not present or (environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")) == "1":
+        return
+    if (read_running_step() or "").partition(".")[2][:1].isdecimal():
         told = ", ".join(f"{name}={environ[name]}" for name in present)
         message = f"{missing[0]}: is not set, but {told}"
         raise StepVariablesError(message)

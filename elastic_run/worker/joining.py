@@ -184,7 +184,7 @@ def _store_failure(place: Place, timeout: dt.timedelta, error: Exception) -> Joi
         advice = "is the port taken? set MASTER_PORT, the same for all ranks, to a free one"
     else:
         problem = f"could not reach the workers' store at {address} within {timeout.total_seconds():g} s"
-        advice = "does rank 0 run, does the name resolve here, does a firewall let the port through?"
+        advice = "does the worker run that serves it, does the name resolve here, does a firewall let the port through?"
     return JoinError(f"{where} {problem} ({advice}). torch says: {_first_line(error)}")
 
 

@@ -88,7 +88,8 @@ class Place:
 
 def find_place() -> Place:
     """Find out which worker this process is; see `place_from`."""
-    running_step = read_running_step() if "SLURM_STEP_ID" in os.environ else None
+    # It reads /proc, and RANK counts before the variables of Slurm.
+    running_step = read_running_step() if os.environ.get("SLURM_STEP_ID") and not os.environ.get("RANK") else None
     return place_from(os.environ, pid=os.getpid(), running_step=running_step)
 
 
@@ -167,7 +168,7 @@ def _is_task(environment: Mapping[str, str]) -> bool:
     """
     if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
         return True
-    is_of_step = any(environment.get(name) for name in _OF_STEP) or environment.get("SLURM_PROCID", "0") != "0"
+    is_of_step = any(environment.get(name) for name in _OF_STEP) or (environment.get("SLURM_PROCID") or "0") != "0"
     return is_of_step and environment.get("SLURM_STEP_NUM_TASKS") != "1"
 
 
@@ -175,9 +176,12 @@ def _slurm_place(environment: Mapping[str, str]) -> Place:
     # The step's own number: SLURM_NTASKS is the job's, in an interactive step.
     is_of_step = environment.get("SLURM_STEP_NUM_TASKS") or not environment.get("SLURM_NTASKS")
     tasks = "SLURM_STEP_NUM_TASKS" if is_of_step else "SLURM_NTASKS"
-    _require(environment, (*_NEEDED_OF_SLURM, tasks), setter="srun")
-    nodes = parse_nodelist(environment["SLURM_STEP_NODELIST"])
-    node_rank = _number(environment, "SLURM_NODEID")
+    listed = environment.get("SLURM_STEP_NODELIST")
+    nodes = parse_nodelist(listed) if listed else []
+    unneeded = "SLURM_NODEID" if len(nodes) == 1 else ""
+    needed = tuple(name for name in (*_NEEDED_OF_SLURM, tasks) if name != unneeded)
+    _require(environment, needed, setter="srun")
+    node_rank = _number(environment, "SLURM_NODEID", 0)
     local_rank = _number(environment, "SLURM_LOCALID")
     rank = _number(environment, "SLURM_PROCID")
     return Place(

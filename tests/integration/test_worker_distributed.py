@@ -311,7 +311,7 @@ def test_a_store_that_is_not_there_is_named(torch_python: TorchPython, script: C
     assert done.returncode == 1
     assert re.search(
         r"JoinError: rank 1 on \S+ could not reach the workers' store at 127.0.0.1:1 \(MASTER_ADDR, MASTER_PORT\) "
-        r"within 1 s \(does rank 0 run",
+        r"within 1 s \(does the worker run that serves it",
         done.stderr,
     )
 

@@ -240,6 +240,22 @@ def test_a_round_of_another_job_may_be_this_node_s() -> None:
     assert told.fact.last.round_id == "4/1/b"
 
 
+@pytest.mark.parametrize(("number", "state"), [(3, WAITING), (4, WAITING), (5, RUNNING)])
+def test_a_round_that_is_not_above_the_last_one_is_not_run(number: int, state: str) -> None:
+    """The last one may be of another job, which was begun in another store: this log has stopped before that."""
+    member = _member(WAITING)
+    told = replace(_PLACE, round=4, incarnation="b.1", round_id="4/1/b")
+    member = replace(
+        member,
+        round=replace(member.round, told=told, fetching=(5, 1)),
+        job=replace(member.job, known_round=number, incarnation="a.1"),
+    )
+    place = replace(_PLACE, round=number, incarnation="a.1", round_id=f"{number}/1/a")
+    after, commands = membership.decide(member, node_messages.AssignmentRead(5, 1, to_json(place)), 2.0)
+    assert after.state == state
+    assert (node_messages.Formed(place) in commands) is (state == RUNNING)
+
+
 def test_a_head_of_another_release_is_no_garbage() -> None:
     """The user hears of the other release once, from the decision by which this node is refused."""
     member = _member(WAITING)

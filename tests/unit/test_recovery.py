@@ -293,6 +293,22 @@ def test_who_coordinates_after_a_question_to_all_nodes_knows_the_round_before_it
     assert core.has_lost_state(lost)
 
 
+def test_who_coordinates_next_reads_what_a_node_told_before_it_left() -> None:
+    """Its successor reads the facts once more; the state has only the farewells that came before those facts."""
+    known = core.start_term("q", term=1, slot=0, state=None, now=0.0, is_successor=True)
+    newest = replace(_join("x", last=_last(2), copy=Copy("a.1", 2, 1, 1, 2, "A")), sequence=2)
+    facts = [to_json(newest), to_json(Leave("x", 3, "signal"))]
+    known = core.receive(known, facts, 2, now=0.0, jitter=0.0)
+    proposal = slots.propose(core.resign(known), 0.0)
+    assert proposal is not None
+    (document,) = proposal.documents.values()
+    following = core.start_term("y", term=2, slot=2, state=document, now=1.0, is_successor=True)
+    older = [to_json(_join(node, last=_last(1, rank), copy=Copy("a.1", 1, 1, 1, 1))) for rank, node in enumerate("yz")]
+    following = core.receive(following, [*facts, *older], 4, now=1.0, jitter=0.0)
+    assert following.pending is None
+    assert following.wants == Copy("a.1", 2, 1, 1, 2, "A")
+
+
 def test_the_cause_of_a_failure_is_awaited_anew() -> None:
     """The wait of the log that was left is over: a coordinator that went by it would never wait for facts."""
     seats = (Seat("a", LIVE), Seat("b", LIVE))

@@ -103,6 +103,12 @@ def test_a_task_may_set_its_own_rank(world_size: str, tasks: str) -> None:
     assert place_from({**environment, "SLURM_TASK_PID": "7"}, pid=7).world_size == int(world_size)
 
 
+def test_a_step_on_one_node_needs_no_number_of_the_node() -> None:
+    """A container may be given the other variables only."""
+    one = {**STEP, "SLURM_STEP_NODELIST": "node2", "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": ""}
+    assert (place_from(one).node_rank, place_from(one).local_world_size) == (0, 3)
+
+
 def test_a_task_with_the_rank_of_another_shell_is_refused() -> None:
     """Each of three tasks would be rank 0 of 1, and train a model of its own."""
     left_over = {**LAUNCHED, "RANK": "0", "WORLD_SIZE": "1", "SLURM_TASK_PID": "7"}
@@ -116,6 +122,7 @@ def test_a_task_with_the_rank_of_another_shell_is_refused() -> None:
     [
         *({}, BATCH, {"MASTER_ADDR": "node0", "MASTER_PORT": "1"}, {"WORLD_SIZE": "1"}),
         {**STEP, "SLURM_PROCID": "", "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_PROCID": ""},  # docker run -e SLURM_PROCID=$SLURM_PROCID, outside of Slurm
     ],
 )
 def test_who_was_not_placed_is_alone(more: dict[str, str]) -> None:

@@ -143,7 +143,9 @@ def skip(coordinator: Coordinator, entries: Sequence[bytes], position: int, log_
     oldest = 0 if start is None or start.is_restart else start.slot
     facts, _ = _read_facts(entries)
     events = (*coordinator.events, *(fact for fact in facts if isinstance(fact, SeatDead | Leave)))
-    return replace(coordinator, position=position, first=position, events=events, oldest=oldest, raised=oldest)
+    return replace(
+        coordinator, position=position, first=position, events=events, kept=events, oldest=oldest, raised=oldest
+    )
 
 
 def take_copy(coordinator: Coordinator, data: bytes | None, *, now: float, jitter: float) -> Coordinator:
@@ -253,14 +255,16 @@ def _end_term(coordinator: Coordinator, last: Resign | Failover) -> Coordinator:
 
 
 def _go_on(fresh: Coordinator, found: State, job: Job, now: float) -> Coordinator:
-    gone, _ = _read_facts([encode(fact) for fact in found.gone])
+    facts, _ = _read_facts([encode(fact) for fact in found.gone])
+    gone = tuple(fact for fact in facts if isinstance(fact, SeatDead | Leave))
     former = None if found.former is None else job_from_document(found.former, now)
     return replace(
         fresh,
         job=job,
         wait_limit=found.wait_limit,
         first=found.position,
-        events=tuple(fact for fact in gone if isinstance(fact, SeatDead | Leave)),
+        events=gone,
+        kept=gone,
         former=former,
         copies=MappingProxyType({} if former is None else {former.copy: former}),
         position=found.position,

@@ -71,6 +71,7 @@ def decide_next(coordinator: Coordinator, events: Sequence[Event], now: float, j
 def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collection[str], now: float) -> Coordinator:
     """Ask all nodes where they stand: the job went on in another store, and this log is older than what they know."""
     former = coordinator.job
+    kept = keep_facts(former, events, ahead)
     begun = replace(
         coordination.begin(),
         term=former.term,
@@ -87,7 +88,8 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collectio
         began=now,
         wait_limit=1,
         first=coordinator.position,
-        events=keep_facts(former, events, ahead),
+        events=kept,
+        kept=kept,
         former=former,
         # The log does not go on from an older round than its own, whoever answers first.
         copies=MappingProxyType({former.copy: former}),

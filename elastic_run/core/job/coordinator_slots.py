@@ -108,7 +108,7 @@ def _take_own_entry(
     if coordinator.events and coordinator.job.round:
         copies = [event.copy for event in coordinator.events if isinstance(event, Join) and event.copy]
         garbage_keys += dict.fromkeys(map(copy_key, copies))
-        coordinator = replace(coordinator, events=(), former=None, copies=MappingProxyType({}), due=None)
+        coordinator = replace(coordinator, events=(), kept=(), former=None, copies=MappingProxyType({}), due=None)
     formations = coordinator.formations
     if isinstance(pending, Form):
         formations = (*formations, _make_formation(coordinator))
@@ -190,7 +190,7 @@ def _write_state(coordinator: Coordinator, now: float) -> bytes:
         garbage_keys=_list_garbage(coordinator),
     )
     if not coordinator.job.round:
-        gone = [decode(to_json(event)) for event in coordinator.events if isinstance(event, SeatDead | Leave)]
+        gone = [decode(to_json(event)) for event in coordinator.kept if isinstance(event, SeatDead | Leave)]
         former = None if coordinator.former is None else job_to_document(coordinator.former, now)
         state = replace(state, gone=tuple(gone), former=former)
     return write_state(state)

@@ -86,7 +86,8 @@ class Coordinator:
         began: Monotonic seconds of the beginning.
         wait_limit: Leases for which nodes that know of a round may come before a job is founded.
         first: Position in the stream of facts from which a successor reads as long as the log has no round.
-        events: The events since that position, as long as the log has no round.
+        events: The events since that position, and before them `kept`, as long as the log has no round.
+        kept: The events before that position that count on, since nobody tells them again.
         former: The state of this log before it asked all nodes anew, or None.
         copies: The copies of the state that were read, None for garbage.
         wants: The copy to read, or None.
@@ -121,6 +122,7 @@ class Coordinator:
     wait_limit: int = 0
     first: int = 0
     events: tuple[Event, ...] = ()
+    kept: tuple[Event, ...] = ()
     former: Job | None = None
     copies: Mapping[Copy, Job | None] = field(default_factory=lambda: MappingProxyType({}))
     wants: Copy | None = None

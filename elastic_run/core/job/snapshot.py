@@ -46,7 +46,7 @@ class State:
         wait_limit: Leases for which nodes that know of a round may come before a job is founded.
         garbage_keys: Keys that its writer was to delete after this: the state before it among them.
         job: See `job_document.job_to_document`.
-        gone: As long as the log has no round, the deaths and farewells that were heard: nobody tells them again.
+        gone: As long as the log has no round, the deaths and farewells that were heard before `position`.
         former: The job's state before the log asked all nodes anew, or None.
     """
 

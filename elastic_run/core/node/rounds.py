@@ -46,9 +46,13 @@ class RoundUpdate(CoordinationUpdate):
             self._learn_halt(self.member.round.halt)
 
     def _is_old(self, place: Assignment) -> bool:
-        """Whether this node has run the round, or a newer one: the log in a store to which it returns may be older."""
+        """Whether this node was told a round of this number or above: the log in a store to which it returns is older.
+
+        The other round may be of another job, begun anew in another store. A new round has a higher number than all
+        rounds of which its nodes have heard, so none is refused for ever.
+        """
         told = self.member.round.told
-        return told is not None and told.incarnation == place.incarnation and told.round >= place.round
+        return told is not None and told.round >= place.round
 
     def _has_other_store(self, place: Assignment) -> bool:
         """Whether the round was formed with a workers' store of this node that it has replaced since then."""

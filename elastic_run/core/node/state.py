@@ -114,7 +114,7 @@ class OwnRound:
 
     Attributes:
         place: Its assignment in the round that it runs or has just run, or None.
-        told: The last assignment that it was told, or None: it never runs that round a second time, nor an older one.
+        told: The last assignment that it was told, or None: it runs none of this number or below.
         fetching: Slot and term of the round whose assignment it waits for, or None.
         warned: The newest round that was warned.
         halt: The newest halt, or None.

@@ -291,8 +291,8 @@ def _fork(reader: int, token: str, since: int) -> int:
         raise
     if pid:
         os.close(unready)
-        # No worker may start before that: it has left the launcher's process group, which may be killed as a whole, and
-        # ignores signals.
+        # No worker starts before the guardian ignores signals, and has left the launcher's process group, which may be
+        # killed as a whole.
         os.read(ready, 1)
         os.close(ready)
         return pid
