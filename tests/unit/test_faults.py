@@ -60,7 +60,7 @@ def test_what_is_read() -> None:
         ("slow=1", "slow=1, which is below 2"),
         ("import", "import=, which is not the name of a module such as torchvision"),
         ("import=a-b", "import=a-b, which is not the name of a module"),
-        ("import=a@3s", "the time 3s, but the module of import=a is missing from the start"),
+        ("import=a@3s", "the time '3s', but the module of import=a is missing from the start"),
         ("signal=9", "signal=9, which is not the name of a signal"),
         ("kill@soon", "the time 'soon', which is not a number of seconds"),
         ("kill@", "the time '', which is not a number of seconds"),
