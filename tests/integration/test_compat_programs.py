@@ -91,6 +91,7 @@ def test_with_the_variable_torchs_command_is_ours(environment: Path) -> None:
         assert done.stdout == f"elastic-run {elastic_run.__version__}\n"
 
 
+@pytest.mark.long
 def test_workers_under_the_variable_train_and_save(
     environment: Path, launch: Callable[..., Launched], tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def stop_for(etcds: Iterable[Etcd], seconds: float) -> float:
     return time.monotonic()
 
 
+@pytest.mark.long
 def test_a_crowd_outlives_an_etcd_that_stops(stack: ExitStack) -> None:
     """When etcd says nothing for two leases and then goes on, no round is halted, nobody is lost, the job succeeds."""
     etcds = make_etcds(stack)

@@ -241,6 +241,7 @@ def test_an_exception_in_another_thread(launch: Launch, worker: Worker) -> None:
 _RUNS_ALONE = f"import time\n{_RUNS}"
 
 
+@pytest.mark.long
 def test_a_slow_worker(launch: Launch, worker: Worker) -> None:
     """It gets a part of the processor time that it would have, and is stopped at once when the job is over."""
     path = worker(

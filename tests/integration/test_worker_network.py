@@ -37,6 +37,7 @@ def start_ranks(hosts: VirtualHosts, directory: Path, *, timeout: float) -> list
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_two_hosts_that_do_not_reach_each_other_name_each_other(tmp_path: Path) -> None:
     """All reach the store, two don't reach each other: each names the other's rank and host, and what to look at."""
     with virtual_hosts(3) as hosts:
