@@ -45,6 +45,17 @@ def test_a_trimmed_slot_is_never_decided_again(kind: str) -> None:
         assert find_start(store.get([job_keys.LOG_START])[0]) == LogStart(4, 2)
 
 
+@pytest.mark.parametrize("kind", list(STORES))
+def test_a_coordinator_of_an_earlier_term_leaves_a_log_that_was_begun_anew(kind: str) -> None:
+    """Otherwise nobody would see any more that its decisions are void (seed 12082013)."""
+    anew = LogStart(1, 3, is_restart=True)
+    with STORES[kind]() as opener, opener("job") as store:
+        decision_log.raise_start(store, anew)
+        assert find_start(decision_log.raise_start(store, LogStart(2, 1))) == anew
+        assert find_start(decision_log.raise_start(store, LogStart(5, 4))) == LogStart(5, 4)
+        assert find_start(decision_log.raise_start(store, LogStart(6, 3))) == LogStart(6, 3)
+
+
 class RestoredStore(MemoryJobStore):
     """A store that is restored from a backup right after it has created a key, which another node then writes."""
 

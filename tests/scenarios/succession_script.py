@@ -42,7 +42,7 @@ from elastic_run.core.protocol.job_keys import (
     decision_key,
     state_key,
 )
-from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
+from elastic_run.core.protocol.log_start import find_restart, find_start, is_raised_by, is_trimmed
 from elastic_run.core.protocol.messages import (
     Fact,
     FailoverRequest,
@@ -442,8 +442,7 @@ class Bed:
                 break
 
     def _raise_start(self, start: LogStart | None) -> None:
-        there = find_start(self.values.get(LOG_START))
-        if start is not None and (there is None or there.slot < start.slot):
+        if start is not None and is_raised_by(start, self.values.get(LOG_START)):
             self.values[LOG_START] = to_json(start)
 
     def _end_term(self, node: str) -> None:

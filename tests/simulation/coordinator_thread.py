@@ -8,6 +8,7 @@ from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, copy_key, state_key
+from elastic_run.core.protocol.log_start import is_trimmed
 from tests.simulation.clockwork import StoreLost
 from tests.simulation.store import Pause, Request
 from tests.simulation.threads import create_slot, raise_start
@@ -126,7 +127,9 @@ def _clean_up(cleanup: Cleanup) -> Generator[Request | Pause, Any, None]:
     yield Request("write", (cleanup.documents,))
     expected = {**cleanup.expected}
     if cleanup.log_start is not None:
-        expected[LOG_START] = yield from raise_start(cleanup.log_start)
+        there = expected[LOG_START] = yield from raise_start(cleanup.log_start)
+        if not is_trimmed(cleanup.log_start.slot - 1, there):
+            return
     yield Request("delete_where", (cleanup.deleted, expected))
     if cleanup.trimmed is not None:
         yield Request("trim", (cleanup.trimmed,))

@@ -16,7 +16,7 @@ from elastic_run.core.protocol.job_keys import (
     decision_key,
     state_key,
 )
-from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
+from elastic_run.core.protocol.log_start import find_restart, find_start, is_raised_by, is_trimmed
 from elastic_run.core.protocol.messages import LogStart, read_head, to_json
 from tests.simulation.clockwork import StoreLost
 from tests.simulation.store import SPOILT, Pause, Request
@@ -279,11 +279,11 @@ def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, tupl
 
 
 def raise_start(start: LogStart) -> Generator[Request | Pause, Any, bytes]:
-    """Let the log begin at a slot, if it begins before that slot; returns what says where it begins then."""
+    """As `decision_log.raise_start`; returns what says where the log begins then."""
     value = to_json(start)
     there: bytes
     (there,) = yield Request("get", ([LOG_START],))
-    while (found := find_start(there)) is None or found.slot < start.slot:
+    while is_raised_by(start, there):
         there = yield Request("replace", (LOG_START, there, value))
     return there
 

@@ -1,7 +1,9 @@
 """Where the log begins: how a slot that was trimmed is kept from being decided a second time.
 
 Rules
-- A coordinator raises the document at `job_keys.LOG_START` before it deletes slots. The document only ever grows.
+- A coordinator raises the document at `job_keys.LOG_START` before it deletes slots. The document only ever grows, and a
+  coordinator of an earlier term leaves a start with which the log was begun anew: it would hide that its own decisions
+  are void.
 - Every reader and every writer of a slot reads the document together with the slot, or after it. A slot below the start
   is void: it was decided once, and its second entry comes from a node that was stopped meanwhile.
 - So a coordinator that slept through a trim decides nothing: its own read shows it, and so does every reader's.
@@ -26,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["find_restart", "find_start", "is_trimmed"]
+__all__ = ["find_restart", "find_start", "is_raised_by", "is_trimmed"]
 
 
 def find_start(raw: bytes | None) -> LogStart | None:
@@ -44,6 +46,17 @@ def find_start(raw: bytes | None) -> LogStart | None:
         return read_log_start(raw)
     except MessageError:
         return None
+
+
+def is_raised_by(start: LogStart, raw: bytes | None) -> bool:
+    """Tell whether a start takes the place of what lies at `job_keys.LOG_START`.
+
+    Args:
+        start: The start.
+        raw: What lies there, or None.
+    """
+    there = find_start(raw)
+    return there is None or (there.slot < start.slot and not (there.is_restart and there.term > start.term))
 
 
 def is_trimmed(slot: int, raw: bytes | None) -> bool:

@@ -24,6 +24,7 @@ from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.state import GATHERING
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.log_start import is_trimmed
 from elastic_run.rendezvous.elastic import decision_log
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER_NODES
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
@@ -232,11 +233,14 @@ class CoordinatorThread:
         if cleanup.documents:
             store.write(cleanup.documents)
         expected = {**cleanup.expected}
+        is_raised = True
         if cleanup.log_start is not None:
-            expected[job_keys.LOG_START] = decision_log.raise_start(store, cleanup.log_start)
-        if cleanup.deleted:
+            there = expected[job_keys.LOG_START] = decision_log.raise_start(store, cleanup.log_start)
+            # Otherwise the log was begun anew in a later term: this term is over, as its node is about to read.
+            is_raised = is_trimmed(cleanup.log_start.slot - 1, there)
+        if cleanup.deleted and is_raised:
             store.delete_where(cleanup.deleted, expected)
-        if cleanup.trimmed is not None:
+        if cleanup.trimmed is not None and is_raised:
             store.trim(job_keys.FACTS, cleanup.trimmed)
         self._coordinator = slots.garbage_deleted(coordinator)
         return self._coordinator

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from elastic_run.core.node.messages import EntryRead, EntryTrimmed, HeadRead
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
+from elastic_run.core.protocol.log_start import find_restart, find_start, is_raised_by, is_trimmed
 from elastic_run.store.errors import StoreForgedError
 
 TYPE_CHECKING = False
@@ -89,7 +89,7 @@ def wait_entry(store: JobStore, slot: int, timeout: float) -> Entry | None:
 
 
 def raise_start(store: JobStore, start: LogStart) -> bytes:
-    """Let the log begin at a slot, if it begins before that slot.
+    """Let the log begin at a slot, if it begins before that slot, and was not begun anew in a later term.
 
     Args:
         store: The job's store.
@@ -103,7 +103,7 @@ def raise_start(store: JobStore, start: LogStart) -> bytes:
     """
     value = messages.to_json(start)
     there = store.get([job_keys.LOG_START])[0]
-    while there is None or (found := find_start(there)) is None or found.slot < start.slot:
+    while there is None or is_raised_by(start, there):
         try:
             now = store.replace(job_keys.LOG_START, there, value)
         except StoreForgedError:
