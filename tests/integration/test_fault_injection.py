@@ -124,6 +124,7 @@ def test_a_child(launch: Launch, worker: Worker) -> None:
     assert job.wait_exit() == 0
 
 
+@pytest.mark.long
 def test_a_program_that_is_no_python(launch: Launch) -> None:
     """It can't raise, and a line says so; it goes on."""
     job = launch("--no-python", "--inject-fault=raise", "sleep", "11")

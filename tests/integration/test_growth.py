@@ -104,6 +104,7 @@ def test_restarts_leave_nothing_in_memory(launch: Callable[..., Launched], tmp_p
     assert "(1051 attempts in all)" in job.stderr
 
 
+@pytest.mark.long
 def test_nodes_that_came_and_went(stack: ExitStack) -> None:
     """After hundreds of visitors, two rounds each, the store has as many keys as after the first of them."""
     port = free_port()
