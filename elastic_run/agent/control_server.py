@@ -17,6 +17,7 @@ import socket
 
 from elastic_run.control import wire
 from elastic_run.control.socket_directory import SUFFIX, is_stale, make_directory, remove_stale
+from elastic_run.utils.exceptions import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class _Client:
         except wire.ControlError as error:
             self._send(wire.encode_error(str(error)))
         except Exception as error:  # noqa: BLE001 - a defect in one request must not end the job
-            self._send(wire.encode_error(f"internal error: {type(error).__name__}: {error} (please report it)"))
+            self._send(wire.encode_error(f"internal error: {describe_exception(error)} (please report it)"))
 
     def _reply(self, answer: dict[str, Any]) -> None:
         self._send(wire.encode_answer(answer))

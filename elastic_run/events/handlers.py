@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from elastic_run.contract import EVENT_HANDLERS_ENTRY_POINTS
+from elastic_run.utils.exceptions import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _load(plugin: EntryPoint) -> logging.Handler:
     try:
         handler = plugin.load()()
     except Exception as error:  # whatever foreign code raises is told to the user as its package's
-        raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
+        raise ValueError(_broken(plugin, f"can't be loaded: {describe_exception(error)}")) from error
     if not isinstance(handler, logging.Handler):
         raise ValueError(_broken(plugin, f"returned {handler!r}, not a logging.Handler"))  # noqa: TRY004 - the plug-in's mistake
     return handler
@@ -102,5 +103,4 @@ def _load(plugin: EntryPoint) -> logging.Handler:
 
 def _broken(plugin: EntryPoint, what: str) -> str:
     package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
-    told = f"event handler {plugin.name!r}: plug-in {package} ({plugin.value}) {what}"
-    return " ".join(told.split()).removesuffix(":")
+    return " ".join(f"event handler {plugin.name!r}: plug-in {package} ({plugin.value}) {what}".split())

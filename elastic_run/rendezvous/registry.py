@@ -145,7 +145,9 @@ def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
         loaded = _quieten(plugin.load)
         creator: RendezvousHandlerCreator = loaded if _takes_parameters(loaded) else _quieten(loaded)
     except Exception as error:  # whatever foreign code raises is told to the user as its package's
-        raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
+        from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - only on this way
+
+        raise ValueError(_broken(plugin, f"can't be loaded: {describe_exception(error)}")) from error
     if not callable(creator):
         raise ValueError(_broken(plugin, f"returned {creator!r}, not a function that builds a handler"))  # noqa: TRY004 - the plug-in's mistake
     return lambda params: _quieten(lambda: creator(_PluginParameters.of(params)))
@@ -200,8 +202,7 @@ def _is_not_of_plugins(record: LogRecord) -> bool:
 
 def _broken(plugin: EntryPoint, what: str) -> str:
     package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
-    told = f"rendezvous backend {plugin.name!r}: plug-in {package} ({plugin.value}) {what}"
-    return " ".join(told.split()).removesuffix(":")
+    return " ".join(f"rendezvous backend {plugin.name!r}: plug-in {package} ({plugin.value}) {what}".split())
 
 
 def _nearest(backend: str, known: list[str]) -> str:

@@ -5,6 +5,7 @@
 | `api` | the macros in a worker's arguments |
 | `data` | data loading for elastic jobs |
 | `distributed` | free ports on this machine |
+| `exceptions` | an exception in one line |
 | `log_level` | the log level of the launcher's own loggers |
 | `logging` | loggers whose level comes from LOGLEVEL |
 | `process_state` | the state of a process as the kernel shows it |

@@ -78,8 +78,10 @@ class Joining:
             self._round_join.take_place()
             event = RoundFormed(number)
         except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
+            from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - only on this way
+
             self.handler_error = error
             is_exit = is_kind(error, RendezvousGracefulExitError)
-            detail = str(error) if is_exit else f"{type(error).__name__}: {error}".removesuffix(": ")
+            detail = str(error) if is_exit else describe_exception(error)
             event = RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
         self._loop.call_soon_threadsafe(lambda: self._feed(event))

@@ -20,6 +20,7 @@ from elastic_run.diagnosis.doctor import (
     variables,
 )
 from elastic_run.diagnosis.doctor.finding import PROBLEM, problem, warning
+from elastic_run.utils.exceptions import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _run(
     try:
         found[name] = check(subject)
     except Exception as error:  # noqa: BLE001 - a check that fails must not hide what the others find
-        what = f"{name} can't be checked: {type(error).__name__}: {error}"
+        what = f"{name} can't be checked: {describe_exception(error)}"
         found[name] = [warning(what, "a defect of elastic-run", "please report it")]
 
 

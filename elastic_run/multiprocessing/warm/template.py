@@ -28,6 +28,7 @@ from elastic_run.multiprocessing.process.process_title import ProcessTitle
 from elastic_run.multiprocessing.warm import fork_setup, messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
 from elastic_run.multiprocessing.warm.startup_replay import StartupReplay, has_earlier_lines
+from elastic_run.utils.exceptions import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Template:
             except BaseException as error:  # noqa: BLE001 - whatever the module's code raises
                 if isinstance(error, ImportError) and name not in modules:
                     continue  # the program may do without, it is only one of its imports
-                self._tell("failed", f"{name} can't be imported ({_describe(error)})")
+                self._tell("failed", f"{name} can't be imported ({describe_exception(error)})")
                 return False
             if hazard := self._watch.find_hazard(variables=own):
                 # The user can't leave out a module that `auto` chose: another template does without it.
@@ -194,7 +195,7 @@ class Template:
         try:
             return _fork_quietly()
         except (OSError, MemoryError) as error:
-            self._tell("refused", getattr(error, "strerror", None) or _describe(error))
+            self._tell("refused", getattr(error, "strerror", None) or describe_exception(error))
             return None
 
     def _tell(self, kind: str, text: str = "", **more: object) -> None:
@@ -230,7 +231,7 @@ class Template:
                 fork_setup.set_up_worker(document, self._template_start, self._title)
                 return
         except Exception as error:  # noqa: BLE001 - of what a module has put in the place of Python's own
-            reason = _describe(error)
+            reason = describe_exception(error)
         try:
             os.write(2, f"elastic-run: --preload: this worker starts cold ({reason})\n".encode(errors="replace"))
         except OSError:
@@ -280,10 +281,3 @@ def _flush() -> None:
             stream.flush()
         except Exception:  # noqa: BLE001, S110 - there is none, or it is a module's own and has none
             pass
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    except Exception:  # noqa: BLE001 - of its own __str__
-        return type(error).__name__
