@@ -537,7 +537,8 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.port,
         is_ours=True,
         text="Port at which this node serves metrics for Prometheus at /metrics, on all interfaces: restarts, failures "
-        "by cause, durations, times without output, goodput. 0 takes a free port. Needs prometheus-client.",
+        "by cause, durations, times without output, goodput. 0 takes a free port. The package "
+        "prometheus-client is required.",
     ),
     Flag(
         "--monitor-interval",
@@ -545,8 +546,8 @@ FLAGS: tuple[Flag, ...] = (
         values="SECONDS",
         default=0.1,
         parse=_values.positive_seconds,
-        text="Interval at which an agent of another package polls its workers. elastic-run's own agent does not poll: "
-        "the kernel notifies it.",
+        text="Interval at which an agent of another package polls its workers. elastic-run's own agent does not poll, "
+        "since the kernel reports each end of a worker.",
     ),
     Flag(
         "-t",

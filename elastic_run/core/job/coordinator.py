@@ -135,9 +135,8 @@ def has_lost_state(coordinator: Coordinator) -> bool:
 def skip(coordinator: Coordinator, entries: Sequence[bytes], position: int, log_start: bytes | None) -> Coordinator:
     """Pass over the facts up to a position: they tell a part only, and every node is about to say all again.
 
-    Only deaths and departures of nodes are kept, since no node says them again. `log_start` is what lies at
-    `LOG_START`: the slots below are trimmed, as the state that is lost had said. In a store that was restored they may
-    be there again.
+    Only deaths and departures of nodes are kept, since no node says them again. `log_start` is the value of the key
+    `LOG_START`. It tells which slots are trimmed, as the lost state did. A restored store may have these slots again.
     """
     start = find_start(log_start)
     oldest = 0 if start is None or start.is_restart else start.slot

@@ -91,7 +91,7 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collectio
         events=kept,
         kept=kept,
         former=former,
-        # The log does not go on from an older round than its own, whoever answers first.
+        # The first nodes to answer may know of older rounds only; the log never goes on from one of those.
         copies=MappingProxyType({former.copy: former}),
         former_garbage_keys=tuple(key for key in coordinator.former_garbage_keys if not key.startswith(COPIES)),
         has_halted=False,

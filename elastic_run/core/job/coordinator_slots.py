@@ -68,8 +68,8 @@ def settle(
 ) -> tuple[Coordinator, Cleanup]:
     """Go on after the slot of the proposal was created, by this node or another.
 
-    `winner` is the value that is in the slot; None where the slot was trimmed: this node was stopped for so long, and
-    `log_start` is what lies at `LOG_START` now.
+    `winner` is the value in the slot. It is None if the slot was trimmed because this node was stopped for a long time;
+    then `log_start` is the present value of the key `LOG_START`.
     """
     pending = coordinator.pending
     if pending is None or coordinator.is_over:

@@ -129,8 +129,8 @@ def find_view(events: Iterable[Event], read: Mapping[Copy, Job | None]) -> View 
 
     Args:
         events: What was heard.
-        read: The copies that were read, with their states, None for an unreadable one; the log's own state among them
-            if it was begun anew.
+        read: The state in each copy that was read, or None for an unreadable copy. If the log was begun anew, its own
+            former state is one of them.
     """
     joins = {event.node: event for event in events if isinstance(event, Join)}.values()
     copies = [join.copy for join in joins if join.copy is not None and read.get(join.copy, join) is not None]

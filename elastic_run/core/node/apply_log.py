@@ -283,7 +283,7 @@ class MemberUpdate(StoreUpdate):
             self._halt(Halted(self._round, REPLACED))
         elif is_other and member.state == READY:
             self.leave_round()
-            # It does not join yet: it may be a member of the round that is being learned, and its store in use there.
+            # It joins later: the round that is being learned may have this node as a member, and use its store.
             self._set_facts(is_due=True)
 
 

@@ -1,9 +1,9 @@
 """Where the log begins: how a slot that was trimmed is kept from being decided a second time.
 
 Rules
-- A coordinator raises the document at `job_keys.LOG_START` before it deletes slots. The document only ever grows, and a
-  coordinator of an earlier term leaves a start with which the log was begun anew: it would hide that its own decisions
-  are void.
+- A coordinator raises the document at `job_keys.LOG_START` before it deletes slots. The slot in it never
+  decreases. A coordinator of an earlier term does not overwrite a start with which the log was begun anew, since that
+  start makes its own decisions void.
 - Every reader and every writer of a slot reads the document together with the slot, or after it. A slot below the start
   is void: it was decided once, and its second entry comes from a node that was stopped meanwhile.
 - So a coordinator that slept through a trim decides nothing: its own read shows it, and so does every reader's.
@@ -49,11 +49,11 @@ def find_start(raw: bytes | None) -> LogStart | None:
 
 
 def is_raised_by(start: LogStart, raw: bytes | None) -> bool:
-    """Tell whether a start takes the place of what lies at `job_keys.LOG_START`.
+    """Tell whether a start is to overwrite the value of the key `job_keys.LOG_START`.
 
     Args:
         start: The start.
-        raw: What lies there, or None.
+        raw: The value, or None.
     """
     there = find_start(raw)
     return there is None or (there.slot < start.slot and not (there.is_restart and there.term > start.term))

@@ -276,7 +276,7 @@ class CoordinatorThread:
         return min(interval, FIRST) / _LOOKS, min(interval, FIRST) if coordinator.job.nodes else 0.0
 
     def _forget_heartbeats(self, store: JobStore, coordinator: Coordinator) -> None:
-        """Remove the heartbeats of nodes that are gone. In a store that expires none they would stay for ever.
+        """Remove the heartbeats of nodes that are gone. Some stores never expire heartbeats by themselves.
 
         Again with each change for those that are still remembered: a node sends heartbeats until its workers have
         ended.
