@@ -35,22 +35,45 @@ def main() -> None:
 
 
 def _import_argparse() -> None:
-    """Import argparse without gettext, which has nothing to translate: all lines of the parser are our own.
+    """Import argparse without two modules that a usual command line does not need: a tenth of the time to the workers.
 
-    gettext compiles expressions, imports `locale` and looks for files: a twentieth of the time until the workers start.
+    gettext compiles expressions, imports `locale` and looks for files, but has nothing to translate: all lines of the
+    parser are our own. `re` imports enum, functools and collections. argparse gets it when it first needs it, as for a
+    help text; see `cli.parser`.
     """
-    if "gettext" in sys.modules:
-        return
-    stand_in = type(sys)("gettext")
-    stand_in.gettext = lambda text: text  # type: ignore[attr-defined]
-    stand_in.ngettext = lambda one, more, count: one if count == 1 else more  # type: ignore[attr-defined]
-    sys.modules["gettext"] = stand_in
+    module = type(sys)
+    gettext, expressions = module("gettext"), module("re")
+    gettext.gettext = lambda text: text  # type: ignore[attr-defined]
+    gettext.ngettext = lambda one, more, count: one if count == 1 else more  # type: ignore[attr-defined]
+    expressions.__getattr__ = _get_name_of_re  # type: ignore[method-assign]
+    expressions.compile = _LazyPattern  # type: ignore[attr-defined]
+    stand_ins = {each.__name__: each for each in (gettext, expressions) if each.__name__ not in sys.modules}
+    sys.modules.update(stand_ins)
     try:
         import argparse  # noqa: F401, PLC0415 - for `run`
     except ImportError:
         pass  # it wants more of gettext, and gets it when it is imported again
     finally:
-        del sys.modules["gettext"]  # a plug-in that wants translations gets them
+        for name in stand_ins:
+            del sys.modules[name]  # a plug-in that wants translations gets them
+
+
+def _get_name_of_re(name: str) -> object:
+    import re  # noqa: PLC0415 - see `_import_argparse`
+
+    return getattr(re, name)
+
+
+class _LazyPattern:
+    """A regular expression that is compiled when it is first used."""
+
+    def __init__(self, pattern: str, flags: int = 0) -> None:
+        self._words = pattern, flags
+
+    def __getattr__(self, name: str) -> object:
+        import re  # noqa: PLC0415 - see `_import_argparse`
+
+        return getattr(re.compile(*self._words), name)
 
 
 def _end(number: int, _: object) -> None:

@@ -29,7 +29,7 @@ from elastic_run.cli.config import (
 from elastic_run.cli.flag_notices import find_notices
 from elastic_run.cli.flags import CONFIGURATION, FLAGS
 from elastic_run.cli.origins import has_left_slurm, name_source, write_given
-from elastic_run.cli.parser import LauncherArgumentParser, print_text
+from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
 from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
@@ -205,6 +205,7 @@ def _explain(
     config, command, command_args = make_config(quiet, workers, dict(os.environ), tell=lambda _: None)
     from elastic_run.agent_setup import preview_environments  # noqa: PLC0415 - ditto
     from elastic_run.cli.explain import render_explanation  # noqa: PLC0415 - only when asked for
+    from elastic_run.cli.stdout import print_text  # noqa: PLC0415 - ditto
 
     text = render_explanation(
         args,

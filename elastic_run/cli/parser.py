@@ -11,8 +11,10 @@ The command, `main`, `parse_args` and `get_args_parser` all use this parser. Six
 - The file of ``--config`` is read after that, for the values that neither a flag nor a variable gives.
 - An error is one line that names the flag or the variable, the value and what is allowed.
 
-argparse is imported before the first worker starts, with `re`, `enum` and `collections`: 5 ms of 40. More would be
-lost by the width of a terminal (`_formatter`) and by converting defaults (`_FlagAction`).
+argparse is imported before the first worker starts: 1.5 ms of 35. With `re` it would be 4 ms, so the command imports
+`re` when it is first used (`elastic_run.__main__`), and this parser reads usual words without: `_match_argument` and
+`_match_arguments_partial` answer where no expression is needed, `_NumberMatcher` asks only where a word may be a
+number, and `_add_action` adds the flags, since `add_argument` formats each to check its help.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.flags import Flag
 
+_SCRIPT, _SCRIPT_ARGS = "training_script", "training_script_args"
 #: Letters from which on a wrong flag may be the beginning of a right one with a typing error.
 _SHORTEST_START = 5
 #: Begin of argparse's message about a missing script, unless a program has translated it.
@@ -61,15 +64,17 @@ class LauncherArgumentParser(argparse.ArgumentParser):
     """
 
     def __init__(self, flags: Sequence[Flag], *, raises_values: bool = False) -> None:
-        super().__init__(prog="elastic-run", add_help=False, exit_on_error=False, formatter_class=_formatter)
+        super().__init__(prog="elastic-run", add_help=False, exit_on_error=False)
         self.flags = tuple(flags)
         self._raises_values = raises_values
         self._words: Sequence[str] = ()
         self.origins: dict[str, Origin] = {}
+        self._optionals._negative_number_matcher = _NumberMatcher(self._negative_number_matcher)  # type: ignore[assignment]  # noqa: SLF001
         for flag in flags:
-            _add_flag(self, flag)
-        self.add_argument("training_script", help="Script, module or program that each worker runs.")
-        self.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments.")
+            kind = _PrintText if flag.prints_text else _FlagAction
+            self._add_action(kind(flag.spellings, flag.dest, flag, help=flag.text))
+        self._add_action(_Words([], _SCRIPT, required=True, help="Script, module or program that each worker runs."))
+        self._add_action(_Words([], _SCRIPT_ARGS, argparse.REMAINDER, help="Its arguments."))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's types
         """Read a command line.
@@ -154,6 +159,20 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             return f"{flag.name}: takes no value, but got {error.message.removeprefix(_VALUE_IS_TOO_MUCH)}"
         return f"{flag.name}: needs a value ({flag.values})"
 
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        """Return how many of the next words a flag takes; "A" stands for a word, "O" for a flag, "-" for `--`."""
+        if action.nargs == 0:
+            return 0
+        if action.nargs is None and action.option_strings and arg_strings_pattern.startswith("A"):
+            return 1
+        return super()._match_argument(action, arg_strings_pattern)
+
+    def _match_arguments_partial(self, actions: Sequence[argparse.Action], arg_strings_pattern: str) -> list[int]:
+        """Return how many of the next words the script and its arguments take."""
+        if "-" in arg_strings_pattern or [action.dest for action in actions] != [_SCRIPT, _SCRIPT_ARGS]:
+            return super()._match_arguments_partial(actions, arg_strings_pattern)
+        return [1, len(arg_strings_pattern) - 1] if arg_strings_pattern.startswith("A") else []
+
     def _parse_optional(self, arg_string: str) -> Any:  # noqa: ANN401 - it differs between releases of Python
         """Give a flag that stands alone the value that it implies."""
         word = f"{arg_string}={arg_string.implied}" if isinstance(arg_string, _LoneFlag) else arg_string
@@ -192,15 +211,21 @@ def match_abbreviation(prefix: str, flags: Sequence[Flag]) -> list[Flag]:
     return [flag for flag in found if not flag.is_ours] or found
 
 
-def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
-    kind = _PrintText if flag.prints_text else _FlagAction
-    # `add_argument` would ask for the same, and format each flag once to check its help.
-    parser._add_action(kind(flag.spellings, flag.dest, flag, help=flag.text))  # noqa: SLF001 - as in `accelerate`
+class _NumberMatcher:
+    """argparse's expression for negative numbers, asked only for words that may be one."""
+
+    def __init__(self, matcher: Any) -> None:  # noqa: ANN401 - a `re.Pattern`, or one that is compiled at its first use
+        self._matcher = matcher
+
+    def match(self, word: str) -> object:
+        return self._matcher.match(word) if word[1:2] in ".0123456789" else None
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    # argparse formats each flag once to check it; without a width it imports shutil to ask for the terminal's.
-    return argparse.HelpFormatter(prog, width=80)
+class _Words(argparse.Action):
+    """The script, or its arguments."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, values: object, *__: object) -> None:
+        setattr(namespace, self.dest, values)
 
 
 class _FlagAction(argparse.Action):
@@ -234,6 +259,8 @@ class _PrintText(argparse.Action):
         self.flag = flag
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from elastic_run.cli.stdout import print_text  # noqa: PLC0415 - only when asked for
+
         try:
             print_text(_make_text(self.flag, parser))
         except UsageError as error:
@@ -359,28 +386,3 @@ def _make_text(flag: Flag, parser: argparse.ArgumentParser) -> str:
 
         return render_all_help(parser.flags)
     return parser.format_help()
-
-
-def print_json(document: object) -> None:
-    """Write a document to stdout; see `print_text`."""
-    import json  # noqa: PLC0415 - only when asked for
-
-    print_text(json.dumps(document, indent=2) + "\n")
-
-
-def print_text(text: str) -> None:
-    """Write to stdout; it is no error when the reader has seen enough (--help | head -1).
-
-    Raises:
-        UsageError: It can't be written, as on a full disk.
-    """
-    if sys.stdout is None:  # closed by whoever started us
-        return
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            message = f"standard output can't be written: {error.strerror}"
-            raise UsageError(message) from None

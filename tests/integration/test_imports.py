@@ -53,9 +53,13 @@ if report:
 
 #: Law 1.
 NEVER = {"torch", "asyncio", "multiprocessing", "importlib.metadata", "requests"}
-#: Each costs milliseconds that the first worker would wait. argparse, with re, enum and
-#: collections, does too, and is worth it.
+#: Each costs a part of a millisecond or more that the first worker would wait. argparse does too, and is worth it.
 TOO_SLOW = {
+    "re",
+    "enum",
+    "collections",
+    "functools",
+    "operator",
     "signal",
     "logging",
     "subprocess",

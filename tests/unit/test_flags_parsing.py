@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -270,3 +271,32 @@ def test_a_wrong_value_is_raised_only_where_it_is_asked_for(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         LauncherArgumentParser(FLAGS).parse_args(["--nnodes=0", "s"])
     assert capsys.readouterr().err.startswith("elastic-run: error: --nnodes: '0' is not MIN")
+
+
+def test_usual_words_are_counted_as_argparse_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our answers without an expression are those of argparse: for flags, and for the script and what is behind it."""
+    parser = LauncherArgumentParser(FLAGS)
+    switch, valued = (parser._option_string_actions[name] for name in ("--standalone", "--nnodes"))
+    programs = [action for action in parser._actions if not action.option_strings]
+    patterns = ["".join(letters) for length in range(6) for letters in itertools.product("AO-", repeat=length)]
+
+    def count_words() -> list[object]:
+        return [
+            *(parser._match_arguments_partial(programs, pattern) for pattern in patterns),
+            *(parser._match_argument(switch, pattern) for pattern in patterns),
+            *(parser._match_argument(valued, pattern) for pattern in patterns if pattern.startswith("A")),
+        ]
+
+    ours = count_words()
+    for name in ("_match_argument", "_match_arguments_partial"):
+        monkeypatch.setattr(LauncherArgumentParser, name, getattr(argparse.ArgumentParser, name))
+    assert ours == count_words()
+
+
+@pytest.mark.parametrize("word", ["-1", "-.5", "-1.5", "--tee", "-r", "-", "", "-1x", "--1"])
+def test_a_number_is_what_argparse_takes_for_one(word: str) -> None:
+    """Words that can't be a negative number are not matched, which argparse's expression would not do either."""
+    parser = LauncherArgumentParser(FLAGS)
+    plain = argparse.ArgumentParser()
+    ours, others = (each._optionals._negative_number_matcher.match(word) for each in (parser, plain))
+    assert bool(ours) == bool(others)

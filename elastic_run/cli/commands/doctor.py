@@ -9,7 +9,7 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.parser import print_json, print_text
+from elastic_run.cli.stdout import print_json, print_text
 from elastic_run.cli.values import whole_number
 from elastic_run.cluster.slurm import StepError, find_step
 from elastic_run.core.job.config import JobConfig, Window

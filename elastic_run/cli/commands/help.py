@@ -6,7 +6,7 @@ from elastic_run.cli.commands import COMMANDS, run
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import render_commands, render_help
-from elastic_run.cli.parser import print_text
+from elastic_run.cli.stdout import print_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

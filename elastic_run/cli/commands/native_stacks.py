@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from elastic_run import contract
-from elastic_run.cli.parser import print_text
+from elastic_run.cli.stdout import print_text
 from elastic_run.control.client import ask_all
 from elastic_run.control.wire import Call
 from elastic_run.diagnosis.native_stacks import find_py_spy, read_native_stacks

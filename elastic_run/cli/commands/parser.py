@@ -6,7 +6,7 @@ import argparse
 import re
 
 from elastic_run.cli.commands import COMMANDS
-from elastic_run.cli.parser import print_text
+from elastic_run.cli.stdout import print_text
 from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False

@@ -6,7 +6,7 @@ import os
 from importlib.util import find_spec
 
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.parser import print_text
+from elastic_run.cli.stdout import print_text
 from elastic_run.errors import UsageError
 from elastic_run.report.event_history import fold
 from elastic_run.report.history_page.files import read_logs

@@ -9,7 +9,7 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.parser import print_json, print_text
+from elastic_run.cli.stdout import print_json, print_text
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.control.wire import VERSION
 from elastic_run.notices import say

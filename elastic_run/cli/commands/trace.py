@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.parser import print_json, print_text
+from elastic_run.cli.stdout import print_json, print_text
 from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.diagnosis.dump_format import DumpError
 from elastic_run.diagnosis.trace_analysis import analyse
