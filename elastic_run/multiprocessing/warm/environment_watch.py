@@ -9,6 +9,10 @@ by torch, networkx, `platform` and `ctypes.util` for example. So only a copy tha
 secret variable has the same objects as name and value in each copy while the watch is on; their reference counts show
 whether a copy is left.
 
+A read of such a variable may also go through a copy that is dropped, or through the names of all variables. So the
+environment has a stand-in for each variable that it lacks while the watch is on. Its name, as a copy has it, has the
+hash of the missing name, so that a dict compares the two, and each comparison is noted (`_StandIn`).
+
 Rejected: values of the template that can be told apart (modules create directories by their rank, and an int has no
 mark); a search for names in the constants of modules (most of torch has them, and reads them in functions).
 """
@@ -22,7 +26,7 @@ from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Any
 
 #: Variables that a template doesn't have, or not as its workers will.
@@ -39,7 +43,7 @@ _WORKERS_OWN = frozenset(
 #: The same, with variables that differ between workers in some jobs only.
 _WATCHED = _WORKERS_OWN | {contract.ENV_CUDA_VISIBLE_DEVICES}
 #: Modules that read for other modules.
-_READING_FOR_OTHERS = frozenset(("os", "_collections_abc", "collections.abc", "copy"))
+_READING_FOR_OTHERS = frozenset((__name__, "os", "_collections_abc", "collections.abc", "copy"))
 #: Modules that are named for having gone through the environment, where several have.
 _MOST_NAMED = 3
 
@@ -54,6 +58,7 @@ class EnvironmentWatch:
         self._environs: list[Any] = [os.environ, os.environb]
         self._before = [(each.encodekey, each.decodekey, each.decodevalue) for each in self._environs]
         self._marks = _make_marks(os.environ)
+        self._stand_ins = _make_stand_ins(os.environ, self._note_read)
         for environ in self._environs:
             self._watch(environ)
         self._references = self._count_references()
@@ -61,20 +66,22 @@ class EnvironmentWatch:
     def _watch(self, environ: Any) -> None:  # noqa: ANN401 - private to `os`
         """Put functions in the place of its own; no methods, since a deep copy of the environment has them too."""
         encode, decode, decode_value = environ.encodekey, environ.decodekey, environ.decodevalue
-        reads, copiers = self._reads, self._copiers
+        note_read, copiers, stand_ins = self._note_read, self._copiers, self._stand_ins
         raw_name, raw_value, name, value = self._marks or (None,) * 4
         # Names as an iteration gives them: to get the value for one of them is no read of that variable.
         passed = {name: name, raw_name: raw_name}
 
         def encode_key(key: Any) -> Any:  # noqa: ANN401 - str or bytes
             raw = encode(key)
-            text = os.fsdecode(key)
-            if text in _WATCHED and passed.get(key) is not key and text not in reads:
-                reads[text] = _find_reader()
+            if passed.get(key) is not key and (text := os.fsdecode(key)) in _WATCHED:
+                note_read(text)
             return raw
 
         def decode_key(raw: Any) -> Any:  # noqa: ANN401 - ditto
-            key = name if raw is raw_name and environ is os.environ else decode(raw)
+            if environ is not os.environ:
+                key = decode(raw)
+            else:
+                key = name if raw is raw_name else stand_ins.get(raw) or decode(raw)
             passed[key] = key
             reader = _find_reader()
             if reader not in copiers:
@@ -85,8 +92,14 @@ class EnvironmentWatch:
         if environ is os.environ:
             environ.decodevalue = lambda raw: value if raw is raw_value else decode_value(raw)
 
+    def _note_read(self, name: str) -> None:
+        if name not in self._reads:
+            self._reads[name] = _find_reader()
+
     def close(self) -> None:
         """Let the environment be read without a note."""
+        for raw in self._stand_ins:
+            os.environ._data.pop(raw, None)  # type: ignore[attr-defined] # noqa: SLF001 - C's environment never had it
         for environ, (encode_key, decode_key, decode_value) in zip(self._environs, self._before, strict=True):
             environ.encodekey, environ.decodekey, environ.decodevalue = encode_key, decode_key, decode_value
 
@@ -131,9 +144,43 @@ def _make_marks(environ: Any) -> tuple[Any, ...]:  # noqa: ANN401 - private to `
     return raw_name, raw_value, environ.decodekey(raw_name), environ.decodevalue(raw_value)
 
 
+class _StandIn(str):
+    """A name in copies of the environment that notes when somebody looks for the variable that is missing there."""
+
+    __slots__ = ("_note_read", "_watched")
+    _note_read: Callable[[str], None]
+    _watched: str
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str) and other in _WATCHED:
+            self._note_read(other)
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._watched)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str.__str__(self),)
+
+
+def _make_stand_ins(environ: Any, note_read: Callable[[str], None]) -> dict[bytes, _StandIn]:  # noqa: ANN401 - private to `os`
+    """Give the environment a stand-in for each variable that it lacks; return their names as copies have them."""
+    stand_ins = {}
+    for name in _WORKERS_OWN:
+        raw = os.fsencode(f"ELASTIC_RUN_NO_{name}")
+        if os.fsencode(name) not in environ._data:  # noqa: SLF001 - not C's environment, which children inherit
+            environ._data[raw] = b""  # noqa: SLF001
+            stand_ins[raw] = stand_in = _StandIn(os.fsdecode(raw))
+            stand_in._note_read, stand_in._watched = note_read, name  # noqa: SLF001
+    return stand_ins
+
+
 def _find_reader() -> str:
     """Return the module or the .pth file whose code reads the environment now."""
-    frame = sys._getframe(2)  # noqa: SLF001 - the only way
+    frame = sys._getframe(1)  # noqa: SLF001 - the only way
     while frame.f_back is not None and frame.f_globals.get("__name__") in _READING_FOR_OTHERS:
         frame = frame.f_back
     if frame.f_globals.get("__name__") != "site":
