@@ -3,8 +3,9 @@
 A file in `environments/` begins with where its variables come from. `@host NAME` is the machine's name, `@gpus N` the
 number of its GPUs, `@terminal` a terminal at stdin. `@step 41.0` is the step of Slurm in which the process is seen to
 run, `@step none` means no step; without that line nothing shows a step, as in a container. Then come the variables. The
-file `hosts` names node0 and node1. Each `$` line is a command, and the lines below it are all that it prints and its
-exit code if that is not 0. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
+times of a recorded job are moved to the year 2286, since a time that is over does not count. The file `hosts` names
+node0 and node1. Each `$` line is a command, and the lines below it are all that it prints and its exit code if that is
+not 0. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
 """
 
 from __future__ import annotations
