@@ -79,7 +79,7 @@ def derive_from_step(
     derived: dict[str, object] = {}
     notices = [step.note] if step.note and step.task_count > 1 else []
     if step.task_count > 1:
-        derived = _derive_nodes(step, args, given_flags, names_place=names_place)
+        derived = _derive_nodes(step, args, environ, given_flags, names_place=names_place)
         if step.node_rank == 0 and "nnodes" in given_flags and not names_place:
             notices += _describe_other_number(step, args)
     # Several launchers on a node would each start a worker for each of its GPUs. A command line that says where the
@@ -119,7 +119,14 @@ def _is_typed(environ: Mapping[str, str]) -> bool:
     return "SLURM_PTY_PORT" in environ and not is_task and os.isatty(0)
 
 
-def _derive_nodes(step: Step, args: Namespace, given_flags: Container[str], *, names_place: bool) -> dict[str, object]:
+def _has_gpus_per_task(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher alone on its node would get the GPUs of one task only: --gpus-per-task, --tres-per-task."""
+    return "SLURM_GPUS_PER_TASK" in environ or "gres/gpu" in environ.get("SLURM_TRES_PER_TASK", "")  # since 23.11
+
+
+def _derive_nodes(
+    step: Step, args: Namespace, environ: Mapping[str, str], given_flags: Container[str], *, names_place: bool
+) -> dict[str, object]:
     """Return how many nodes the job of a step of several tasks has, and where they meet.
 
     Raises:
@@ -131,10 +138,11 @@ def _derive_nodes(step: Step, args: Namespace, given_flags: Container[str], *, n
     least, most = node_range(args.nnodes) if is_given else (nodes, nodes)
     if step.task_count > nodes and most < step.task_count:
         where = "this node" if nodes == 1 else f"its {nodes} nodes"
+        gpus = ", and --gpus-per-node in place of --gpus-per-task," if _has_gpus_per_task(environ) else ""
         message = (
             f"--ntasks-per-node: the Slurm step has {step.task_count} tasks on {where}, and each is a launcher with "
-            f"workers of its own: give srun --ntasks={nodes} --ntasks-per-node=1 for one job, or --standalone for "
-            f"{step.task_count} separate jobs"
+            f"workers of its own: give srun --ntasks={nodes} --ntasks-per-node=1{gpus} for one job, or --standalone "
+            f"for {step.task_count} separate jobs"
         )
         raise UsageError(message)
     if most == 1:

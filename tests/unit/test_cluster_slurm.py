@@ -581,6 +581,22 @@ REFUSED = [
             "own: give srun --ntasks=1 --ntasks-per-node=1 for one job, or --standalone for 4 separate jobs"
         ),
     ),
+    *(
+        (
+            "train.py",
+            {**ONE_NODE, name: value},
+            (
+                "--ntasks-per-node: the Slurm step has 4 tasks on this node, and each is a launcher with workers of "
+                "its own: give srun --ntasks=1 --ntasks-per-node=1, and --gpus-per-node in place of --gpus-per-task, "
+                "for one job, or --standalone for 4 separate jobs"
+            ),
+        )
+        for name, value in [
+            ("SLURM_GPUS_PER_TASK", "1"),
+            ("SLURM_TRES_PER_TASK", "cpu=1,gres/gpu=1"),
+            ("SLURM_TRES_PER_TASK", "gres/gpu:1"),
+        ]
+    ),
 ]
 
 
