@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["read_running_step"]
+__all__ = ["BATCH_STEP_ID", "read_running_step"]
 
+#: SLURM_STEP_ID in a batch script (SLURM_BATCH_SCRIPT of slurm.h), which releases before Slurm 26.05 do not set there.
+BATCH_STEP_ID = "-5"
 _DAEMON = "slurmstepd"
 #: The kernel's number of the first namespace of processes, that of the host: PROC_PID_INIT_INO of linux/proc_ns.h.
 _HOST_NAMESPACE = f"pid:[{0xEFFFFFFC}]"

@@ -20,7 +20,7 @@ import os
 from itertools import takewhile
 
 from elastic_run.records import dataclass, field
-from elastic_run.slurm_running_step import read_running_step
+from elastic_run.slurm_running_step import BATCH_STEP_ID, read_running_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
-#: Variables that tasks of a step have, and batch scripts have not.
+#: Variables that tasks of a step have, and batch scripts have not, but for the first one since Slurm 26.05.
 _OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
 #: A variable of the step, and the variable that has the same value in a step, and the job's value in a batch script.
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
 #: Nodes that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
-#: The name of a step that has one, by its number (SLURM_INTERACTIVE_STEP of slurm.h).
-_NAMED_STEPS = {"4294967290": "interactive"}
+#: The name of a step that has one, by its number (SLURM_INTERACTIVE_STEP of slurm.h; -6 since Slurm 26.05).
+_NAMED_STEPS = {"4294967290": "interactive", "-6": "interactive"}
 
 
 class StepError(ValueError):
@@ -106,7 +106,7 @@ def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
     if missing:
         _check_missing(environ, missing)
         return None
-    if not _is_in_step(environ):
+    if not (_has_step(environ) and _is_in_step(environ)):
         return None
     try:
         return _read_step(environ, hostname)
@@ -138,7 +138,7 @@ def _check_missing(environ: Mapping[str, str], missing: list[str]) -> None:
 def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
     """Read the step from its variables; ValueError says why that is not possible."""
     for name in _NUMBERS:
-        if not environ[name].isdecimal():
+        if not environ[name].isdecimal() and environ[name] not in _NAMED_STEPS:
             message = f"{name}={environ[name]!r} is not a number"
             raise ValueError(message)
     # Imported here: its regular expressions take longer than all else, and most launchers are no step's.
@@ -279,10 +279,10 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     Returns:
         0 outside of a batch script, and where the job has one node.
     """
-    if environ.get("SLURM_HET_SIZE") and not environ.get("SLURM_STEP_ID"):
+    if environ.get("SLURM_HET_SIZE") and not _has_step(environ):
         return _count_idle_of_components(environ)
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    has_step = environ.get("SLURM_STEP_ID") and _is_in_step(environ)
+    has_step = _has_step(environ) and _is_in_step(environ)
     if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
         return 0
     from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `find_step`
@@ -325,6 +325,10 @@ def is_left_over(environ: Mapping[str, str]) -> bool:
     if running is None or not all(environ.get(name) for name in _NEEDED) or _is_of_new_job(environ):
         return False
     return not _is_running(environ) and running != f"{environ['SLURM_JOB_ID']}.batch"
+
+
+def _has_step(environ: Mapping[str, str]) -> bool:
+    return environ.get("SLURM_STEP_ID", "") not in {"", BATCH_STEP_ID}
 
 
 def _is_in_step(environ: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from elastic_run.slurm_node_lists import count_tasks, parse_nodelist
 from elastic_run.slurm_port import find_port
-from elastic_run.slurm_running_step import read_running_step
+from elastic_run.slurm_running_step import BATCH_STEP_ID, read_running_step
 from elastic_run.worker.errors import PlaceError
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ _NEEDED_OF_SLURM = (
     *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_NODEID"),
     "SLURM_STEP_ID",
 )
-#: Variables that tasks of a step have, and batch scripts have not.
+#: Variables that tasks of a step have, and batch scripts have not, but for the first one since Slurm 26.05.
 _OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _HIGHEST_PORT = 65535
 
@@ -166,6 +166,8 @@ def _is_task(environment: Mapping[str, str]) -> bool:
 
     Each of several tasks would train alone if it lacked a variable. A single task may.
     """
+    if environment.get("SLURM_STEP_ID") == BATCH_STEP_ID:
+        return False
     if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
         return True
     is_of_step = any(environment.get(name) for name in _OF_STEP) or (environment.get("SLURM_PROCID") or "0") != "0"

@@ -171,6 +171,7 @@ NO_STEP = [
     # Batch scripts that a task has submitted, of one node and of as many nodes as its step.
     {"SLURM_NNODES": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1"},
     {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "2(x3)"},
+    {"SLURM_STEP_ID": "-5"},  # and with as many tasks, which Slurm 26.05 tells
     {**_ALONE, "SLURM_STEP_NODELIST": "a7"},
     {**_ALONE, "SLURM_HET_SIZE": "2"},
 ]
@@ -279,6 +280,15 @@ def test_a_task_of_srun_with_preserve_env_is_of_its_step(monkeypatch: pytest.Mon
     assert (step.nodes, step.node_rank) == (("a7", HOST, "c"), 1)
     with pytest.raises(StepVariablesError, match=r"^SLURM_NNODES: is 2, but "):
         find_step({**STEP, "SLURM_NNODES": "2"}, HOST)
+
+
+@pytest.mark.parametrize("number", ["4294967290", "-6"])
+def test_the_shell_of_salloc_on_the_first_node_is_a_step_of_one_task(number: str) -> None:
+    """Its step has a name, for which Slurm 26.05 has another number than the releases before."""
+    one = {"SLURM_STEP_NODELIST": HOST, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+    step = find_step({**STEP, **one, "SLURM_STEP_ID": number}, HOST)
+    assert step is not None
+    assert (step.nodes, step.task_count) == ((HOST,), 1)
 
 
 def test_a_batch_script_that_looks_like_a_task_is_told_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,6 +508,7 @@ def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
             {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "3"},
             "this Slurm job has 2 other nodes, which ",
         ),
+        ("train.py", {"SLURM_STEP_ID": "-5"}, "this Slurm job has 2 other nodes, which "),  # Slurm 26.05
         ("--standalone train.py", {}, ""),
         ("--nnodes=3 --rdzv-endpoint=a7:29400 --rdzv-backend=c10d train.py", {}, ""),
         ("train.py", {"SLURM_JOB_NUM_NODES": "1"}, ""),
@@ -508,6 +519,11 @@ def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
         (
             "train.py",
             {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"},
+            "this Slurm job has 2 other nodes, which ",
+        ),
+        (
+            "train.py",
+            {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c", "SLURM_STEP_ID": "-5"},
             "this Slurm job has 2 other nodes, which ",
         ),
         ("train.py", HET_BATCH, ""),

@@ -134,6 +134,7 @@ def test_the_real_proc_is_read() -> None:
         ("40.batch", {}, True),
         ("41.batch", {}, False),  # a task has submitted it, and the job's variables are its own
         ("41.interactive", {"SLURM_STEP_ID": "4294967290"}, False),
+        ("41.interactive", {"SLURM_STEP_ID": "-6"}, False),  # Slurm 26.05
         ("41.extern", {"SLURM_STEP_ID": "4294967290"}, True),
         ("42.0+1", {"SLURM_HET_SIZE": "2"}, False),
         ("42.1+1", {"SLURM_HET_SIZE": "2"}, True),

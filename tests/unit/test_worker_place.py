@@ -121,6 +121,8 @@ def test_a_task_with_the_rank_of_another_shell_is_refused() -> None:
     "more",
     [
         *({}, BATCH, {"MASTER_ADDR": "node0", "MASTER_PORT": "1"}, {"WORLD_SIZE": "1"}),
+        {**BATCH, "SLURM_STEP_ID": "-5"},  # Slurm 26.05
+        {**STEP, "SLURM_STEP_ID": "-5"},  # submitted by a task
         {**STEP, "SLURM_PROCID": "", "SLURM_STEP_NUM_TASKS": "1"},
         {"SLURM_PROCID": ""},  # docker run -e SLURM_PROCID=$SLURM_PROCID, outside of Slurm
     ],
