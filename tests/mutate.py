@@ -212,7 +212,7 @@ class Room:
         units = [
             str(path.relative_to(ROOT))
             for path in sorted([*ROOT.glob("tests/unit/test_*.py"), *ROOT.glob("tests/scenarios/test_*.py")])
-            if any(word in path.read_text() for word in words) and path.stem not in {"test_layers", "test_indexes"}
+            if any(word in _read(path) for word in words) and path.stem not in {"test_layers", "test_indexes"}
         ]
         patterns = [] if quick else INTEGRATION[name].split()
         slow = sorted({path for pattern in patterns for path in find_tests(pattern)})
@@ -228,6 +228,12 @@ class Room:
 def find_tests(pattern: str) -> list[Path]:
     """Return the integration and parity tests that a pattern of `INTEGRATION` names."""
     return [path for place in ("integration", "parity") for path in ROOT.glob(f"tests/{place}/test_{pattern}.py")]
+
+
+def _read(test: Path) -> str:
+    """Return the text of a test, and of the script by which it may reach the package."""
+    script = test.with_name(f"{test.stem.removeprefix('test_')}_script.py")
+    return test.read_text() + (script.read_text() if script.is_file() else "")
 
 
 def try_out(room: Room, mutants: list[Mutant], jobs: int) -> list[Mutant]:
@@ -266,7 +272,7 @@ def try_out(room: Room, mutants: list[Mutant], jobs: int) -> list[Mutant]:
 def _put_nearest_first(stage: list[str], mutant: Mutant) -> list[str]:
     """Return tests in an order in which those that name the changed module run first: most likely one of them fails."""
     name = Path(mutant.path).stem
-    return sorted(stage, key=lambda path: name not in (ROOT / path).read_text())
+    return sorted(stage, key=lambda path: name not in _read(ROOT / path))
 
 
 def main() -> None:
