@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.contract import EXIT_FAILURE
 from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.coordinator_state import Cleanup
+from elastic_run.core.job.reported_failure import read_report
+from elastic_run.core.job.state import Gone, name_host
 from elastic_run.core.protocol import messages
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import Join, NodeInfo, Ready, StoreAddress
@@ -88,12 +91,24 @@ def test_a_report_that_nothing_can_shorten_is_left_out() -> None:
     assert clerk.known.job.attempts == ({},)
 
 
+@pytest.mark.parametrize("code", [0, True, "1", None])
+def test_a_failure_whose_report_has_no_exit_code_of_a_failure_ends_with_one(code: object) -> None:
+    """No job that failed ends with exit code 0, whatever another node says."""
+    failed = Ready("a", 2, 1, "1/1/a", "failed", StoreAddress("a", 1), {"exit_code": code})
+    assert read_report(failed, 0).failure.exit_code == EXIT_FAILURE
+
+
 def test_strangers_that_are_gone_are_forgotten_the_oldest_first() -> None:
     """Of nodes that came and went a bounded number is remembered; members of the round always are."""
     clerk = Clerk("a", "b")
     clerk.hear(*(messages.Leave(f"x{index}", messages.LAST_SEQUENCE, "died") for index in range(300)))
     assert len(clerk.known.job.gone) == 256
     assert "x299" in clerk.known.job.gone
+
+
+def test_a_node_that_never_joined_is_named_by_its_id() -> None:
+    """It is the host's name, with a process id and a random part; a host's name may have an underscore."""
+    assert name_host(Gone("gpu_1_4711_c0ffee", 1, "died", "its agent died")) == "gpu_1"
 
 
 def test_nothing_is_taken_in_while_a_decision_is_pending() -> None:

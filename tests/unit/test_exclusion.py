@@ -161,6 +161,17 @@ def test_all_nodes_fail_alike_it_is_the_code() -> None:
     assert set(play.refused) == {"n5"}
 
 
+@pytest.mark.parametrize(("apart", "excluded"), [(1790.0, {"b"}), (1810.0, set())])
+def test_two_failures_count_if_chance_hardly_brings_them_so_close_together(apart: float, excluded: set[str]) -> None:
+    """They are no longer apart than the period divided by the number of machines that failed in it."""
+    play = Play(["a", "b", "c"], exclude_after=Window(2, HOUR))
+    play.fail("a", "one")
+    play.fail("b", "another")
+    play.now += apart - 60
+    play.fail("b", "a third")
+    assert set(play.refused) == excluded
+
+
 def test_two_nodes_that_both_fail_alike_stay() -> None:
     """In a job of two nodes a program that fails on both is not a machine's fault."""
     play = Play(["a", "b"], exclude_after=Window(2, HOUR))

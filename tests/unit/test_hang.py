@@ -239,6 +239,13 @@ def test_a_hang_is_told_once() -> None:
     assert hang.look(watch, 12.0, {0: LOADS, 1: LOADS}).told is None
 
 
+def test_auto_finds_a_hang() -> None:
+    """A stillness that goes on does not lengthen the timeout by which it is judged."""
+    found = find_verdict(still(WAITS), writes_until(10.0), timeout=0.0)
+    assert found is not None
+    assert hang.FLOOR <= found[0] - 10 <= hang.FLOOR + 1.05
+
+
 def test_auto_learns_the_longest_stillness() -> None:
     """Ten times what has ended by itself, by output or by another stack, and never less than the floor."""
     watch, now = HangWatch(0.0), 0.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elastic_run.contract import LARGEST_NUMBER
 from elastic_run.core.job.config import JobConfig, Window, describe_difference, describe_settled
 
 TIMES = [
@@ -78,6 +79,11 @@ def test_a_value_that_no_other_node_could_read_is_refused(values: dict[str, Any]
     """A program gets an error before anything is started, which names the field."""
     with pytest.raises(ValueError, match=rf"^JobConfig: {next(iter(values))} is .*, and [0-9.e+]+ is the most$"):
         JobConfig(**values)
+
+
+def test_the_largest_number_is_taken() -> None:
+    """It is what the message of the refusal allows."""
+    assert JobConfig(max_restarts=LARGEST_NUMBER).max_restarts == LARGEST_NUMBER
 
 
 def test_an_interval_that_no_node_could_keep_is_refused() -> None:

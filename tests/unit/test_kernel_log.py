@@ -93,6 +93,14 @@ def test_a_line_about_something_else_is_no_evidence(end: WorkerEnd, line: str) -
     assert line_of(end, line) == ""
 
 
+@pytest.mark.parametrize("number", [48, 63, 64, 74, 79, 94, 95, 110, 119, 120, 140])
+def test_every_error_of_a_gpu_its_memory_or_its_link_is_a_defect(number: int) -> None:
+    """Those of NVIDIA's list that a program does not cause, for each signal that native code dies of."""
+    line = FALLEN.replace("79", str(number))
+    for signal in (4, 5, 6, 7, 8, 9, 11):
+        assert line_of(worker_end(0, -signal), line) == line
+
+
 def test_pids_of_another_namespace_are_not_compared() -> None:
     """In a container the kernel's pids are not the worker's; a defect of a GPU is told without one."""
     assert line_of(worker_end(1, -9), GROUP_KILL, has_own_pids=False) == ""

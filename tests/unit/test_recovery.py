@@ -11,6 +11,7 @@ from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.apply_facts import apply_facts
 from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.snapshot import identify, make_state, write_state
 from elastic_run.core.job.state import AWAITED, GATHERING, LIVE, RUNNING, VOID, Gone, Job, LeftLog, Node, Seat
 from elastic_run.core.job.store_change import give_up_awaited, move
@@ -346,6 +347,13 @@ def test_without_a_majority_the_job_ends_after_the_join_timeout() -> None:
     assert known.pending.detail == (
         "1 of the last round's 2 nodes are here, 2 are needed; not here: rank 0 within 600 s"
     )
+
+
+@pytest.mark.parametrize(("away", "end"), [(8, "rank 7, rank 8"), (9, "rank 7, rank 8, …")])
+def test_eight_ranks_that_are_awaited_are_named(away: int, end: str) -> None:
+    """A line that leaves others out says so."""
+    job = Job(round=1, config=CONFIG, seats=(Seat("a", LIVE), *(Seat(str(rank), AWAITED) for rank in range(away))))
+    assert describe_majority(job, CONFIG).endswith(end)
 
 
 def _wanting(known: Coordinator) -> Coordinator:

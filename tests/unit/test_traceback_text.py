@@ -205,6 +205,12 @@ def test_after_exit_code_1_the_last_exception_is_named_whatever_follows(text: st
     assert parse_exception(text, exitcode=2) is None
 
 
+def test_a_frame_behind_a_dot_of_progress_has_its_place() -> None:
+    """The dot has no end of a line."""
+    text = TRACEBACK.replace("  File", ".  File") + "ValueError: x\n"
+    assert parse(text) == ("ValueError", "x", "train.py:3 in main")
+
+
 #: Stderr of an unbuffered Python 3.11 with four writing threads, without most of their whole lines -> as above.
 TORN = {
     "before_the_name": ("ShardError", "batch 17 is broken", "torn.py:5 in load"),

@@ -86,7 +86,7 @@ def _find_blocks(lines: list[str], *, has_torn: bool) -> Iterator[Block]:
         if block is None or (block.is_torn and not has_torn):
             index += 1
             continue
-        index = max(block.end, index + 1)
+        index = block.end
         if block.start > 0 and _IGNORED.search(lines[block.start - 1]):
             continue
         _link(before, block)
