@@ -259,8 +259,8 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.one_of("stop", "continue"),
         is_ours=True,
         text="Only for c10d with several endpoints and two nodes: action of a node that cannot reach the other node, "
-        "and so cannot know whether it still runs. stop: stop the workers and wait for the other node, up to "
-        "join_timeout. continue: run on this node alone.",
+        "and does not know whether the other node still runs. stop: stop the workers and wait for the other node, up "
+        "to join_timeout. continue: run on this node alone.",
     ),
     Flag(
         "--fence-after",
@@ -269,8 +269,8 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.one_of("lease", "never"),
         is_ours=True,
         text="Time at which a node that cannot reach its job stops its workers. lease: after one lease (6 s by "
-        "default), so that they write no checkpoints while the other nodes go on without them. never: only when the "
-        "node gives up, or learns that the job went on without it.",
+        "default), so that the workers write no checkpoints while the other nodes go on without this node. never: only "
+        "when the node gives up, or learns that the job went on without it.",
     ),
     Flag(
         "--master-addr",
@@ -617,8 +617,8 @@ FLAGS: tuple[Flag, ...] = (
         "--no-capture",
         group=OUTPUT,
         is_ours=True,
-        text="Do not pass the workers' stderr through elastic-run. Then the report cannot show the last lines of a "
-        "failed worker.",
+        text="Do not pass the workers' stderr through elastic-run. Then the report shows the exception of a failed "
+        "worker only if --tee or --redirects keeps its stderr in a file.",
     ),
     Flag(
         "--logs-specs",
