@@ -45,7 +45,7 @@ _ERRORS: dict[int, str] = {
     errno.EACCES: "The job's user has no permission there: `ls -ld` shows the owner of the file and of its directory.",
     errno.E2BIG: "The command line and the environment are too long together: put them into a file.",
     # Before EMFILE, whose words are the beginning of these.
-    errno.ENFILE: "The machine has no more open files to give: `sysctl fs.file-max` shows its limit.",
+    errno.ENFILE: "The machine's limit of open files is reached: `sysctl fs.file-max` shows it.",
     errno.EMFILE: "Raise the limit of open files of a process: `ulimit -n` shows it.",
     errno.ENOMEM: "Too little memory: `free -h`, `ulimit -v`, and the container's or scheduler's limit show it.",
     errno.EAGAIN: "Raise the limit of processes and threads: `ulimit -u`, and pids.max of the control group.",

@@ -80,7 +80,7 @@ _TITLES = {
 #: The origin of a SIGKILL, by the certainty that the OOM killer's counters give.
 _KILLERS = {
     CERTAIN: "the kernel's OOM killer ended it: the job's memory limit is reached",
-    LIKELY: "the kernel's OOM killer was at work on this machine meanwhile",
+    LIKELY: "the kernel's OOM killer ended a process of this machine meanwhile",
 }
 _BOLD = "\x1b[1m"
 _RED = "\x1b[31m"

@@ -67,7 +67,7 @@ def no_workers(state: str, seconds: float) -> str:
 
 
 def _goes_on(seconds: float) -> str:
-    return f"the job goes on (twice within {seconds:g} s stops it)"
+    return f"the job goes on (a second SIGQUIT within {seconds:g} s stops it)"
 
 
 def overdue(dumps: Mapping[int, Dump], path: str) -> str:

@@ -90,7 +90,7 @@ def test_without_workers_the_first_ctrl_backslash_stops_nothing(launch: Launch, 
     job = launch(*place, worker("pass"), env=environment)
     wait_until(lambda: find_sockets(environment)[0], what="the control socket")
     job.send(signal.SIGQUIT)
-    job.wait_line(r"no worker runs now, the job is joining; the job goes on \(twice within 2 s stops it\)")
+    job.wait_line(r"no worker runs now, the job is joining; the job goes on \(a second SIGQUIT within 2 s stops it\)")
     assert job.process.poll() is None
     job.send(signal.SIGQUIT)
     if job.process.poll() is None:  # on a busy machine it may have come too late

@@ -142,7 +142,7 @@ def test_a_flag_goes_first(launch: Launch, worker: Worker) -> None:
     report = " ".join(job.stderr.split())
     assert "was killed by SIGUSR1" in report
     assert re.search(rf"elastic-run passed on the SIGUSR1 that it got from {SENDER}", report), report
-    assert "The script has no handler for it" in report
+    assert "The script has no handler for this signal" in report
 
 
 def test_several_nodes(launch: Launch, worker: Worker, gate: Path) -> None:

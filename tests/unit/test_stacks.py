@@ -313,7 +313,7 @@ def test_one_rank_is_shown_whole() -> None:
 def test_the_closing_line_tells_what_follows() -> None:
     """The job goes on, and how it is stopped."""
     assert stack_lines.closing("/l/stacks.txt", 2.0) == (
-        "all stacks: /l/stacks.txt; the job goes on (twice within 2 s stops it)"
+        "all stacks: /l/stacks.txt; the job goes on (a second SIGQUIT within 2 s stops it)"
     )
     assert "--log-dir" in stack_lines.closing("", 2.0)
     assert (

@@ -14,7 +14,7 @@ SIGXCPU, SIGXFSZ, SIGSYS = 24, 25, 31
 _SIGNALS: dict[int, str] = {
     SIGBUS: (
         "SIGBUS most often means that /dev/shm is full: run the container with --ipc=host or a larger "
-        "--shm-size, or use fewer DataLoader workers. A file that was cut short while mapped is another cause."
+        "--shm-size, or use fewer DataLoader workers. Another cause is that a mapped file was truncated."
     ),
     SIGSEGV: (
         "Native code crashed. PYTHONFAULTHANDLER=1 makes Python show where; a library built for another "
@@ -32,14 +32,18 @@ _SIGNALS: dict[int, str] = {
 }
 _WARNINGS = {SIGUSR1: "SIGUSR1", SIGUSR2: "SIGUSR2"}
 _PASSED_ON = (
-    "The script has no handler for it: install one, or leave the signal out of --forward-signals and --scale-up-signal."
+    "The script has no handler for this signal: install one, or leave the signal out of --forward-signals and "
+    "--scale-up-signal."
 )
 _WARNED = (
     "elastic-run did not send {name}, and the script has no handler for it: the scheduler sent it as a warning before "
     "a limit (Slurm: --signal=B:… warns only the batch script), or a person did."
 )
 _CODES: dict[int, str] = {
-    126: "A program that the worker ran may not be executed: `chmod +x`, or a file system that is mounted noexec.",
+    126: (
+        "The system refused to execute a program that the worker ran: make it executable with `chmod +x`, or check "
+        "whether its file system is mounted noexec."
+    ),
     127: "A program that the worker ran was not found: check PATH and the names in the script.",
 }
 
