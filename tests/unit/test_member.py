@@ -14,6 +14,7 @@ from elastic_run.core.protocol.log_start import find_restart
 from elastic_run.core.protocol.messages import (
     DONE,
     Assignment,
+    Claim,
     Copy,
     End,
     Form,
@@ -265,3 +266,19 @@ def test_a_head_of_another_release_is_no_garbage() -> None:
         for head in (b'{"protocol":99,"term":1}', b"garbage")
     ]
     assert told == [False, True]
+
+
+def test_a_node_that_finds_no_log_joins_after_the_first_claim() -> None:
+    """A backup of the store that has its `Join` has a claim, too. A log of another release hears of it at once."""
+    beginning, _ = membership.begin(
+        "a", node_info=_NODE_INFO, config=JobConfig(1, 3), store_address=_STORE_ADDRESS, now=0.0
+    )
+    _, (told, *_) = membership.decide(beginning, node_messages.HeadRead(b'{"protocol":99,"term":1}'), 1.0)
+    assert isinstance(told, node_messages.Append)
+    member, commands = membership.decide(beginning, node_messages.HeadRead(None), 1.0)
+    assert commands == (node_messages.CreateEntry(0, Claim(1, "a")),)
+    member, commands = membership.decide(member, node_messages.HeartbeatWritten(is_unknown=True), 1.0)
+    assert commands == (node_messages.ReadHead(),)
+    member, commands = membership.decide(member, node_messages.EntryRead(0, to_json(Claim(1, "b"))), 1.0)
+    assert [type(command) for command in commands] == [node_messages.Append]
+    assert isinstance(member.facts.outstanding[0], Join)

@@ -68,7 +68,10 @@ class MemberUpdate(StoreUpdate):
             self._set_log(next_slot=0)
         if self.member.state == BEGINNING:
             self._set(state=WAITING)
-            self._say_join()
+            if event.head is None:
+                self._announce()
+            else:
+                self._say_join()  # at once, so that also a job of another protocol hears of this node
 
     def _read_head(self, data: bytes | None) -> Head | None:
         try:

@@ -68,6 +68,8 @@ class CoordinationUpdate(FactWriter):
         # Its own claim of a log that it has left and reads again is over: it may have written slots since.
         is_former = claim.node == self.member.node and claim.term <= self.member.log.min_term
         self._change_coordinator("" if is_former else claim.node)
+        if self.member.facts.is_due:
+            self._announce()
         if claim.node != self.member.node or is_former or self.member.coordination.is_coordinator:
             return
         self._set_coordination(is_coordinator=True)

@@ -11,6 +11,9 @@ Rules
 - A node whose `head` is missing or unreadable begins at the start of the log. It never founds a job if there was one.
 - Facts are appended one at a time in the order of their commands, each again until the store has confirmed it: the
   coordinator ignores a number that is not above the node's last. What was not confirmed is `member.facts.outstanding`.
+- A node that finds no log says `Join` after it has read the first claim. So a backup of the store that has the `Join`
+  has the claim, too, and a node that comes after the restore waits a lease before it claims: until then the other node
+  has said whether a round uses its workers' store.
 - A node that sees no coordinator claims: none has claimed yet, the last one resigned, or its heartbeats have stopped
   for a lease.
 - A node that may have been dropped says `Join` again: after its last heartbeat was removed, after a gap in its own
