@@ -37,6 +37,7 @@ from elastic_run.core.job.coordinator_state import KEPT_SLOTS, Coordinator
 from elastic_run.core.job.job_document import job_from_document
 from elastic_run.core.job.machine import Silent
 from elastic_run.core.job.snapshot import read_state
+from elastic_run.core.job.state import ENDED
 from elastic_run.core.protocol import liveness
 from elastic_run.core.protocol.codec import MessageError, encode
 from elastic_run.core.protocol.job_keys import HEAD, STATUS, copy_key, decision_key
@@ -254,6 +255,9 @@ def _end_term(coordinator: Coordinator, last: Resign | Failover) -> Coordinator:
 
 
 def _go_on(fresh: Coordinator, found: State, job: Job, now: float) -> Coordinator:
+    if job.phase == ENDED:
+        message = "it is that of an ended job, and a restored store has lost the end"
+        raise MessageError(message)
     facts, _ = _read_facts([encode(fact) for fact in found.gone])
     gone = tuple(fact for fact in facts if isinstance(fact, SeatDead | Leave))
     former = None if found.former is None else job_from_document(found.former, now)
