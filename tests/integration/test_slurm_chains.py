@@ -1,4 +1,4 @@
-"""Time limits, chains, containers and switches on a real Slurm. Its release (22.05) does not tell when a job ends."""
+"""Time limits, chains, containers and switches on a real Slurm. Release 22.05 does not tell when a job ends."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ os.write(1, b"asked\\n")
 time.sleep(12)
 os.write(1, b"saved\\n")
 """
+#: Tells when the job ends, in so many seconds, where Slurm does not: newer releases tell each step.
+TELL_END = "export SLURM_JOB_END_TIME=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {seconds}))}}\n"
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +58,11 @@ def test_workers_save_before_the_time_is_over(slurm: SlurmCluster, tmp_path: Pat
     """With --shutdown-timeout above KillWait (10 s here) stop_requested() is true so much earlier; a line says so."""
     (tmp_path / "saves.py").write_text(SAVES, encoding="utf-8")
     body = (
-        "export SLURM_JOB_END_TIME=$(($(date +%s) + 30))\n"
+        f"{TELL_END.format(seconds=30)}"
         "srun elastic-run --shutdown-timeout=20 saves.py\n"
         "(($(date +%s) < SLURM_JOB_END_TIME)) && echo in time"
     )
-    code, log = run_batch(slurm, tmp_path, body, "--nodes=1", "--ntasks=1")
+    code, log = run_batch(slurm, tmp_path, body, "--nodes=1", "--ntasks=1", "--time=1")
     assert (code, re.findall("^(?:training|asked|saved|in time)$", log, re.MULTILINE)) == (
         0,
         ["training", "asked", "saved", "in time"],
@@ -71,11 +73,11 @@ def test_workers_save_before_the_time_is_over(slurm: SlurmCluster, tmp_path: Pat
 def test_a_job_with_requeue_is_run_again_before_its_time_is_over(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Without --signal: the launcher stops the workers in time, and asks Slurm to run the job again."""
     script = (
-        'if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then export SLURM_JOB_END_TIME=$(($(date +%s) + 12))\n'
+        f'if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then {TELL_END.format(seconds=12)}'
         "exec srun elastic-run --requeue=1 --shutdown-timeout=4 --no-python sleep 600; fi\n"
         "srun elastic-run train.py"
     )
-    run_batch(slurm, tmp_path, script, "--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append")
+    run_batch(slurm, tmp_path, script, "--nodes=1", "--ntasks=1", "--time=1", "--requeue", "--open-mode=append")
     log = tmp_path / "job.log"
     wait_until(lambda: trained(log.read_text(encoding="utf-8")) == ["0 of 1"], deadline=120, what="the second life")
     text = log.read_text(encoding="utf-8")
