@@ -11,7 +11,7 @@ of the step. Numbers that Slurm never sets together raise `StepVariablesError`.
 
 SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in the shell of salloc, and in a step of
 `srun --preserve-env`. SLURM_NODEID is the node's place in SLURM_STEP_NODELIST, which Slurm sorts: also with
---distribution=arbitrary, a host file, an order of --nodelist, and for heterogeneous jobs (Slurm 22.05).
+--distribution=arbitrary, a host file, an order of --nodelist, and for heterogeneous jobs (Slurm 22.05 to 26.05).
 """
 
 from __future__ import annotations
