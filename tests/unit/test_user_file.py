@@ -73,3 +73,11 @@ def test_a_device_without_an_end_is_no_token() -> None:
     """It is read up to the longest token."""
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: '/dev/zero' is longer than 1024 KiB$"):
         read_token("/dev/zero", {})
+
+
+def test_a_token_file_without_a_token_is_refused(tmp_path: Path) -> None:
+    """An empty token would let everybody in."""
+    path = tmp_path / "token"
+    path.write_text(" \n")
+    with pytest.raises(UsageError, match=r"^--rdzv-token-file: '.*/token' is empty$"):
+        read_token(str(path), {})
