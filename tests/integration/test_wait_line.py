@@ -266,6 +266,15 @@ def test_where_it_cant_be_shown_a_line_comes_every_ten_seconds() -> None:
     assert console.lines == [f"waiting for {seconds} s\n" for seconds in (0, 10, 20, 30)]
 
 
+def test_a_line_is_rewritten_every_second() -> None:
+    """A time that is left counts down as a clock does."""
+    loop, console = FakeLoop(), FakeConsole()
+    line = WaitLine(loop, console)  # type: ignore[arg-type] # fakes
+    line.show(lambda now: (f"{3 - now:.0f} s left",), is_live=True)
+    loop.run(2.0)
+    assert console.lines == [f"elastic-run: {seconds} s left" for seconds in (3, 2, 1)]
+
+
 def test_a_short_line_leaves_nothing_of_it() -> None:
     """Whatever is written next begins on an empty line, and nothing is shown within somebody's unfinished line."""
     reading, writing = os.pipe()

@@ -29,3 +29,11 @@ def test_an_agent_that_cannot_ask_the_others_leaves_each_agent_its_own_answer(mo
 
     monkeypatch.setattr(nodes, "ask_all", ask_all)
     assert ask_nodes(_JOB, JOB_STATUS) == ([own["a"].document], ["no answer of b"])
+
+
+def test_nodes_that_have_all_answered_leave_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told that 0 nodes have not answered."""
+    found = [{"pid": pid, "host": "h", "node_rank": pid} for pid in (1, 2)]
+    answer = Answer("a", 1, {"nodes": found, "expected": 2})
+    monkeypatch.setattr(nodes, "ask_all", lambda paths, *_, **__: [answer for _ in paths])
+    assert ask_nodes(_JOB, JOB_STATUS) == (found, [])

@@ -165,6 +165,16 @@ def test_lines_of_several_writers_in_one_file_are_whole(tmp_path: Path) -> None:
     assert all(len(line) == 3 and len(line[2]) == 300 for line in lines)
 
 
+def test_a_writer_that_is_closed_leaves_no_descriptor(tmp_path: Path) -> None:
+    """A program that launches many jobs would run out of them; where no line was lost, none says so."""
+    path = tmp_path.resolve() / "e"
+    writer = EventWriter([EventFile(str(path), lambda _: b"a gap\n", lambda *_: None)])
+    writer.write(b"one\n")
+    writer.close(10)
+    assert path.read_bytes() == b"one\n"
+    assert path not in [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
+
+
 def test_a_line_that_somebody_left_unfinished_is_ended_first(tmp_path: Path) -> None:
     """A launcher that was killed within a line spoils no line of the others."""
     path = tmp_path / "e"

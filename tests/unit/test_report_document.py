@@ -103,6 +103,8 @@ def test_megabytes_of_a_worker_s_words_are_cut() -> None:
     """The file stays small, whatever the exception holds."""
     text = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: ' + "x\udcff" * 200_000
     assert len(json.dumps(failure_document(result(worker_end(0, 1, text))))) < 500_000
+    long = failure_document(result(worker_end(0, 1, text[:10_000])))
+    assert len(long["root_cause"]["exception"]["message"]) > 9000
 
 
 def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

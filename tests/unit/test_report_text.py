@@ -8,6 +8,7 @@ import pytest
 
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
+from elastic_run.report.trace import trace_lines
 from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span
 from tests.support.job_results import worker_end
 
@@ -170,6 +171,7 @@ def test_a_span_is_as_exact_as_it_matters(seconds: float, expected: str) -> None
         ([3], "rank 3"),
         ([7, 0, 1, 2, 4], "ranks 0-2, 4, 7"),
         (range(512), "ranks 0-511"),
+        (range(0, 12, 2), "ranks 0, 2, 4, 6, 8, 10"),
         (range(0, 100, 2), "ranks 0, 2, 4, 6, 8, ... (50 in all)"),
     ],
 )
@@ -188,3 +190,11 @@ def test_an_exception_s_line_is_its_first_that_says_something() -> None:
 def test_one_is_singular() -> None:
     """One worker, two workers."""
     assert (count(1, "worker"), count(2, "worker")) == ("1 worker", "2 workers")
+
+
+def test_an_exception_group_takes_no_more_lines_than_there_are() -> None:
+    """Half of the lines at most are its members', the rest is for its own frames."""
+    frames = [line for number in range(9) for line in (f'  File "/p/t.py", line {number}, in f', "    g()")]
+    members = [f"  | ValueError: {number}" for number in range(9)]
+    lines = trace_lines(ExceptionText("ExceptionGroup", lines=(*frames, *members)), width=80, most=8)
+    assert lines == ["...", "/p/t.py:8 in f", "  g()", *members[:4]]

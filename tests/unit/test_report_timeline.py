@@ -7,7 +7,7 @@ from typing import Any
 from elastic_run.report.event_history import fold
 from elastic_run.report.history_page.failures import find_failures
 from elastic_run.report.history_page.page import _describe_round
-from elastic_run.report.history_page.timeline import UNSEEN, draw_rows, find_span
+from elastic_run.report.history_page.timeline import RUNNING, STARTING, STOPPING, UNSEEN, draw_rows, find_span
 from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
 from tests.unit.test_event_log import event
 
@@ -24,6 +24,8 @@ def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> N
     job = Job("job", agents, [Round(1, "", 0, 2, 2, "", members)])
     there, killed = draw_rows(job, find_span(job))
     assert there.ends == []
+    drawn = [(phase.kind, phase.left, phase.width) for phase in there.phases]
+    assert drawn == [(STARTING, 0.0, 100.0), (RUNNING, 100.0, 500.0), (STOPPING, 600.0, 400.0)]
     assert UNSEEN not in [phase.kind for phase in there.phases]
     assert killed.ends == [400.0]
     unseen = killed.phases[-1]

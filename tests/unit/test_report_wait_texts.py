@@ -23,6 +23,7 @@ def test_missing_nodes() -> None:
     assert describe_missing(["a", "b"], 2, 3, 590.2) == "waiting: 2/3 nodes (a, b), 9:50 left"
     hosts = list("abcdefghij")
     assert describe_missing(hosts, 10, 16, None) == "waiting: 10/16 nodes (a, b, c, d, e, f, g, h …)"
+    assert describe_missing(hosts, 8, 16, None) == "waiting: 8/16 nodes (a, b, c, d, e, f, g, h)"
     assert describe_missing([], 0, 2, -1.0) == "waiting: 0/2 nodes, 0:00 left"
 
 
