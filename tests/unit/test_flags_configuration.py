@@ -11,7 +11,10 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.cli import node_gpus
+from elastic_run.cli.checks import check_master
 from elastic_run.cli.flag_notices import find_notices
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cluster import cpus, devices
 from elastic_run.core.job.config import Window
 from elastic_run.core.node.config import NodeConfig
@@ -236,3 +239,17 @@ def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == []
     assert node_gpus.count_node_gpus({}) == ("1", [])
     assert asked == ["nvidia-smi"]  # a job on a cluster with no other number of workers
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"--nnodes=2 --master-addr={os.uname().nodename} --master-port=1 train.py",
+        "--nnodes=2 --master-addr=192.0.2.1 --master-port=1 --node-rank=0 train.py",
+        "--nnodes=1 --master-addr=192.0.2.1 --master-port=1 train.py",
+    ],
+)
+def test_rank_0_is_taken_where_the_master_may_be_this_machine(words: str) -> None:
+    """Its name is this machine's, the user gave the rank, or there is no other node."""
+    parser = LauncherArgumentParser(FLAGS)
+    check_master(parser.parse_args(words.split()), parser.origins)

@@ -35,7 +35,6 @@ pytestmark = pytest.mark.usefixtures("place")
 REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nnodes 0 train.py", {}, "--nnodes: '0' is not MIN[:MAX]"),
     ("--nproc-per-node 8x train.py", {}, "--nproc-per-node: '8x' is not a number from 1 up"),
-    ("--nproc-per-node 65537 train.py", {}, "--nproc-per-node: '65537' is more workers than a node can have, 65536"),
     (
         "--nproc-per-node npu train.py",
         {},
@@ -75,11 +74,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
         {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-1"},
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '-1' is not a whole number",
     ),
-    (
-        "train.py",
-        {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "soon"},
-        "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT: 'soon' is not ",
-    ),
+    ("train.py", {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "soon"}, "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT:"),
     (
         "train.py",
         {"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT": "soon"},
