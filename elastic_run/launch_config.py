@@ -11,7 +11,7 @@ from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import MOST_WORKERS, count, duration
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.records import dataclass, field, fields, replace
@@ -143,13 +143,24 @@ def _refuse_unhandleable(*lists: str) -> None:
 
 
 def _check_settings(settings: JobConfig | NodeConfig | AgentConfig) -> None:
-    """Check the settings that are a number or a text as the flags of the same names check theirs."""
+    """Check the settings as the flags of the same names check theirs."""
     flags = {flag.dest: flag for flag in FLAGS if not flag.is_switch}
     for one in fields(settings):
         value = getattr(settings, one.name)
-        if value is not one.default and one.name in flags and isinstance(value, int | float | str):
-            is_automatic = one.name == "hang_timeout" and not value
-            _check_field(one.name, "auto" if is_automatic else str(value), flags[one.name].parse)
+        if value is not one.default and one.name in flags and (text := _show_for_flag(one.name, value)) is not None:
+            _check_field(one.name, text, flags[one.name].parse)
+
+
+def _show_for_flag(name: str, value: object) -> str | None:
+    """Return a setting as its flag takes it; None for what no flag can say, such as no value at all."""
+    if name == "hang_timeout" and value == 0:
+        return "auto"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or None
+    if isinstance(value, Window):
+        is_for_flag = name != "membership_window" or value.count  # the membership may change 0 times
+        return f"{value.count}/{value.seconds or 1}" if is_for_flag else None
+    return str(value) if isinstance(value, int | float | str) else None
 
 
 def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:
