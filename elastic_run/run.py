@@ -270,11 +270,14 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
         say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
         return contract.EXIT_RENDEZVOUS
     from elastic_run.multiprocessing.errors.own_frames import find_foreign_place  # noqa: PLC0415 - only on this way
+    from elastic_run.multiprocessing.output.plugin_logs import LogsPluginError  # noqa: PLC0415 - ditto
     from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - ditto
 
     told = describe_exception(error)
     place = find_foreign_place(error)
-    if place:  # of a plug-in
+    if isinstance(error, LogsPluginError):
+        say(f"error: {error}")
+    elif place:  # of a plug-in
         say(f"error: {told}, at {place}, which is no code of elastic-run (LOGLEVEL=DEBUG shows the traceback)")
     else:
         say(f"internal error: {told} (please report it; LOGLEVEL=DEBUG shows the traceback)")

@@ -29,6 +29,26 @@ class Refusing(DefaultLogsSpecs):
     def __init__(self, *args, **kwargs):
         raise RuntimeError("no room on the log server")
 """
+_PARTIAL_LOGS = """
+from elastic_run.multiprocessing import LogsDest, LogsSpecs
+
+class Partial(LogsSpecs):
+    root_log_dir = ""
+
+    def reify(self, envs):
+        attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
+        return LogsDest({0: "", 1: ""}, {0: "", 1: ""}) if not attempt else LogsDest({0: ""}, {})
+
+class Nothing(Partial):
+    def reify(self, envs):
+        return None
+
+class Late(Partial):
+    def reify(self, envs):
+        if envs[0]["TORCHELASTIC_RESTART_COUNT"] == "1":
+            raise KeyError("late")
+        return super().reify(envs)
+"""
 _HANDLERS = """
 class Misnamed:
     def get_backend(self):
@@ -62,6 +82,24 @@ def test_a_failing_plugin_for_logs(launch: Launch, tmp_path: Path, name: str, me
     assert job.wait_exit() == contract.EXIT_INTERNAL_ERROR
     place = f"at {tmp_path}/our_logs.py:{line}, which is no code of elastic-run"
     assert job.stderr == f"elastic-run: error: {message}, {place} {_WHOSE}"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("Partial", "our_logs.Partial.reify has returned no stdouts for local rank 1 and no stderrs for local ranks 0"),
+        ("Nothing", "our_logs.Nothing.reify has returned None, which is no LogsDest"),
+        ("Late", "KeyError: 'late', at "),
+    ],
+)
+def test_a_plugin_that_leaves_out_workers(launch: Launch, tmp_path: Path, name: str, line: str) -> None:
+    """The line names the plug-in's class and the ranks, in the first round and after a restart."""
+    write_plugin(tmp_path, "our_logs", contract.LOGS_SPECS_ENTRY_POINTS, {"ours": f"our_logs:{name}"}, _PARTIAL_LOGS)
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--max-backoff=0", "--logs-specs=ours", "--no-python", "false")
+    job = launch(*flags, env={"PYTHONPATH": str(tmp_path)})
+    assert job.wait_exit() == contract.EXIT_INTERNAL_ERROR
+    assert job.stderr.splitlines()[-1].startswith(f"elastic-run: error: {line}")
+    assert "report it" not in job.stderr
 
 
 @pytest.mark.parametrize(

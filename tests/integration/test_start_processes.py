@@ -266,6 +266,31 @@ def test_no_entrypoint() -> None:
         ours.start_processes("name", "", {0: ()}, {0: {}}, ours.DefaultLogsSpecs())
 
 
+class PartialLogs(ours.DefaultLogsSpecs):
+    """Leaves out what it is told to, as a plug-in may."""
+
+    left_out = "error_files"
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> ours.LogsDest:
+        """Lay out without one stream of the last rank."""
+        logs = super().reify(envs)
+        getattr(logs, self.left_out).pop(max(envs))
+        return logs
+
+
+def test_logs_specs_that_leave_out_a_worker() -> None:
+    """Without a path for a stream nothing is started; without an error file a process may fail all the same."""
+    processes = ours.start_processes("name", "/bin/false", {0: ()}, {0: {}}, PartialLogs())
+    result = processes.wait()
+    processes.close()
+    assert result is not None
+    assert result.failures[0].error_file == "<N/A>"
+    specs = PartialLogs()
+    specs.left_out = "stderrs"
+    with pytest.raises(RuntimeError, match=r"PartialLogs\.reify has returned no stderrs for local rank 1; "):
+        ours.start_processes("name", "/bin/true", {0: (), 1: ()}, {0: {}, 1: {}}, specs)
+
+
 def test_a_stop_signal_on_both(run: Run) -> None:
     """In the main thread a stop signal raises SignalException out of `wait`; the program closes and goes on."""
     for package in (TORCHS, OURS):

@@ -80,6 +80,7 @@ class Round:
         Raises:
             OSError: A worker could not be started; the workers before it run.
             ValueError: A worker could not be started, for a reason in its command; the workers before it run.
+            Exception: A worker could not be started because of a defect; the workers before it run.
         """
         launched = self._launched
         for rank, started in launched.workers.items():

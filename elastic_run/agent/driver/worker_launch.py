@@ -48,7 +48,7 @@ class LaunchedWorkers:
     logs: LogsDest | None = None
     functions: Functions | None = None
     workers: dict[int, StartedWorker] = field(default_factory=dict)
-    error: OSError | ValueError | None = None
+    error: Exception | None = None
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
 
@@ -70,12 +70,19 @@ def launch_workers(
 
     Returns:
         The workers. If a worker can't be started, the workers before it, and the reason.
+
+    Raises:
+        Exception: Nothing was ever started, because of a defect of a plug-in, or of this program.
     """
     launched = LaunchedWorkers(Wiring(capture=context.options.agent_config.capture))
     try:
         _launch(context, launched, restart_count, use_agent_store=use_agent_store, on_fork=on_fork)
     except (OSError, ValueError) as error:
         launched.error = error
+    except Exception as error:
+        if not context.guardian.pid:
+            raise
+        launched.error = error  # raised when these workers are watched, so that they are stopped
     return launched
 
 
@@ -142,14 +149,19 @@ def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], *, is_
     """
     if type(context.logs_specs) is DefaultLogsSpecs:
         return context.logs_specs.lay_out(envs)
+    from elastic_run.multiprocessing.output.plugin_logs import check_logs  # noqa: PLC0415 - only for a plug-in
+
     if is_first or context.mask is None:
-        return context.logs_specs.reify(envs)
-    mask = block_signals(())
-    restore_signals(context.mask)
-    try:
-        return context.logs_specs.reify(envs)
-    finally:
-        restore_signals(mask)
+        logs = context.logs_specs.reify(envs)
+    else:
+        mask = block_signals(())
+        restore_signals(context.mask)
+        try:
+            logs = context.logs_specs.reify(envs)
+        finally:
+            restore_signals(mask)
+    check_logs(context.logs_specs, logs, envs)
+    return logs
 
 
 def _prepare_functions(context: AgentContext) -> Functions:

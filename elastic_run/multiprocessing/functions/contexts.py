@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from elastic_run import contract
 from elastic_run.multiprocessing.api import SignalException
+from elastic_run.multiprocessing.output.plugin_logs import check_logs
 from elastic_run.multiprocessing.process.held_signals import HeldSignals
 
 TYPE_CHECKING = False
@@ -78,7 +79,7 @@ class PContext(abc.ABC):
         duplicate_stderr_filters: The same for stderr.
 
     Raises:
-        RuntimeError: A map doesn't have all local ranks.
+        RuntimeError: A map doesn't have all local ranks. It is a LogsPluginError where the logs specs has left one out.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class PContext(abc.ABC):
         self.envs = envs
         self.nprocs = len(args)
         logs = logs_specs.reify(envs)
+        check_logs(logs_specs, logs, range(self.nprocs))
         validate_full_rank(logs.stdouts, self.nprocs, "the logs' stdouts")
         validate_full_rank(logs.stderrs, self.nprocs, "the logs' stderrs")
         self.stdouts, self.stderrs, self.error_files = logs.stdouts, logs.stderrs, logs.error_files

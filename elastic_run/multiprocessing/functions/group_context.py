@@ -128,7 +128,9 @@ class GroupContext(PContext):
     def _conclude(self, group: ProcessGroup, failed: list[int]) -> RunProcsResult:
         result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
         for rank in self._blamed(group, failed):
-            result.failures[rank] = ProcessFailure(rank, group.pids[rank], group.ended[rank], self.error_files[rank])
+            result.failures[rank] = ProcessFailure(
+                rank, group.pids[rank], group.ended[rank], self.error_files.get(rank, "")
+            )
         if not result.failures:
             result.return_values = self._values(group)
         return result
