@@ -20,8 +20,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import venv
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +158,11 @@ def _has_text(node: ast.AST) -> bool:
 
 
 class Copy:
-    """A copy of the repository, in which one mutant at a time is tried out."""
+    """A copy of the repository, in which one mutant at a time is tried out.
+
+    It has an interpreter of its own, which finds the copy before the checkout: a test may start a program with another
+    directory and another PYTHONPATH.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -168,6 +174,7 @@ class Copy:
             if (ROOT / name).is_file():
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, directory / name)
+        self._python = _make_interpreter(directory)
 
     def read(self, path: str) -> bytes:
         """Read a file of the package."""
@@ -183,9 +190,8 @@ class Copy:
         """Run tests until one fails; return whether all have passed in time."""
         options = ["-q", "-x", "-n0", "--durations=0", f"--timeout={limit}", "-p", "no:cacheprovider", "-m", "not long"]
         with subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *tests],
+            [self._python, "-m", "pytest", *options, *tests],
             cwd=self._directory,
-            env={**os.environ, "PYTHONPATH": str(self._directory)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -196,6 +202,22 @@ class Copy:
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)  # the tests' fixtures end what they have started
                 return False
+
+
+def _make_interpreter(directory: Path) -> Path:
+    """Make a virtual environment with the packages and commands of this one, in which a copy is installed."""
+    place, commands = directory / ".venv", Path(sys.executable).parent
+    venv.create(place, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
+    installed = sysconfig.get_path("purelib")
+    (packages / "copy.pth").write_text(f"{directory}\nimport site; site.addsitedir({installed!r})\n")
+    own = place / "bin"
+    for command in commands.iterdir():
+        if not (own / command.name).exists():
+            source = command.read_bytes()
+            (own / command.name).write_bytes(source.replace(f"#!{commands}/".encode(), f"#!{own}/".encode(), 1))
+            shutil.copymode(command, own / command.name)
+    return own / "python"
 
 
 @dataclass(frozen=True)
