@@ -17,6 +17,7 @@ Nothing is imported here: a worker starts as soon as it is wired, and does not w
 | `logfile` | appends to a log file on a disk that may be full |
 | `logs` | `LogsSpecs`, `DefaultLogsSpecs` and `LogsDest` |
 | `outlet` | how a worker's bytes reach the console: unchanged, or as lines with a prefix |
+| `plugin_logs` | checks the paths that a plug-in of --logs-specs returns |
 | `prefix` | the text in front of a tee'd line |
 | `remainder` | a process that passes on the output of background processes after the launcher's end |
 | `sink` | writes to a descriptor that others share, and never blocks |
