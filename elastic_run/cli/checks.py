@@ -69,7 +69,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
     for name in _NUMBERS:
         text = environ.get(name, "")
         if text.isdecimal() and len(text) > _MOST_DIGITS:
-            message = f"{name}: {text!r} is not a number that can be meant"
+            message = f"{name}: {text!r} is too large a number"
             raise UsageError(message)
 
 

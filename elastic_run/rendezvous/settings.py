@@ -115,7 +115,7 @@ def _read_time(key: str, value: object) -> float:
     except (TypeError, ValueError):
         seconds = float("nan")
     if key == "keep_alive_interval" and 0 < seconds < SHORTEST_INTERVAL:
-        message = f"rendezvous setting {key}={value!r}: no node could keep less than {SHORTEST_INTERVAL:g} seconds"
+        message = f"rendezvous setting {key}={value!r}: the shortest interval is {SHORTEST_INTERVAL:g} seconds"
         raise ValueError(message)
     if (seconds > 0 or (may_be_zero and seconds == 0)) and seconds != float("inf"):
         return min(seconds, LONGEST_TIME)

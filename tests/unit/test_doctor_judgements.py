@@ -145,7 +145,7 @@ def test_control_groups_of_both_versions_are_read(
         (directory / f"memory.{name}").write_text(text, encoding="ascii")
     assert texts(control_groups.check(Subject({}, "h", root=str(tmp_path)))) == [
         "problem: only 10 MiB of memory are left: the kernel kills workers without a message",
-        "warning: the kernel has killed 2 processes of this container for want of memory",
+        "warning: the kernel has killed 2 processes of this container because its memory was full",
     ]
 
 

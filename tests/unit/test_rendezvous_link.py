@@ -181,7 +181,7 @@ def test_an_interrupted_connection_is_closed() -> None:
 def test_no_other_thread_uses_a_restored_store_before_the_sender() -> None:
     """The sender sees to the log of a store that was restored from a backup; until then other threads are refused."""
     link = StoreConnection(RestoredBackend(), _FIRST, NotingEvent(), lambda: b"store 1")
-    with pytest.raises(StoreConnectionError, match="is not the one that it was"):
+    with pytest.raises(StoreConnectionError, match="was replaced by another store"):
         _ = link.store
     link.expected_restores = lambda: 1
     assert link.store.restores == 1
@@ -208,7 +208,7 @@ def test_what_is_no_shared_connection_leads_to_the_same_store() -> None:
     shared = StoreConnection(backend, _FIRST, closing, source=owner)
     opened = identify(owner, b"store 1")
     opened.write({STORE_ID: b"store 2"})
-    with pytest.raises(StoreConnectionError, match="not the one that it was"):
+    with pytest.raises(StoreConnectionError, match="was replaced by another store"):
         _ = shared.store
 
 

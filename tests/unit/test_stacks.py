@@ -223,7 +223,7 @@ def test_only_a_rank_that_communicates_waits(calls: list[tuple[str, int, str]], 
 def test_a_main_thread_that_has_ended_is_told() -> None:
     """A thread that is no daemon keeps a program whose main thread has come to its end, or has raised."""
     place = find_place(parse_stacks(_text(("/usr/lib/python3.11/threading.py", 1590, "_shutdown"))))
-    assert place == Place(problem="has come to the end of its main thread, and another thread keeps it")
+    assert place == Place(problem="has ended its main thread, and another thread still runs")
 
 
 def test_a_program_that_is_installed_has_a_place() -> None:

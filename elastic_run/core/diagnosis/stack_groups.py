@@ -166,7 +166,7 @@ def find_place(stacks: Stacks, problem: str = "") -> Place:
         cut = "has more than 100 threads, the main thread is not among those that Python shows"
         return Place(problem=problem or (cut if stacks.is_cut else "runs no Python code at the moment"))
     if main.frames[-1].function == "_shutdown" and main.frames[-1].file.endswith("/threading.py"):
-        return Place(problem="has come to the end of its main thread, and another thread keeps it")
+        return Place(problem="has ended its main thread, and another thread still runs")
     own = _find_own(main.frames)
     frame, called = main.frames[own], [each for each in main.frames[:own] if each.function not in _WRAPPERS]
     collective = next((each for each in reversed(called) if each.file.endswith(_COLLECTIVES)), None)

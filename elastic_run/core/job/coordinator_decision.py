@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Leases for which nodes that know of a round may come before a job is founded in a successor's store, or before the
 #: nodes that wait for a majority are told to stop their workers: each may have noticed the loss a lease late.
 WAIT_LIMIT = 2
-_OUTDATED = "no node that is here has the state of the round that may have been formed in another store"
+_OUTDATED = "a round may have been formed in another store, and no node here has its state"
 
 
 def decide_next(coordinator: Coordinator, events: Sequence[Event], now: float, jitter: float) -> Coordinator:

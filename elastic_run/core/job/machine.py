@@ -351,7 +351,7 @@ def _give_up_waiting(job: Job, config: JobConfig) -> End:
         detail = f"{detail}; lost: {', '.join(lost)}"
     refused = describe_refused(job, _SHOWN)
     if refused:
-        detail = f"{detail}; not taken in: {', '.join(refused)}"
+        detail = f"{detail}; not in the job: {', '.join(refused)}"
     return End(job.term, verdict, verdict_exit_code(verdict), detail, None, job.attempts)
 
 

@@ -131,8 +131,8 @@ def _describe_uninformed(job: Job) -> str:
 def _describe_prepared_elsewhere(job: Job, config: JobConfig) -> str:
     seats = next(seats for seats in _find_rounds(job) if not _is_majority(seats, config))
     return (
-        f"{_count(seats, LIVE)} of the {len(seats)} nodes of a round that may have been formed in another store are "
-        "here, more than half are needed"
+        f"a round may have been formed in another store: {_count(seats, LIVE)} of its {len(seats)} nodes are here, "
+        "more than half are needed"
     )
 
 

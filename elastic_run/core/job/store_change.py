@@ -46,8 +46,8 @@ def _await_holder(seat: Seat, job: Job) -> Seat:
 
 def _leave_behind(node: Node) -> Gone:
     if node.node_info.serves_store:
-        return Gone(node.node, node.sequence, SILENT, "silent, and with it the store that it served", node)
-    return Gone(node.node, node.sequence, MOVED, "did not follow the store", node)
+        return Gone(node.node, node.sequence, SILENT, "silent, and its store is out of reach", node)
+    return Gone(node.node, node.sequence, MOVED, "did not change to the next endpoint", node)
 
 
 def give_up_awaited(job: Job) -> Job:

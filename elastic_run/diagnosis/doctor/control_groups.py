@@ -79,7 +79,7 @@ def judge(limits: GroupLimits) -> list[Finding]:
         remedy = "raise the limit: docker --pids-limit, podPidsLimit of the kubelet, TasksMax of systemd"
         found.append(problem(what, "pids.max of the control group", remedy))
     if limits.kills:
-        what = f"the kernel has killed {limits.kills} processes of this container for want of memory"
+        what = f"the kernel has killed {limits.kills} processes of this container because its memory was full"
         remedy = "raise the memory limit, or use fewer DataLoader workers (dmesg names the processes)"
         found.append(warning(what, "oom_kill in memory.events", remedy))
     return found

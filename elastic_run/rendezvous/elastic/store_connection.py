@@ -152,7 +152,7 @@ class StoreConnection:
             raise
         if self.store_id is None or self.store_id != expected or opened.restores != self.expected_restores():
             opened.close()
-            message = f"the store at {self._backend.name} is not the one that it was"
+            message = f"the store at {self._backend.name} was replaced by another store"
             raise StoreConnectionError(message)
         return opened
 

@@ -196,8 +196,8 @@ class StoreServer:
         self._tell_full(f"{peer[0]}:{peer[1]}", limit)
 
     def _tell_full(self, peer: str, limit: int) -> None:
-        what = f"{self.connections} others leave too few descriptors of the limit, which is {limit} for this process"
-        self._tell("descriptors", f"{peer}: {what}: raise it (ulimit -n), a job needs one for each node")
+        what = f"{self.connections} other connections leave too few file descriptors: this process may open {limit}"
+        self._tell("descriptors", f"{peer}: {what}: raise the limit (ulimit -n), a job needs one for each node")
 
     def _has_replaced(self) -> bool:
         """Whether a connection without a proof has made room for one more."""
@@ -225,8 +225,8 @@ class StoreServer:
         """Close the connection that holds most, since all of them together hold too much; agents' come last."""
         largest = max(self._connections, key=lambda one: (one.held > 0 and not one.is_agent, one.held))
         limit = self._holdings.limit
-        message = f"all clients' unfinished messages and unread replies pass {limit} bytes; its take {largest.held}"
-        largest.close(LimitError(message, "connections"))
+        total = f"unfinished messages and unread replies of all clients pass {limit} bytes"
+        largest.close(LimitError(f"{total}; this client has {largest.held}", "connections"))
 
     def _take_connection(self, listener: _socket.socket) -> tuple[_socket.socket, tuple[str, int]] | None:
         try:

@@ -171,7 +171,7 @@ class TcpBackend(Backend):
         if is_served:
             message = (
                 f"--node-rank: this node would have rank 0, but the node of rank 0 serves the job at {self.name}, "
-                "which is no address of this machine: give each other node its --node-rank"
+                "which is no address of this machine: give all other nodes their --node-rank"
             )
             raise ValueError(message)
 
