@@ -40,7 +40,7 @@ def test_a_full_store_says_so(launch: Callable[..., Launched], tmp_path: Path) -
     with ExitStack() as held:
         for _ in range(_LIMIT):
             held.enter_context(socket.create_connection(("127.0.0.1", port)))
-        host.wait_line(f"too few descriptors of the limit, which is {_LIMIT} for this process: raise it .ulimit -n.")
+        host.wait_line(f"leave too few of the {_LIMIT} file descriptors of this process: raise the limit .ulimit -n.")
         late = launch(*flags)
         late.wait_line(f"takes no more connections: its process may open {_LIMIT} files, so raise ulimit -n")
     assert late.wait_exit() == host.wait_exit() == 0

@@ -254,7 +254,7 @@ def test_clients_leave_descriptors_to_the_rest_of_the_process(bench: Bench) -> N
             late = bench.peer(greets=False)
             assert late.wait_closed() == wire.U32.pack(wire.STORE_FULL) + wire.U32.pack(1024)
         (line,) = bench.refusals
-        assert "too few descriptors of the limit, which is 1024 for this process: raise it (ulimit -n)" in line
+        assert "leave too few of the 1024 file descriptors of this process: raise the limit (ulimit -n)" in line
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in fillers:

@@ -196,7 +196,7 @@ class StoreServer:
         self._tell_full(f"{peer[0]}:{peer[1]}", limit)
 
     def _tell_full(self, peer: str, limit: int) -> None:
-        what = f"{self.connections} other connections leave too few file descriptors: this process may open {limit}"
+        what = f"{self.connections} other connections leave too few of the {limit} file descriptors of this process"
         self._tell("descriptors", f"{peer}: {what}: raise the limit (ulimit -n), a job needs one for each node")
 
     def _has_replaced(self) -> bool:
