@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from elastic_run.cli.commands import nodes
+from elastic_run.cli.commands import nodes, stacks
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
+from elastic_run.contract import EXIT_FAILURE
 from elastic_run.control.client import Answer
 from elastic_run.control.jobs import RunningAgent, RunningJob
 
@@ -37,3 +39,14 @@ def test_nodes_that_have_all_answered_leave_nothing_to_say(monkeypatch: pytest.M
     answer = Answer("a", 1, {"nodes": found, "expected": 2})
     monkeypatch.setattr(nodes, "ask_all", lambda paths, *_, **__: [answer for _ in paths])
     assert ask_nodes(_JOB, JOB_STATUS) == (found, [])
+
+
+def test_stacks_of_a_job_without_workers_say_why_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command fails with one line."""
+    monkeypatch.setattr(stacks, "find_job", lambda *_: _JOB)
+    monkeypatch.setattr(stacks, "ask_nodes", lambda *_: ([{"workers": [], "state": "waiting for nodes"}], []))
+    assert stacks.main([]) == EXIT_FAILURE
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"elastic-run: no worker of job .* runs now: it is waiting for nodes\n", told)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import launch as legacy
-from elastic_run.cli.explain import _join
+from elastic_run.cli.explain import _join, _row
 from elastic_run.run import main, parse_args, run, run_command
 
 if TYPE_CHECKING:
@@ -94,3 +95,9 @@ def test_a_host_without_a_network_is_told(monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_variable_that_differs_between_workers_is_shown_once(values: list[str], text: str) -> None:
     """Consecutive numbers are a range; other values are listed."""
     assert _join(values) == text
+
+
+@pytest.mark.parametrize("length", range(20, 60))
+def test_a_value_is_apart_from_its_origin(length: int) -> None:
+    """Two spaces or a new line stand between them, however long the value is."""
+    assert re.fullmatch(r"  x+(?:  +|\n +)the default", _row("x" * length, "the default"))
