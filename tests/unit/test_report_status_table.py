@@ -65,6 +65,12 @@ def test_the_table_has_a_row_for_each_worker_and_names_the_silent_one() -> None:
     ]
 
 
+@pytest.mark.parametrize(("round_uptime", "told"), [(61.0, ", round 2 for 61.0 s, "), (None, ", round 2, ")])
+def test_a_later_round_has_a_time_of_its_own(round_uptime: float | None, told: str) -> None:
+    """The first round's is the job's, and a round that has not begun to run has none."""
+    assert told in render_status([node(worker(0), round=2, round_uptime=round_uptime)], label="llama", width=80)[0]
+
+
 @pytest.mark.parametrize(
     ("workers", "expected"),
     [
