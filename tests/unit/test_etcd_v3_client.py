@@ -154,3 +154,9 @@ def test_operations_are_cut_into_transactions_that_etcd_takes() -> None:
     assert [len(batch) for batch in etcd_v3._batches(huge)] == [1, 1]
     assert [each for batch in etcd_v3._batches(large + small) for each in batch] == large + small
     assert list(etcd_v3._batches([])) == []
+
+
+@pytest.mark.parametrize(("result", "is_there"), [({"ID": "7", "TTL": "1"}, True), ({"ID": "7"}, False)])
+def test_a_lease_without_time_is_gone(result: dict[str, str], *, is_there: bool) -> None:
+    """etcd leaves out what is 0."""
+    assert make_api(FakeHttp((200, {"result": result}))).keep_alive(7) is is_there
