@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from elastic_run.cli.commands import nodes, stacks
+from elastic_run.cli.commands import nodes, stacks, status
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
 from elastic_run.contract import EXIT_FAILURE
 from elastic_run.control.client import Answer
@@ -50,3 +50,13 @@ def test_stacks_of_a_job_without_workers_say_why_there_are_none(
     assert stacks.main([]) == EXIT_FAILURE
     told = capsys.readouterr().err
     assert re.fullmatch(r"elastic-run: no worker of job .* runs now: it is waiting for nodes\n", told)
+
+
+def test_the_status_of_a_job_that_does_not_answer_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reasons are all that is said."""
+    monkeypatch.setattr(status, "find_job", lambda *_: _JOB)
+    monkeypatch.setattr(status, "ask_nodes", lambda *_: ([], ["no answer of a"]))
+    assert status.main([]) == EXIT_FAILURE
+    assert capsys.readouterr().err == "elastic-run: no answer of a\n"

@@ -158,5 +158,5 @@ def test_operations_are_cut_into_transactions_that_etcd_takes() -> None:
 
 @pytest.mark.parametrize(("result", "is_there"), [({"ID": "7", "TTL": "1"}, True), ({"ID": "7"}, False)])
 def test_a_lease_without_time_is_gone(result: dict[str, str], *, is_there: bool) -> None:
-    """etcd leaves out what is 0."""
+    """The gateway of etcd leaves out what is 0."""
     assert make_api(FakeHttp((200, {"result": result}))).keep_alive(7) is is_there

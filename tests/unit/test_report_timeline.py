@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from elastic_run.report.event_history import fold
+from elastic_run.report.event_history import LINE_LIMIT, fold
 from elastic_run.report.history_page.failures import find_failures
-from elastic_run.report.history_page.page import _describe_round
-from elastic_run.report.history_page.timeline import RUNNING, STARTING, STOPPING, UNSEEN, draw_rows, find_span
+from elastic_run.report.history_page.files import _DEPTH, _STACK_BYTES, _lines, read_logs
+from elastic_run.report.history_page.page import _describe_round, _share_out
+from elastic_run.report.history_page.timeline import RUNNING, STARTING, STOPPING, UNSEEN, WAITING, draw_rows, find_span
 from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
 from tests.unit.test_event_log import event
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def make_member(node: str, rank: int, *, stopping_at: float | None = None, last_at: float = 0.0) -> Member:
@@ -30,6 +34,45 @@ def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> N
     assert killed.ends == [400.0]
     unseen = killed.phases[-1]
     assert (unseen.kind, unseen.left, unseen.width) == (UNSEEN, 200.0, 400.0)
+
+
+def test_the_shares_of_the_phases_are_those_of_all_time() -> None:
+    """Seconds and percent; time of no phase is waiting."""
+    members = {0: make_member("a", 0, stopping_at=60.0, last_at=100.0)}
+    job = Job("job", [], [Round(1, "", 0, 1, 1, "", members)])
+    assert [(kind, *numbers) for kind, _, *numbers in _share_out(job, 100.0)] == [
+        (RUNNING, 50.0, 50.0),
+        (STARTING, 10.0, 10.0),
+        (WAITING, 0.0, 0.0),
+        (STOPPING, 40.0, 40.0),
+    ]
+    assert [seconds for _, _, seconds, _ in _share_out(job, 200.0)] == [50.0, 10.0, 100.0, 40.0]
+
+
+def test_a_failure_is_drawn_where_its_worker_ended() -> None:
+    """Not where its node said something last."""
+    member = make_member("a", 0, last_at=100.0)
+    member.workers[0] = Worker(0, 100, started_at=10.0, ended_at=20.0, failure={"is_root": True})
+    job = Job("job", [Agent("a", "a", "job", 0.0, 100.0)], [Round(1, "", 0, 1, 1, "", {0: member})])
+    (row,) = draw_rows(job, find_span(job))
+    assert row.failures == [(200.0, "round 1, restart 0: rank 0 failed")]
+
+
+def test_a_line_that_is_longer_than_any_event_is_one_line(tmp_path: Path) -> None:
+    """It is cut, and its rest is no line of its own."""
+    (tmp_path / "e").write_bytes(b"x" * (3 * LINE_LIMIT) + b"\nnext\n")
+    with (tmp_path / "e").open("rb") as file:
+        assert list(_lines(file)) == [b"x" * (LINE_LIMIT + 1), b"next\n"]
+
+
+def test_files_are_read_in_directories_of_directories_and_long_stacks_are_cut(tmp_path: Path) -> None:
+    """One log directory holds those of many runs and nodes."""
+    run = tmp_path.joinpath(*"abcdefgh"[:_DEPTH])
+    run.mkdir(parents=True)
+    (run / "stacks.txt").write_bytes(b"x" * (_STACK_BYTES + 1))
+    ((path, text),) = read_logs(str(tmp_path)).stacks
+    assert path == str(run / "stacks.txt")
+    assert text == "x" * _STACK_BYTES + "\n..."
 
 
 def test_a_round_without_running_workers_ran_for_no_time() -> None:
