@@ -290,3 +290,10 @@ loop.run_until(lambda: False)
         agent.send_signal(signal.SIGKILL)
         agent.wait()
         wait_gone(child, deadline=2.0)
+
+
+def test_a_store_to_which_nobody_came_leaves_nothing_in_its_loop(desk: Desk) -> None:
+    """The number of its descriptor may be that of another file soon."""
+    before = dict(desk.loop._readers)
+    desk.open("agent").close()
+    assert desk.loop._readers == before

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_run.report.event_history import LINE_LIMIT, fold
 from elastic_run.report.history_page.failures import find_failures
 from elastic_run.report.history_page.files import _DEPTH, _STACK_BYTES, _lines, read_logs
-from elastic_run.report.history_page.page import _describe_round, _share_out
+from elastic_run.report.history_page.page import _clock, _describe_round, _share_out
 from elastic_run.report.history_page.timeline import RUNNING, STARTING, STOPPING, UNSEEN, WAITING, draw_rows, find_span
 from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
 from tests.unit.test_event_log import event
@@ -47,6 +47,11 @@ def test_the_shares_of_the_phases_are_those_of_all_time() -> None:
         (STOPPING, 40.0, 40.0),
     ]
     assert [seconds for _, _, seconds, _ in _share_out(job, 200.0)] == [50.0, 10.0, 100.0, 40.0]
+
+
+def test_a_time_of_the_clock_is_in_utc() -> None:
+    """The lines about launchers that were lost have it."""
+    assert _clock(86_400.0 + 3 * 3600 + 62.5) == "03:01:02"
 
 
 def test_a_failure_is_drawn_where_its_worker_ended() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.cli.cluster_values import complete_from_cluster
+from elastic_run.cli.slurm_step import derive_from_step
 from elastic_run.cluster.slurm import find_step
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
@@ -33,3 +34,17 @@ def test_a_task_that_lacks_a_variable_is_refused(monkeypatch: pytest.MonkeyPatch
     for running in ("", "41.batch", "41.interactive", None):
         monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda running=running: running)
         assert find_step(environ, HOST) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "told"),
+    [("train.py", "3", "2 other nodes"), ("--nnodes=2 train.py", "3", ""), ("train.py", None, "")],
+)
+def test_a_shell_of_srun_is_told_of_nodes_that_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, words: str, nodes: str | None, told: str
+) -> None:
+    """Only by a job on one node, and only if Slurm says how many there are."""
+    monkeypatch.setattr("os.isatty", lambda _: True)
+    environ = {"SLURM_PTY_PORT": "7"} | ({} if nodes is None else {"SLURM_JOB_NUM_NODES": nodes})
+    notices = derive_from_step(parse_args(words.split()), environ, (), names_place=False).notices
+    assert (len(notices), told in "".join(notices)) == (bool(told), True)
