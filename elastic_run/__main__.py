@@ -8,6 +8,10 @@ import sys
 
 from elastic_run import signals
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _STDERR = 2
 
 
@@ -41,27 +45,35 @@ def _import_argparse() -> None:
     parser are our own. `re` imports enum, functools and collections. argparse gets it when it first needs it, as for a
     help text; see `cli.parser`.
     """
-    module = type(sys)
-    gettext, expressions = module("gettext"), module("re")
+    gettext = type(sys)("gettext")
     gettext.gettext = lambda text: text  # type: ignore[attr-defined]
     gettext.ngettext = lambda one, more, count: one if count == 1 else more  # type: ignore[attr-defined]
-    expressions.__getattr__ = _get_name_of_re  # type: ignore[method-assign]
-    expressions.compile = _LazyPattern  # type: ignore[attr-defined]
-    stand_ins = {each.__name__: each for each in (gettext, expressions) if each.__name__ not in sys.modules}
+    stand_ins: dict[str, Any] = {"gettext": gettext, "re": _Expressions()}
+    stand_ins = {name: stand_in for name, stand_in in stand_ins.items() if name not in sys.modules}
     sys.modules.update(stand_ins)
     try:
         import argparse  # noqa: F401, PLC0415 - for `run`
     except ImportError:
         pass  # it wants more of gettext, and gets it when it is imported again
     finally:
-        for name in stand_ins:
-            del sys.modules[name]  # a plug-in that wants translations gets them
+        for name, stand_in in stand_ins.items():
+            if sys.modules[name] is stand_in:
+                del sys.modules[name]  # a plug-in that wants translations gets them
 
 
-def _get_name_of_re(name: str) -> object:
-    import re  # noqa: PLC0415 - see `_import_argparse`
+class _Expressions:
+    """In place of `re` in argparse. A finder of modules that imports it meanwhile gets what `re` has."""
 
-    return getattr(re, name)
+    __spec__ = None  # which each import reads
+
+    def __getattr__(self, name: str) -> object:
+        if name == "compile" and sys._getframe(1).f_globals.get("__name__") == "argparse":  # noqa: SLF001 - the only way
+            return _LazyPattern
+        if isinstance(sys.modules.get("re"), _Expressions):
+            del sys.modules["re"]
+        import re  # noqa: PLC0415 - see `_import_argparse`
+
+        return getattr(re, name)
 
 
 class _LazyPattern:
