@@ -198,8 +198,9 @@ def _follow(pid: int) -> tuple[ProcessSample, ProcessSample]:
     current = SimpleNamespace(workers=workers, listen_for_stacks=lambda: SimpleNamespace(received={}))
     first = sample = sample_processes(cast("Round", current))[0]
     for _ in range(MOMENTS if sample.is_undecided else 0):
+        began_at = time.monotonic()
         time.sleep(MOMENT)
-        sample = follow(sample, pid)
+        sample = follow(sample, pid, time.monotonic() - began_at)
     return first, sample
 
 

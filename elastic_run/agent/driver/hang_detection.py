@@ -245,12 +245,14 @@ class _Questions:
     def _follow(self, moments: int) -> None:
         """Ask when each thread that runs has slept or computes, or after so many moments more."""
         if moments and any(sample.is_undecided for sample in self._samples.values()):
-            self._timer = self._loop.call_later(MOMENT, lambda: self._take_moment(moments))
+            began_at = self._loop.now()
+            self._timer = self._loop.call_later(MOMENT, lambda: self._take_moment(moments, began_at))
         else:
             self._ask()
 
-    def _take_moment(self, moments: int) -> None:
-        self._samples = {rank: follow(sample, self._pids[rank]) for rank, sample in self._samples.items()}
+    def _take_moment(self, moments: int, began_at: float) -> None:
+        seconds = self._loop.now() - began_at
+        self._samples = {rank: follow(sample, self._pids[rank], seconds) for rank, sample in self._samples.items()}
         self._follow(moments - 1)
 
     def _ask(self) -> None:

@@ -7,7 +7,9 @@ idle workers would cost more than the bound, 0.1 % of a core. It also tells no s
 
 A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
 instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes
-on a machine with too few processors gets next to no processor time.
+on a machine with too few processors gets next to no processor time. Threads that take turns under Python's lock sleep
+for each other; where the agent too gets its processor late, each of them has slept since. So a process computes as well
+if the time in which its threads ran or waited for a processor makes up the whole moment: gloo's threads wait little.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ MOMENTS = 3
 #: Lines of /proc/PID/status: the state, and how often the thread has slept.
 _STATE, _SLEEPS = b"State:", b"voluntary_ctxt_switches:"
 _MOVED = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
-#: Bytes of /proc/PID/io at most.
+#: Bytes of /proc/PID/io and of /proc/PID/schedstat at most.
 _IO_LIMIT = 4096
 
 
@@ -55,7 +57,9 @@ class ProcessSample:
         cpu: Seconds of processor time of the worker's process.
         children_cpu: Seconds of processor time of its descendants.
         moved: Bytes that all of them have read and written, without the worker's stacks.
-        is_computing: Whether one of the threads has not slept for a moment.
+        ready: Seconds in which the threads of the worker's process have run or waited for a processor, in sum; 0 where
+            none runs, or where it is not known.
+        is_computing: Whether one of the threads has not slept for a moment, or some thread was ready all the time.
         has_computing_child: Whether the same holds for a descendant's.
         is_gpu_busy: Whether a GPU that the worker's process uses has computed lately.
     """
@@ -66,6 +70,7 @@ class ProcessSample:
     cpu: float
     children_cpu: float
     moved: int
+    ready: float = 0.0
     is_computing: bool = False
     has_computing_child: bool = False
     is_gpu_busy: bool = False
@@ -123,31 +128,37 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
             moved[rank] += _count_bytes(pid, _MOVED, received.get(rank, 0) if pid == leader else 0)
     return {
         rank: ProcessSample(
-            running=_read_running(pid),
+            running=(own := _read_running(pid)),
             running_children=_count_sleeps(running[rank]),
             wakes=_read_status(str(pid))[1],
             cpu=stats[pid].cpu / _TICK,
             children_cpu=children[rank] / _TICK,
             moved=moved[rank],
+            ready=_read_ready(pid) if own else 0.0,
         )
         for pid, rank in ranks.items()
         if pid in stats
     }
 
 
-def follow(sample: ProcessSample, pid: int) -> ProcessSample:
+def follow(sample: ProcessSample, pid: int, seconds: float) -> ProcessSample:
     """Return a worker's sample a moment later: with the threads that run by now, and whether one has not slept since.
 
     Args:
         sample: The sample as it was at the moment's beginning.
         pid: The worker's process.
+        seconds: How long the moment was: `MOMENT`, or more where this process got its processor late.
     """
     running, children = _read_running(pid), _count_sleeps(sample.running_children)
+    ready = _read_ready(pid) if running else 0.0
+    is_always_ready = bool(sample.ready) and ready - sample.ready >= seconds
+    is_computing = is_always_ready or bool(running.items() & sample.running.items())
     return replace(
         sample,
         running=running,
         running_children=children,
-        is_computing=sample.is_computing or bool(running.items() & sample.running.items()),
+        ready=ready,
+        is_computing=sample.is_computing or is_computing,
         has_computing_child=sample.has_computing_child or bool(children.items() & sample.running_children.items()),
     )
 
@@ -200,6 +211,19 @@ def _read_io(pid: int) -> dict[bytes, bytes]:
 def _read_running(pid: int) -> dict[str, int]:
     # A thread that waits for the GIL wakes up 200 times a second, and the recorder's waits because of our question.
     return _count_sleeps(list_running_threads(pid, besides=contract.RECORDER_THREAD.encode()))
+
+
+def _read_ready(pid: int) -> float:
+    """Return the seconds in which the threads of a process have run or waited for a processor; 0 where not known."""
+    seconds = 0.0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb", buffering=0) as file:
+                run, waited, _ = file.read(_IO_LIMIT).split()
+            seconds += (int(run) + int(waited)) / 1e9
+    except (OSError, ValueError):
+        return 0.0
+    return seconds
 
 
 def _count_sleeps(tasks: Iterable[str]) -> dict[str, int]:
