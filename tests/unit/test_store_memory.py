@@ -302,7 +302,7 @@ def test_numbers_are_read_as_c_reads_them(text: bytes, number: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"-", b"+-1", b"- 1", b"abc", b"\xd9\xa1", b"9223372036854775808", b"9" * 100_000],
+    [b"", b"-", b"+-1", b"- 1", b"abc", b"\xd9\xa1", b"9223372036854775808", b"-9223372036854775809", b"9" * 100_000],
     ids=lambda t: repr(t[:9]),
 )
 def test_what_is_no_number_is_refused(text: bytes) -> None:
@@ -318,6 +318,19 @@ def test_what_is_no_number_is_refused(text: bytes) -> None:
 def test_every_counter_is_read_back(number: int) -> None:
     """Each 64-bit number survives being stored as text."""
     assert parse_integer(b"%d" % number) == number
+
+
+def test_keys_and_values_stay_within_the_limit(store: MemoryStore) -> None:
+    """What would pass it is refused, and what was deleted makes room."""
+    store.set_limit(2000)
+    store.set(b"a", b"x" * 1000)
+    with pytest.raises(LimitError):
+        store.set(b"b", b"x" * 1000)
+    with pytest.raises(LimitError):
+        store.append(b"a", b"x" * 1000)
+    assert store.delete_key(b"a")
+    assert store.size == 0
+    store.set(b"b", b"x" * 1000)
 
 
 def test_a_wait_that_was_forgotten_gives_no_memory_back() -> None:
