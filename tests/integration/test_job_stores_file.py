@@ -38,3 +38,15 @@ def test_entries_that_are_trimmed_while_they_are_read(
         more, position = reader.read("facts", position, 10.0)
         entries += more
     assert entries == ([b"1"] if trimmed_at > 1 else []) + [b"4", b"5"]
+
+
+def test_a_stream_that_is_trimmed_and_a_job_that_is_removed_leave_no_file(tmp_path: Path) -> None:
+    """A job of weeks trims often, and many jobs follow each other in one file's place."""
+    store = FileJobStore(str(tmp_path / "store"), "j")
+    for _ in range(3):
+        store.append("facts", b"x")
+    for position in (1, 2, 3):
+        store.trim("facts", position)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+    store.remove_job()
+    assert list(tmp_path.iterdir()) == []
