@@ -1,10 +1,17 @@
-"""Wrong arguments of the commands beside the start of a job."""
+"""Wrong arguments of the commands beside the start of a job, and a request that is refused."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from elastic_run.cli.commands import stop
 from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.commands.stop import stop_job
+from elastic_run.contract import EXIT_FAILURE
+from elastic_run.control.client import Answer
+from elastic_run.control.jobs import RunningAgent, RunningJob
 from elastic_run.errors import UsageError
 
 
@@ -35,3 +42,12 @@ def test_a_wrong_command_is_told_with_those_that_are_there() -> None:
     parser.add_argument("name", metavar="COMMAND", choices=("status", "top"))
     with pytest.raises(UsageError, match=r"^COMMAND: 'sttus' is none of '?status'?, '?top'? \(see"):
         parser.parse_args(["sttus"])
+
+
+def test_a_launcher_that_refuses_to_stop_is_not_awaited(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its reason is the one line, and the command fails."""
+    monkeypatch.setattr(stop, "ask_all", lambda *_, **__: [Answer("a", 1, error="a takes no request")])
+    assert stop_job(RunningJob((RunningAgent("a", os.getpid()),)), None) == EXIT_FAILURE
+    assert capsys.readouterr().err == "elastic-run: a takes no request\n"
