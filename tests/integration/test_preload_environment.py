@@ -179,6 +179,8 @@ def test_a_copy_of_the_environment_is_told(body: str, launch: Launch, worker: Wo
         "count, text = len(os.environ), repr(os.environ)",
         "class Settings: pass\nsettings = [Settings()]\nsettings += [settings, dict(os.environ)]\ndel settings",
         "os.environ['NEW'] = 'value'\ndel os.environ['NEW']",
+        "os.environ['LOCAL'] = ''\npairs = repr(sorted(os.environ.items()) + sorted(os.environ.items(), reverse=True))",
+        "import collections\nenviron = collections.UserDict()\nenviron.data = os.environ\nos.environ = environ",
         "import torch, numpy, torch.utils.data, torch.distributed.fsdp, networkx",
     ],
 )
@@ -191,13 +193,21 @@ def test_a_passing_look_at_the_environment_is_no_copy(
     assert job.stdout == "warm 0 0\n", job.stderr
 
 
-def test_the_environment_is_itself_again_in_a_worker(launch: Launch, worker: Worker, module: Module) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "import os\nos.environ.update(dict(os.environ))",
+        "import os\nfrom unittest import mock\nwith mock.patch.dict(os.environ, NEW='value'):\n    pass",
+    ],
+)
+def test_the_environment_is_itself_again_in_a_worker(body: str, launch: Launch, worker: Worker, module: Module) -> None:
     """Nothing watches a worker's own reads, and its copies are whole."""
     path = worker(
         "say(os.environ.encodekey.__module__, os.environ.decodevalue.__module__, dict(os.environ)['RANK'],"
-        " *sorted(os.environ))"
+        " *sorted(os.environ), os.popen('env').read().count('ELASTIC_RUN_NO'))"
     )
-    cold, warm = (launch(*flags, path, env=module()) for flags in ((), ("--preload=heavy",)))
+    cold, warm = (launch(*flags, path, env=module(body)) for flags in ((), ("--preload=heavy",)))
     assert [cold.wait_exit(), warm.wait_exit()] == [0, 0]
     assert warm.stdout == cold.stdout
     assert cold.stdout.startswith("os os 0 ")

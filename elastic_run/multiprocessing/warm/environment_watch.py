@@ -58,7 +58,9 @@ class EnvironmentWatch:
         self._environs: list[Any] = [os.environ, os.environb]
         self._before = [(each.encodekey, each.decodekey, each.decodevalue) for each in self._environs]
         self._marks = _make_marks(os.environ)
-        self._stand_ins = _make_stand_ins(os.environ, self._note_read)
+        self._stand_ins = _make_stand_ins(os.environ, self._note_comparison)
+        # Names as an iteration gave them: to sort them, or to get the value for one of them, is no read of a variable.
+        self._passed: dict[bytes, Any] = {}
         for environ in self._environs:
             self._watch(environ)
         self._references = self._count_references()
@@ -68,12 +70,13 @@ class EnvironmentWatch:
         encode, decode, decode_value = environ.encodekey, environ.decodekey, environ.decodevalue
         note_read, copiers, stand_ins = self._note_read, self._copiers, self._stand_ins
         raw_name, raw_value, name, value = self._marks or (None,) * 4
-        # Names as an iteration gives them: to get the value for one of them is no read of that variable.
-        passed = {name: name, raw_name: raw_name}
+        passed = self._passed if environ is os.environ else {}
+        if self._marks:
+            passed[raw_name] = name if environ is os.environ else raw_name
 
         def encode_key(key: Any) -> Any:  # noqa: ANN401 - str or bytes
             raw = encode(key)
-            if passed.get(key) is not key and (text := os.fsdecode(key)) in _WATCHED:
+            if passed.get(raw) is not key and (text := os.fsdecode(key)) in _WATCHED:
                 note_read(text)
             return raw
 
@@ -82,7 +85,7 @@ class EnvironmentWatch:
                 key = decode(raw)
             else:
                 key = name if raw is raw_name else stand_ins.get(raw) or decode(raw)
-            passed[key] = key
+            passed[raw] = key
             reader = _find_reader()
             if reader not in copiers:
                 copiers.append(reader)
@@ -92,6 +95,10 @@ class EnvironmentWatch:
         if environ is os.environ:
             environ.decodevalue = lambda raw: value if raw is raw_value else decode_value(raw)
 
+    def _note_comparison(self, name: str) -> None:
+        if name in _WATCHED and self._passed.get(os.fsencode(name)) is not name:
+            self._note_read(name)
+
     def _note_read(self, name: str) -> None:
         if name not in self._reads:
             self._reads[name] = _find_reader()
@@ -99,7 +106,8 @@ class EnvironmentWatch:
     def close(self) -> None:
         """Let the environment be read without a note."""
         for raw in self._stand_ins:
-            os.environ._data.pop(raw, None)  # type: ignore[attr-defined] # noqa: SLF001 - C's environment never had it
+            self._environs[0]._data.pop(raw, None)  # noqa: SLF001 - a module may have replaced os.environ
+            os.unsetenv(raw)  # C's environment has it if a module has set each variable again
         for environ, (encode_key, decode_key, decode_value) in zip(self._environs, self._before, strict=True):
             environ.encodekey, environ.decodekey, environ.decodevalue = encode_key, decode_key, decode_value
 
@@ -147,13 +155,13 @@ def _make_marks(environ: Any) -> tuple[Any, ...]:  # noqa: ANN401 - private to `
 class _StandIn(str):
     """A name in copies of the environment that notes when somebody looks for the variable that is missing there."""
 
-    __slots__ = ("_note_read", "_watched")
-    _note_read: Callable[[str], None]
+    __slots__ = ("_note_comparison", "_watched")
+    _note_comparison: Callable[[str], None]
     _watched: str
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, str) and other in _WATCHED:
-            self._note_read(other)
+        if isinstance(other, str) and not isinstance(other, _StandIn):
+            self._note_comparison(other)
         return str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
@@ -166,7 +174,10 @@ class _StandIn(str):
         return str, (str.__str__(self),)
 
 
-def _make_stand_ins(environ: Any, note_read: Callable[[str], None]) -> dict[bytes, _StandIn]:  # noqa: ANN401 - private to `os`
+def _make_stand_ins(
+    environ: Any,  # noqa: ANN401 - private to `os`
+    note_comparison: Callable[[str], None],
+) -> dict[bytes, _StandIn]:
     """Give the environment a stand-in for each variable that it lacks; return their names as copies have them."""
     stand_ins = {}
     for name in _WORKERS_OWN:
@@ -174,7 +185,7 @@ def _make_stand_ins(environ: Any, note_read: Callable[[str], None]) -> dict[byte
         if os.fsencode(name) not in environ._data:  # noqa: SLF001 - not C's environment, which children inherit
             environ._data[raw] = b""  # noqa: SLF001
             stand_ins[raw] = stand_in = _StandIn(os.fsdecode(raw))
-            stand_in._note_read, stand_in._watched = note_read, name  # noqa: SLF001
+            stand_in._note_comparison, stand_in._watched = note_comparison, name  # noqa: SLF001
     return stand_ins
 
 
