@@ -1,11 +1,17 @@
-"""Memory of a launcher that restarts its worker thousands of times: python -m tests.benchmarks.growth [RESTARTS]."""
+"""Memory of a launcher that restarts its worker thousands of times: python -m tests.benchmarks.growth [RESTARTS].
+
+What grows is told by the objects and by the bytes of malloc that are in use. Pages tell less: a launcher goes on to
+touch some that its heap has had all along. glibc's caches of freed blocks are switched off, since they count as in use.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from tests.support.launch import launch
 
@@ -14,27 +20,62 @@ _WARM_UP = 0.2
 _LOOKS = 20
 #: Fails at once, each time with another exit code than the last.
 _WORKER = "exit $((TORCHELASTIC_RESTART_COUNT % 2 + 1))\n"
+#: A launcher that says what it has in use when it begins some of its rounds; its first argument says which.
+_COUNTING = """
+import ctypes, gc, os, runpy, sys
+from elastic_run.agent.driver.round import Round
+class Heap(ctypes.Structure):
+    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
+read_heap, begin, step = ctypes.CDLL(None).mallinfo2, Round.__init__, int(sys.argv[1])
+read_heap.restype = Heap
+def count(self, *arguments, **options):
+    if options["number"] % step == 0:
+        gc.collect()
+        os.write(1, b"%d %d %d\\n" % (options["number"], sys.getallocatedblocks(), read_heap().field7))
+    begin(self, *arguments, **options)
+Round.__init__ = count
+sys.argv = ["elastic_run", *sys.argv[2:]]
+runpy.run_module("elastic_run", run_name="__main__")
+"""
+
+
+@dataclass(frozen=True)
+class InUse:
+    """What the launcher has in use.
+
+    Args:
+        restart: At which restart.
+        objects: Blocks of Python's allocator.
+        heap: Bytes that malloc has given out.
+        pages: Bytes that the process shares with nobody.
+    """
+
+    restart: int
+    objects: int
+    heap: int
+    pages: int
 
 
 def main(restarts: int) -> None:
-    """Let a worker fail so many times, and print what the launcher's own memory grew by after a fifth of them."""
-    seen: list[tuple[int, int]] = []
+    """Let a worker fail so many times, and print what the launcher has in use, and what grew after a fifth of them."""
+    step = restarts // _LOOKS
+    seen = []
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "worker.sh")
         path.write_text(_WORKER, encoding="ascii")
         flags = ("--standalone", f"--max-restarts={restarts}", "--max-backoff=0", "--no-python", "sh", path)
-        with launch(*flags) as job:
-            for look in range(1, _LOOKS + 1):
-                number = restarts * look // _LOOKS
-                job.wait_line(f"restart {number} of {restarts}", deadline=3600)
-                if look < _LOOKS:
-                    seen.append((number, _own_memory(job.pid)))
+        program = (sys.executable, "-c", _COUNTING, str(step))
+        with launch(*flags, program=program, env={"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}) as job:
+            for look in range(1, _LOOKS):
+                found = job.wait_line(rf"^{look * step} (\d+) (\d+)$", deadline=3600)
+                seen.append(InUse(look * step, int(found[1]), int(found[2]), _own_memory(job.pid)))
+                sys.stdout.write(f"{seen[-1]}\n")
             job.wait_exit(deadline=60)
-    warm = [each for each in seen if each[0] >= restarts * _WARM_UP]
-    (first, before), (last, after) = warm[0], warm[-1]
-    sys.stdout.write(
-        f"{after - before} bytes from restart {first} to {last}: {(after - before) / (last - first):.1f} a restart\n"
-    )
+    warm = [each for each in seen if each.restart >= restarts * _WARM_UP]
+    half = len(warm) // 2
+    for name in ("objects", "heap", "pages"):
+        before, after = (median(getattr(each, name) for each in part) for part in (warm[:half], warm[-half:]))
+        sys.stdout.write(f"{name}: {after - before:+.0f} in {warm[-half].restart - warm[0].restart} restarts\n")
 
 
 def _own_memory(pid: int) -> int:
