@@ -38,7 +38,8 @@ ROOT = Path(__file__).parents[1]
 INTEGRATION: dict[str, str] = {
     "agent": "supervision restarts unkillable_workers custom_agents early_start hang* health_* metrics_port status "
     "stacks* many_nodes_ends agent_steps",
-    "cli": "command_line commands explain kept_output logs_and_stop wrong_setups indexed_job launch",
+    "cli": "command_line commands explain kept_output logs_and_stop wrong_setups indexed_job launch doctor report_page "
+    "stacks_command status top",
     "cluster": "denied_paths status slurm_steps slurm_health waiting_causes worker_slurm",
     "compat": "compat command_line two_launchers",
     "control": "control_socket status commands drain",
