@@ -193,3 +193,12 @@ def test_a_defect_of_one_that_waits_does_not_end_the_one_that_sets(
     bench.assert_healthy()
     (line,) = bench.refusals
     assert "MemoryError" in line
+
+
+def test_a_server_that_is_closed_while_it_accepts_nobody_does_not_begin_again(bench: Bench) -> None:
+    """The end of its last connection makes room for another, on a port that is closed already."""
+    bench.peer()
+    bench.server._pause_accepting()
+    bench.server.close()
+    assert bench.server._pause is None
+    assert not any(timer.callback for _, _, timer in bench.loop._timers)
