@@ -12,7 +12,7 @@ from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.errors import UsageError
-from tests.unit.test_cluster_slurm import STEP
+from tests.support.slurm_variables import STEP
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5"}
 

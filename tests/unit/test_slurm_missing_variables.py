@@ -9,7 +9,7 @@ from elastic_run.cli.slurm_step import derive_from_step
 from elastic_run.cluster.slurm import find_step
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
-from tests.unit.test_cluster_slurm import HOST, STEP
+from tests.support.slurm_variables import HOST, STEP
 
 ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
 

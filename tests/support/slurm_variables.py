@@ -1,0 +1,43 @@
+"""The variables of a task of Slurm and of its batch script, for tests without a Slurm."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.slurm_port import step_port
+
+HOST = os.uname().nodename.partition(".")[0]
+#: What a task of `srun` on three nodes sees, this host being the second.
+STEP = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_JOB_NUM_NODES": "5",
+    "SLURM_NNODES": "3",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": f"a7,{HOST},c",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+    "SLURM_TASKS_PER_NODE": "1(x3)",
+}
+CROWDED = {"SLURM_STEP_NUM_TASKS": "12", "SLURM_STEP_TASKS_PER_NODE": "4(x3)", "SLURM_TASKS_PER_NODE": "4(x3)"}
+TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+ONE_NODE = {
+    "SLURM_NNODES": "1",
+    "SLURM_STEP_NODELIST": HOST,
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_TASKS_PER_NODE": "4",
+}
+PORT = step_port(41, 2)
+PLACE = f"a7:{PORT},{HOST}:{PORT},c:{PORT}"
+MEETING = f"--rdzv-backend=c10d --rdzv-endpoint={PLACE} --rdzv-id=41.2.0"
+BATCH = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_JOB_NODELIST": f"a7,{HOST},c",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_PROCID": "0",
+}
+HET_BATCH = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST_HET_GROUP_0": HOST}

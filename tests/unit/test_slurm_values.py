@@ -1,0 +1,314 @@
+"""What no flag names follows from the step of Slurm; its launchers must be one job, or say otherwise."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from elastic_run.cli import node_gpus
+from elastic_run.cli.cluster_values import complete_from_cluster
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.cluster.slurm import count_idle_nodes
+from elastic_run.core.node.config import LaunchStep
+from elastic_run.errors import UsageError
+from elastic_run.run import parse_args
+from tests.support.slurm_variables import BATCH, CROWDED, HET_BATCH, HOST, MEETING, ONE_NODE, PORT, STEP, TASKS_PER_NODE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has no GPU, and does not show the processes of Slurm's daemon."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ())
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "expected"),
+    [
+        ("train.py", {}, f"--nnodes=3 {MEETING} --node-rank=1"),
+        ("--nnodes=1:3 train.py", {}, f"--nnodes=1:3 {MEETING} --node-rank=1"),
+        ("--nnodes=2 --rdzv-id=mine train.py", {}, f"--nnodes=2 {MEETING} --rdzv-id=mine --node-rank=1"),
+        ("--nproc-per-node=4 train.py", {}, f"--nnodes=3 {MEETING} --node-rank=1 --nproc-per-node=4"),
+        ("--rdzv-backend=c10d train.py", {}, f"--nnodes=3 {MEETING} --node-rank=1"),
+        (
+            "--rdzv-backend=etcd-v3 --rdzv-endpoint=e:2379 --rdzv-id=x train.py",
+            {},
+            "--nnodes=3 --rdzv-backend=etcd-v3 --rdzv-endpoint=e:2379 --rdzv-id=x --node-rank=1",
+        ),
+        (
+            "--nnodes=3 --master-addr=a7 --master-port=29500 train.py",
+            {},
+            "--nnodes=3 --master-addr=a7 --master-port=29500 --node-rank=1",
+        ),
+        ("--nnodes=3 --node-rank=2 --master-addr=a7 train.py", {}, "--nnodes=3 --node-rank=2 --master-addr=a7"),
+        ("--node-rank=2 train.py", {}, f"--nnodes=3 {MEETING} --node-rank=2"),
+        (f"--nnodes=12 {MEETING} train.py", CROWDED, f"--nnodes=12 {MEETING}"),  # an agent per task
+        (f"--nnodes=4 {MEETING} train.py", ONE_NODE, f"--nnodes=4 {MEETING}"),
+        ("train.py", {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", **dict.fromkeys(TASKS_PER_NODE, "1")}, ""),
+        ("--standalone train.py", {}, "--standalone"),
+        ("--standalone train.py", CROWDED, "--standalone"),
+        ("--standalone --nproc-per-node=4 train.py", ONE_NODE, "--standalone --nproc-per-node=4"),
+        ("--rdzv-backend=of-a-plug-in train.py", {}, "--rdzv-backend=of-a-plug-in"),
+        ("train.py", {"TORCHELASTIC_RUN_ID": "outer"}, ""),
+    ],
+)
+def test_what_no_flag_names_follows_from_the_step(words: str, more: dict[str, str], expected: str) -> None:
+    """Each value that is unset is derived; flags, --standalone, a plug-in and a worker's launcher have their way."""
+    args, wanted = parse_args(words.split()), parse_args([*expected.split(), "train.py"])
+    complete_from_cluster(args, {**STEP, **more})
+    vars(args).pop("launch_step", None)  # no flag's value
+    assert args == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=a7:1 --rdzv-id=a", LaunchStep("41.2.0", "a7")),
+        ("--nnodes=1:3 --master-addr=a7 --master-port=1", LaunchStep("41.2.0", "a7")),
+        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a7:1 --rdzv-id=a", None),  # two jobs may share the step
+        ("--nproc-per-node=2", None),  # what follows from the step contradicts nobody
+    ],
+)
+def test_launchers_that_all_need_each_other_at_a_place_of_the_users_are_compared(
+    words: str, expected: LaunchStep | None
+) -> None:
+    """So that a place or an id that each node has for itself is refused."""
+    args = parse_args([*words.split(), "train.py"])
+    complete_from_cluster(args, STEP)
+    assert getattr(args, "launch_step", None) == expected
+
+
+def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
+    """One line for the job, and none for each of its nodes."""
+    args = parse_args(["--nproc-per-node=2", "train.py"])
+    assert complete_from_cluster(args, STEP) == []
+    first = {**STEP, "SLURM_STEP_NODELIST": f"{HOST},b,c"}
+    (line,) = complete_from_cluster(parse_args(["--nproc-per-node=2", "train.py"]), first)
+    place = ",".join(f"{name}:{PORT}" for name in (HOST, "b", "c"))
+    assert line == (f"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={place} --rdzv-id=41.2.0")
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        ("3", ""),
+        ("1:3", ""),
+        ("2", "--nnodes: 2 applies, although the Slurm step has 3 launchers: 1 of them is a spare"),
+        ("1:2", "--nnodes: 1:2 applies, although the Slurm step has 3 launchers: 1 of them is a spare"),
+        (
+            "2:5",
+            (
+                "--nnodes: 2:5 applies, although the Slurm step has 3 launchers: the job begins with them after the "
+                "last_call_timeout, if no others come"
+            ),
+        ),
+    ],
+)
+def test_a_number_of_nodes_that_is_not_the_steps_counts_and_is_told(number: str, told: str) -> None:
+    """The first launcher says what becomes of those that the job has no place for, or of those that are missing."""
+    words = f"--nnodes={number} --nproc-per-node=1 train.py"
+    _, notices = _complete(words, {"SLURM_STEP_NODELIST": f"{HOST},b,c"})
+    assert notices[1:] == [told] * bool(told)
+    assert _complete(words)[1] == []
+
+
+def _complete(words: str, more: dict[str, str] | None = None) -> tuple[Namespace, list[str]]:
+    """Complete a command line as the launcher does, which knows what was given."""
+    parser = LauncherArgumentParser(FLAGS)
+    args = parser.parse_args(words.split())
+    return args, complete_from_cluster(args, {**STEP, **(more or {})}, parser.origins)
+
+
+def _count_workers(words: str, more: dict[str, str] | None = None) -> str:
+    return str(_complete(words, more)[0].nproc_per_node)
+
+
+def test_a_given_value_stands_even_where_it_is_the_default() -> None:
+    """`--node-rank=0` on the second node, `--rdzv-id=none`, and `--nnodes=1:1`, which is refused like any other 1."""
+    args, _ = _complete("--node-rank=0 --rdzv-id=none train.py")
+    assert (args.node_rank, args.rdzv_id, args.nnodes) == (0, "none", "3")
+    with pytest.raises(UsageError, match="--nnodes: is 1:1, but the Slurm step has 3 nodes"):
+        _complete("--nnodes=1:1 train.py")
+    with pytest.raises(UsageError, match=r"--master-addr: 127\.0\.0\.1 leads each node of the Slurm step to itself"):
+        _complete("--nnodes=3 --master-addr=127.0.0.1 train.py")
+
+
+def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag and PET_NPROC_PER_NODE are a choice, also where the value is the default; a program's namespace is too."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr("elastic_run.cluster.devices.device_count", lambda *_: 8)
+    assert _count_workers("train.py") == "8"
+    assert _count_workers("--rdzv-backend=c10d train.py") == "8"
+    assert _count_workers("--nproc-per-node=1 train.py") == "1"
+    # Written for torchrun: it says where the nodes meet, and has the one worker that torchrun starts.
+    assert _count_workers("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=a7:29500 train.py") == "1"
+    assert _count_workers("--nnodes=3 --master-addr=a7 --master-port=29500 train.py") == "1"
+    # An agent for each task: four on this node share its GPUs.
+    assert _count_workers(f"--nnodes=12 {MEETING} train.py", CROWDED) == "1"
+    args = parse_args(["train.py"])
+    complete_from_cluster(args, STEP)
+    assert args.nproc_per_node == "1"
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "1")
+    assert _count_workers("train.py") == "1"
+
+
+@pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
+def test_hidden_gpus_give_one_worker(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
+    """A step that asked for no GPU, on a node that has some."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    assert _count_workers("train.py", {"CUDA_VISIBLE_DEVICES": mask}) == "1"
+
+
+def test_a_torch_without_gpus_gives_one_worker_and_a_line_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes have GPUs, but this installation of torch can't use them: that shall not stay unsaid."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset())
+    args, notices = _complete("train.py")
+    assert args.nproc_per_node == "1"
+    assert notices == [
+        "this node has a GPU driver, but its worker gets no GPU: the installed torch is built without cuda and hip"
+    ]
+
+
+def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver, a torch that wants GPUs, none there: one worker beside the eight of each other node helps nobody."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset({"cuda"}))
+    monkeypatch.setattr("elastic_run.cluster.devices.visible_gpus", lambda *_, **__: [])
+    with pytest.raises(
+        UsageError, match=r"^--nproc-per-node: this node has a GPU driver, but no gpu is visible here: "
+    ):
+        _count_workers("train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "told"),
+    [
+        ("train.py", {}, "this Slurm job has 2 other nodes, which "),
+        ("train.py", {"SLURM_JOB_NUM_NODES": "2"}, "this Slurm job has 1 other node, which "),
+        # Submitted by a task of another job, whose variables of the step leak.
+        (
+            "train.py",
+            {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "3"},
+            "this Slurm job has 2 other nodes, which ",
+        ),
+        ("train.py", {"SLURM_STEP_ID": "-5"}, "this Slurm job has 2 other nodes, which "),  # Slurm 26.05
+        ("--standalone train.py", {}, ""),
+        ("--nnodes=3 --rdzv-endpoint=a7:29400 --rdzv-backend=c10d train.py", {}, ""),
+        ("train.py", {"SLURM_JOB_NUM_NODES": "1"}, ""),
+        ("train.py", {"SLURM_JOB_NODELIST": "a7,b,c"}, ""),
+        ("train.py", {"SLURM_JOB_NODELIST": "a7,b["}, ""),
+        ("train.py", {"SLURM_STEP_ID": "0"}, ""),
+        # A heterogeneous job, whose batch script has the variables of the first component.
+        (
+            "train.py",
+            {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"},
+            "this Slurm job has 2 other nodes, which ",
+        ),
+        (
+            "train.py",
+            {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c", "SLURM_STEP_ID": "-5"},
+            "this Slurm job has 2 other nodes, which ",
+        ),
+        ("train.py", HET_BATCH, ""),
+        ("train.py", {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b["}, ""),
+    ],
+)
+def test_a_batch_script_without_srun_is_told_of_the_nodes_that_it_leaves_idle(
+    words: str, more: dict[str, str], told: str
+) -> None:
+    """`#SBATCH -N3` and `elastic-run train.py` is a job of one node; leaked variables say nothing."""
+    notices = complete_from_cluster(parse_args(words.split()), {**BATCH, **more})
+    assert [notice.startswith(told) for notice in notices] == ([True] if told else [])
+    assert bool(count_idle_nodes({**BATCH, **more}, HOST)) or not told
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "told"),
+    [
+        ("train.py", {}, True),
+        ("--nproc-per-node=2 train.py", {}, True),
+        ("--standalone train.py", {}, False),
+        ("train.py", {"SLURM_PROCID": "0"}, False),  # a batch script in a container, or what leaked from one
+        ("train.py", {"SLURM_STEP_ID": "0"}, False),
+        ("train.py", {"SLURM_JOB_NODELIST": "b["}, False),
+        ("train.py", {"SLURM_JOB_NODELIST": ""}, False),
+    ],
+)
+def test_the_shell_of_an_allocation_on_another_host_is_told_of_its_nodes(
+    words: str, more: dict[str, str], *, told: bool
+) -> None:
+    """`salloc -N3` opens a shell on the login node, and a training there is hardly what its user wants."""
+    shell = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "b[1-3]", "SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3"}
+    notices = complete_from_cluster(parse_args(words.split()), {**shell, **more})
+    start = f"this host, {os.uname().nodename}, is none of this Slurm job's nodes, b[1-3], and the training runs here; "
+    assert [notice.startswith(start) for notice in notices] == [True] * told
+
+
+REFUSED = [
+    (
+        "--nnodes=1 train.py",
+        {},
+        (
+            "--nnodes: is 1, but the Slurm step has 3 nodes, and each would train a model of its own: leave --nnodes "
+            "out for one job, or give --standalone for 3 separate jobs"
+        ),
+    ),
+    ("--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py", {}, "--nnodes: is 1, but the Slurm step "),
+    ("--nnodes=1 --master-port=29501 train.py", {}, "--nnodes: is 1, but the Slurm step has 3 nodes, "),
+    (
+        "--nnodes=5 train.py",
+        {},
+        (
+            "--nnodes: is 5, but the Slurm step has 3 tasks, and no other node knows where they meet: leave --nnodes "
+            "out, or name the place with --rdzv-endpoint"
+        ),
+    ),
+    (
+        "train.py",
+        CROWDED,
+        (
+            "--ntasks-per-node: the Slurm step has 12 tasks on its 3 nodes, and each is a launcher with workers of its "
+            "own: give srun --ntasks=3 --ntasks-per-node=1 for one job, or --standalone for 12 separate jobs"
+        ),
+    ),
+    (f"--nnodes=3 {MEETING} train.py", CROWDED, "--ntasks-per-node: the Slurm step has 12 tasks on its 3 nodes, "),
+    (
+        "train.py",
+        ONE_NODE,
+        (
+            "--ntasks-per-node: the Slurm step has 4 tasks on this node, and each is a launcher with workers of its "
+            "own: give srun --ntasks=1 --ntasks-per-node=1 for one job, or --standalone for 4 separate jobs"
+        ),
+    ),
+    *(
+        (
+            "train.py",
+            {**ONE_NODE, name: value},
+            (
+                "--ntasks-per-node: the Slurm step has 4 tasks on this node, and each is a launcher with workers of "
+                "its own: give srun --ntasks=1 --ntasks-per-node=1, and --gpus-per-node in place of --gpus-per-task, "
+                "for one job, or --standalone for 4 separate jobs"
+            ),
+        )
+        for name, value in [
+            ("SLURM_GPUS_PER_TASK", "1"),
+            ("SLURM_TRES_PER_TASK", "cpu=1,gres/gpu=1"),
+            ("SLURM_TRES_PER_TASK", "gres/gpu:1"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "more", "message"), REFUSED)
+def test_launchers_that_would_be_strangers_are_refused(words: str, more: dict[str, str], message: str) -> None:
+    """Launchers of one step that would each train alone, or share a node, get one line with what to give."""
+    with pytest.raises(UsageError) as caught:
+        complete_from_cluster(parse_args(words.split()), {**STEP, **more})
+    assert str(caught.value).startswith(message)
