@@ -618,7 +618,7 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         is_ours=True,
         text="Do not pass the workers' stderr through elastic-run. Then the report shows the exception of a failed "
-        "worker only if --tee or --redirects keeps its stderr in a file.",
+        "worker only if --tee or --redirects keeps its stderr in a file, or if the script uses @record.",
     ),
     Flag(
         "--logs-specs",
