@@ -143,7 +143,7 @@ class OwnFacts:
         sequence: Number of its last fact.
         outstanding: Facts that the store has not confirmed, in order.
         is_preparing: Whether it waits for `RejoinPrepared`, and tells no store where it stands until then.
-        is_due: Whether it has to say again where it stands, as soon as it has the assignment that it waits for.
+        is_due: Whether it has to say where it stands, as soon as it has the assignment or the claim that it waits for.
     """
 
     sequence: int = 0
