@@ -196,7 +196,8 @@ def _describe_node(args: Namespace, config: LaunchConfig) -> str:
     if config.rdzv_backend == "static":
         return f"{place}; node {args.node_rank} of {config.max_nodes}"
     if config.node_config.location:
-        return f"{place}; its rank follows from its place in the network, {config.node_config.location.partition('/')[0]}"
+        location = config.node_config.location.partition("/")[0]
+        return f"{place}; its rank follows from its place in the network, {location}"
     rank = config.node_config.preferred_rank
     return (
         f"{place}; any rank among the nodes" if rank is None else f"{place}; rank {rank} among the nodes if it is free"
