@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 #: Each worker notes where it is, and waits for SIGUSR1, which ends it well.
 NOTING = """
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # it may come right behind the note
 keys = ("MASTER_PORT", "RANK", "GROUP_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 note = " ".join([os.environ[key] for key in keys] + [str(os.getpid()), str(os.getppid())])
 with open({notes!r}, "a") as file:
     file.write(note + "\\n")
-signal.pause()
+signal.sigwait([signal.SIGUSR1])
 """
 
 

@@ -341,9 +341,8 @@ def test_a_collective_that_is_never_called_is_told(moment: str, launch: Launch, 
     assert job.wait_exit() == 0, job.stderr
     said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
     assert len(said) == 1
-    assert re.match(
-        r"elastic-run: wrong-shape came too late: rank 0 \(pid \d+\) called no all_reduce or broad", said[0]
-    )
+    told = r"elastic-run: wrong-shape came too late: rank 0 \(pid \d+\) called no all_reduce or broad"
+    assert re.match(told, said[0]), job.stderr
 
 
 def test_a_worker_that_cannot_say_what_became_of_a_collective(launch: Launch) -> None:
