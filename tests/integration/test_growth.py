@@ -86,6 +86,7 @@ runpy.run_module("elastic_run", run_name="__main__")
 """
 
 
+@pytest.mark.long
 def test_restarts_leave_nothing_in_memory(launch: Callable[..., Launched], tmp_path: Path) -> None:
     """In some 100 restarts of 900 the launcher gets no more objects, and it still counts them all.
 
