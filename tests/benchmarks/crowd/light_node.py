@@ -145,6 +145,7 @@ class LightNode(ABC):
         yield from self._begin_following()
         while True:
             yield from self._run_errands()
+            yield from self._say_facts()  # its Join comes after the first claim where there is no head yet
             slot = self.member.log.next_slot
             if slot is None:
                 yield None
