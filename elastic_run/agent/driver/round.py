@@ -12,6 +12,7 @@ import os
 import sys
 import time
 
+from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.prefix import render_prefix
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.process.workers import Workers
@@ -290,4 +291,4 @@ def _with_timer(end: WorkerEnd) -> WorkerEnd:
 def _file(paths: dict[int, str], rank: int) -> str:
     """Return a worker's file, or an empty string where there is none."""
     path = paths.get(rank, "")
-    return path if path != os.devnull and os.path.lexists(path) else ""
+    return path if is_log(path) and os.path.lexists(path) else ""
