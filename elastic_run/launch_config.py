@@ -114,7 +114,7 @@ class LaunchConfig:
             _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
             self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
         if self.nproc_per_node > MOST_WORKERS:
-            message = f"nproc_per_node is more workers than a node can have, {MOST_WORKERS}"
+            message = f"nproc_per_node is above the limit of {MOST_WORKERS} workers on a node"
             raise ValueError(message)
         _check_length("run_id", self.run_id)
         _check_length("role", self.role)

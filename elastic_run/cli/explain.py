@@ -32,7 +32,7 @@ __all__ = ["render_explanation"]
 
 _OWN_FLAGS = ("--explain", "--explain-all")
 _HEAD = "Nothing was started. Without --explain, elastic-run would use these values:"
-_HEAD_OF_ENVIRONMENT = "Environment of the workers, beside that of this process:"
+_HEAD_OF_ENVIRONMENT = "Variables of the workers, in addition to those of this process:"
 _FOLD = "The other flags have their defaults (--explain-all shows them)."
 #: The column of the origins; a longer value has its origin in the next line.
 _COLUMN = 44

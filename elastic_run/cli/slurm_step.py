@@ -138,11 +138,13 @@ def _derive_nodes(
     least, most = node_range(args.nnodes) if is_given else (nodes, nodes)
     if step.task_count > nodes and most < step.task_count:
         where = "this node" if nodes == 1 else f"its {nodes} nodes"
-        gpus = ", and --gpus-per-node in place of --gpus-per-task," if _has_gpus_per_task(environ) else ""
+        gpus = (
+            " (one job also needs --gpus-per-node in place of --gpus-per-task)" if _has_gpus_per_task(environ) else ""
+        )
         message = (
             f"--ntasks-per-node: the Slurm step has {step.task_count} tasks on {where}, and each is a launcher with "
-            f"workers of its own: give srun --ntasks={nodes} --ntasks-per-node=1{gpus} for one job, or --standalone "
-            f"for {step.task_count} separate jobs"
+            f"workers of its own: give srun --ntasks={nodes} --ntasks-per-node=1 for one job, or --standalone "
+            f"for {step.task_count} separate jobs{gpus}"
         )
         raise UsageError(message)
     if most == 1:

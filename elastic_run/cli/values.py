@@ -67,7 +67,7 @@ def worker_count(text: str) -> str:
     if not _is_device_name(text):
         value = whole_number(text, least=1, allowed=WORKER_COUNTS)
         if value > MOST_WORKERS:
-            message = f"is more workers than a node can have, {MOST_WORKERS}"
+            message = f"is above the limit of {MOST_WORKERS} workers on a node"
             raise ValueError(message)
     return text
 

@@ -1,7 +1,8 @@
 """Memory of a launcher that restarts its worker thousands of times: python -m tests.benchmarks.growth [RESTARTS].
 
-What grows is told by the objects and by the bytes of malloc that are in use. Pages tell less: a launcher goes on to
-touch some that its heap has had all along. glibc's caches of freed blocks are switched off, since they count as in use.
+The benchmark compares the number of Python objects, and the bytes of malloc that are in use. The number of pages says
+less, since a launcher still touches pages for the first time that its heap has had from the start. glibc's caches of
+freed blocks are off, since malloc counts them as in use.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ REPORT = "import json; say(json.dumps([dict(os.environ), sys.orig_argv]))"
 
 def explained_environment(text: str, local_rank: int) -> dict[str, str]:
     """Return the variables of one worker, as an explanation shows them."""
-    part = text.partition("Environment of the workers, beside that of this process:\n")[2]
+    part = text.partition("Variables of the workers, in addition to those of this process:\n")[2]
     pairs = dict(word.split("=", 1) for word in part.split() if "=" in word)
     return {name: str(local_rank) if re.fullmatch(r"0\.\.\d+", value) else value for name, value in pairs.items()}
 

@@ -213,7 +213,7 @@ def test_an_unhealthy_node_that_is_to_serve_the_store_serves_it(
     more = "".join(f",localhost:{free_port()}" for _ in range(successors))
     flags = (*place(port, "last_call_timeout=600"), f"--rdzv-endpoint=localhost:{port}{more}", "--nnodes=2:3")
     sick = launch(*flags, f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)
-    sick.wait_line("serves the job's store: for 30 s it tells new nodes why this node takes no part")
+    sick.wait_line("serves the job's store for 30 s more, so that new nodes learn why it has left the job")
     others = [launch(*flags, path)]
     sick.wait_line("stays without workers until the other nodes have ended")
     others[0].wait_line(r"waiting: 1/3 nodes .*unhealthy: the health check ended with exit code 1: GPU 3 is lost")

@@ -41,7 +41,7 @@ def test_entries_that_are_trimmed_while_they_are_read(
 
 
 def test_a_stream_that_is_trimmed_and_a_job_that_is_removed_leave_no_file(tmp_path: Path) -> None:
-    """A job of weeks trims often, and many jobs follow each other in one file's place."""
+    """The log in a file is trimmed many times in a long job, and a new job may use the file of an earlier one."""
     store = FileJobStore(str(tmp_path / "store"), "j")
     for _ in range(3):
         store.append("facts", b"x")

@@ -295,7 +295,7 @@ def test_usual_words_are_counted_as_argparse_counts_them(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("word", ["-1", "-.5", "-1.5", "--tee", "-r", "-", "", "-1x", "--1"])
 def test_a_number_is_what_argparse_takes_for_one(word: str) -> None:
-    """Words that can't be a negative number are not matched, which argparse's expression would not do either."""
+    """The parser takes the same words for negative numbers as argparse's regular expression."""
     parser = LauncherArgumentParser(FLAGS)
     plain = argparse.ArgumentParser()
     ours, others = (each._optionals._negative_number_matcher.match(word) for each in (parser, plain))

@@ -98,7 +98,7 @@ BAD = [
     ("--nnodes", "1:", "MIN[:MAX]"),
     ("--nproc-per-node", "0", "a number from 1 up, nor auto, cpu, gpu or xpu"),
     ("--nproc-per-node", "-1", "a number from 1 up"),
-    ("--nproc-per-node", "65537", "is more workers than a node can have, 65536"),
+    ("--nproc-per-node", "65537", "is above the limit of 65536 workers on a node"),
     ("--nproc-per-node", "8x", "a number from 1 up"),
     ("--nproc-per-node", "GPU", "auto, cpu, gpu or xpu"),
     ("--max-restarts", "-1", "a whole number from 0 up"),

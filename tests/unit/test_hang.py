@@ -240,7 +240,7 @@ def test_a_hang_is_told_once() -> None:
 
 
 def test_auto_finds_a_hang() -> None:
-    """A stillness that goes on does not lengthen the timeout by which it is judged."""
+    """While no rank makes progress, the timeout stays the same."""
     found = find_verdict(still(WAITS), writes_until(10.0), timeout=0.0)
     assert found is not None
     assert hang.FLOOR <= found[0] - 10 <= hang.FLOOR + 1.05

@@ -293,8 +293,8 @@ REFUSED = [
             {**ONE_NODE, name: value},
             (
                 "--ntasks-per-node: the Slurm step has 4 tasks on this node, and each is a launcher with workers of "
-                "its own: give srun --ntasks=1 --ntasks-per-node=1, and --gpus-per-node in place of --gpus-per-task, "
-                "for one job, or --standalone for 4 separate jobs"
+                "its own: give srun --ntasks=1 --ntasks-per-node=1 for one job, or --standalone for 4 separate jobs "
+                "(one job also needs --gpus-per-node in place of --gpus-per-task)"
             ),
         )
         for name, value in [

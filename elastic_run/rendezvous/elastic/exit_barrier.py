@@ -170,7 +170,9 @@ def _wait_others(context: SessionContext, hosted: HostedStore, come_by: float) -
         return True
     left = come_by - time.monotonic()
     if left > 0:
-        text = f"this node serves the job's store: for {left:.0f} s it tells new nodes why this node takes no part"
+        text = (
+            f"this node serves the job's store for {left:.0f} s more, so that new nodes learn why it has left the job"
+        )
         context.events.deliver(Notice(text))
     while left > 0 and hosted.wait_others(context.count_connections, left):
         # A connection of this node's own is counted a moment before this node knows of it.
