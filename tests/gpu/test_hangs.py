@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Program = Callable[[str], Path]
 
 TIMEOUT = 10
-#: Hangs of which NCCL's watchdog writes lines while they last: the time counts from these.
+#: Hangs of which NCCL's watchdog writes lines while they last, also after the time was taken.
 NOISY = ("shape", "operation")
 #: How late a verdict may be, in seconds.
 LATE = 2.0
@@ -51,9 +51,9 @@ def test_a_hang_is_found(case: str, launch: Launch, program: Program, record: Re
     )
     job = launch("--nproc-per-node=2", *flags, program("hang"), case)
     job.wait_lines("case", count=2)
-    began_at = time.monotonic()
     time.sleep(TIMEOUT / 2)
-    observe(job, record)
+    silence = observe(job, record)
+    began_at = time.monotonic() - silence
     job.wait_line("the job hangs", deadline=75)
     late = time.monotonic() - began_at - TIMEOUT
     pids = workers_of(job)
@@ -123,15 +123,19 @@ def test_a_kernel_that_has_not_begun_is_named(launch: Launch, program: Program, 
     assert "rank 1" in job.stderr
 
 
-def observe(job: Launched, record: Record) -> None:
-    """Record what can be seen of a job's workers, and what our own commands say of them."""
+def observe(job: Launched, record: Record) -> float:
+    """Record what can be seen of a job's workers, and what our own commands say of them; return their silence."""
     pids = workers_of(job)
     record.add(f"threads of {pids}", describe_threads(pids))
     record.add("GPU", describe_gpus())
-    for words in (("status",), ("status", "--json"), ("stacks",)):
+    said = {}
+    for words in (("status",), ("stacks",), ("status", "--json")):
         asked = run(words[0], str(job.pid), *words[1:])
         asked.wait_exit()
+        said[words] = asked.stdout
         record.add(" ".join(words), asked.stdout + asked.stderr)
+    workers = json.loads(said["status", "--json"])["nodes"][0]["workers"]
+    return min(float(worker["silence"]) for worker in workers)
 
 
 def test_status_shows_the_gpu(launch: Launch, program: Program, record: Record) -> None:

@@ -40,7 +40,7 @@ def spins(look: Look) -> Callable[[float], tuple[Signs, Look]]:
 
 def writes_until(last: float) -> Callable[[float], tuple[Signs, Look]]:
     """Return a rank that writes up to a moment, and never again."""
-    return lambda now: (Signs((int(min(now, last) * 100),), 0.0), LOADS)
+    return lambda now: (Signs((round(min(now, last) * 1e6),), 0.0), LOADS)
 
 
 def find_verdict(
@@ -70,7 +70,7 @@ def find_verdict(
 
 
 def test_a_rank_that_is_stuck_and_ranks_that_wait_are_a_hang() -> None:
-    """The verdict comes at most two ticks after the timeout, and needs few looks."""
+    """The verdict comes at most a tick after the timeout, and needs few looks."""
     found = find_verdict(still(WAITS), still(WAITS), still(LOADS))
     assert found is not None
     assert 60 <= found[0] <= 62
@@ -86,20 +86,29 @@ def test_the_verdict_counts_from_the_last_sign() -> None:
 
 @pytest.mark.parametrize("last", [100.0, 100.15, 100.3, 100.45, 100.59])
 def test_the_verdict_comes_soon_after_the_timeout(last: float) -> None:
-    """The other nodes' answers and the looks themselves have to fit into the rest of the 2 s."""
+    """It is late by a tick: the other nodes' answers and the looks themselves have to fit into the rest of the 2 s."""
     found = find_verdict(still(WAITS), writes_until(last))
     assert found is not None
-    assert 60 <= found[0] - last <= 61.25
+    assert 60 <= found[0] - last <= 60.81
+
+
+@pytest.mark.parametrize("last", [100.0, 100.15, 100.3, 100.45, 100.79])
+def test_the_verdict_about_a_spinning_wait_comes_soon_after_the_timeout(last: float) -> None:
+    """The processor time of a rank whose collective is open does not make the verdict later."""
+    busy = replace(WAITS, is_open=True, is_running=True)
+    found = find_verdict(lambda now: (Signs((round(min(now, last) * 1e6),), now), replace(busy, cpu=now)))
+    assert found is not None
+    assert 60 <= found[0] - last <= 60.81
 
 
 @pytest.mark.parametrize("delay", [1e-6, 3e-4, 2e-3])
 @pytest.mark.parametrize("timeout", [1.0, 3.0, 4.9, 10.0, 60.0, 300.0, 3600.0])
 def test_the_verdict_comes_soon_after_every_timeout(timeout: float, delay: float) -> None:
-    """Late ticks add up in a long timeout; 0.95 s stay for the looks and the answers of other nodes."""
+    """Late ticks add up in a long timeout; 1.15 s stay for the looks and the answers of other nodes."""
     for last in (2.0, 2.26, 2.49):
         found = find_verdict(still(WAITS), writes_until(last), timeout=timeout, until=timeout + 10, delay=delay)
         assert found is not None
-        assert timeout <= found[0] - last <= timeout + 1.05
+        assert timeout <= found[0] - last <= timeout + 0.85
 
 
 @pytest.mark.parametrize(
@@ -208,7 +217,7 @@ def test_a_worker_that_has_ended_does_not_count() -> None:
     watch = hang.look(watch, 1.0, {0: LOADS, 1: WAITS})
     watch, wants_look = hang.tick(watch, 2.0, {0: Signs((0,), 0.0)})
     assert not wants_look
-    assert hang.measure(watch, 2.0) == {0: Stillness(LOADS.place, waits=False, same=1.0, idle=1.0)}
+    assert hang.measure(watch, 2.0) == {0: Stillness(LOADS.place, waits=False, same=2.0, idle=2.0)}
     assert hang.measure(replace(watch, ranks={}), 2.0)[0].same == 0
     assert hang.count_seconds({}) == 0
 
@@ -224,6 +233,19 @@ def test_looks_are_few_where_ranks_compute_in_turns() -> None:
             looks += 1
             watch = hang.look(watch, float(now), {0: replace(COMPUTES, stack=str(now))})
     assert 20 < looks <= 64
+
+
+def test_a_rank_that_has_just_moved_is_still_from_then_on() -> None:
+    """Another stack is progress up to the tick before, or up to the look before if that is later."""
+    watch, _ = hang.tick(HangWatch(60.0), 0.0, {0: Signs((0,), 0.0)})
+    watch, _ = hang.tick(watch, 1.0, {0: Signs((0,), 0.0)})
+    watch = hang.look(watch, 1.0, {0: LOADS})
+    watch, _ = hang.tick(watch, 2.0, {0: Signs((0,), 0.0)})
+    moved = replace(LOADS, stack="other")
+    assert hang.measure(hang.look(watch, 2.0, {0: moved}), 2.0)[0].idle == 0
+    watch, _ = hang.tick(watch, 3.0, {0: Signs((0,), 0.0)})
+    assert hang.measure(hang.look(watch, 3.0, {0: moved}), 3.0)[0].idle == 1
+    assert hang.measure(hang.look(watch, 3.0, {0: replace(moved, is_running=True)}), 3.0)[0].idle == 0
 
 
 def test_a_hang_is_told_once() -> None:
@@ -243,7 +265,7 @@ def test_auto_finds_a_hang() -> None:
     """While no rank makes progress, the timeout stays the same."""
     found = find_verdict(still(WAITS), writes_until(10.0), timeout=0.0)
     assert found is not None
-    assert hang.FLOOR <= found[0] - 10 <= hang.FLOOR + 1.05
+    assert hang.FLOOR <= found[0] - 10 <= hang.FLOOR + 0.85
 
 
 def test_auto_learns_the_longest_stillness() -> None:
