@@ -336,7 +336,7 @@ def test_the_first_collective_of_a_short_program_is_altered(fault: str, launch: 
 @pytest.mark.parametrize("moment", ["", "@0.3s"])
 def test_a_collective_that_is_never_called_is_told(moment: str, launch: Launch, worker: Worker) -> None:
     """Nobody takes a program for one that has stood the fault, if the fault came too late."""
-    path = worker("import time; time.sleep(1)")
+    path = worker(f"import time; time.sleep({stretched(1):.1f})")
     job = launch(f"--inject-fault=wrong-shape{moment}", path)
     assert job.wait_exit() == 0, job.stderr
     said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
