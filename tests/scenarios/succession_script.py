@@ -13,10 +13,10 @@ nodes that start from there on. The verbs:
 - trouble: `lose NODE` (what it says does not arrive), `reconnect NODE`, `interrupt NODE`, `hold NODE` (its
   assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT` (no text: the key goes), `drop SLOT`,
   `oldhead` (the first head is back), `change NODE` (its store is emptied), `go STORE NODE…` (to another store; `at
-  STORE NODE…` starts there), `die NODE`, `dead RANK STATUS ROUND_ID NODE [STORE]` (a proof, told in the store of the
-  node), `wipe` (the store is another, empty one; nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT`
-  (late), `backup [NAME]` and `restore [NAME]` (the store; nobody is told), `notice NODE…` (they see that the store was
-  restored).
+  STORE NODE…` starts there), `die NODE [NODE]` (its guardian tells it in the store of the other node), `dead RANK
+  STATUS ROUND_ID NODE [STORE]` (a proof, told in the store of the node), `wipe` (the store is another, empty one;
+  nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT` (late), `backup [NAME]` and `restore [NAME]` (the
+  store; nobody is told), `notice NODE…` (they see that the store was restored).
 
 The file is longer than others since there is a method for each verb.
 """
@@ -44,8 +44,11 @@ from elastic_run.core.protocol.job_keys import (
 )
 from elastic_run.core.protocol.log_start import find_restart, find_start, is_raised_by, is_trimmed
 from elastic_run.core.protocol.messages import (
+    DIED,
+    LAST_SEQUENCE,
     Fact,
     FailoverRequest,
+    Leave,
     LogStart,
     NodeInfo,
     SeatDead,
@@ -342,10 +345,13 @@ class Bed:
             self.where[node] = store
         self._start(*nodes)
 
-    def _die(self, node: str) -> None:
-        """Let a node be killed; nobody is told."""
+    def _die(self, node: str, listener: str = "") -> None:
+        """Let a node be killed; its guardian tells that in the store of another node, or nobody is told."""
         del self.members[node]
         self.coordinators.pop(node, None)
+        if listener:
+            self._enter_store(listener)
+            self.facts.append(to_json(Leave(node, LAST_SEQUENCE, DIED)))
 
     def _wipe(self) -> None:
         """Let the store be another one, in which nothing is; nobody is told."""

@@ -27,6 +27,8 @@ from elastic_run.core.job.view_change import (
 )
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (
+    DIED,
+    LAST_SEQUENCE,
     SEAT_RUNNING,
     Copy,
     End,
@@ -96,6 +98,12 @@ def test_what_a_node_that_is_ahead_has_told_counts_after_the_question() -> None:
     job = Job(round=1, round_id="1/1/a", nodes=MappingProxyType({"b": known}))
     again, left = replace(_join("b"), sequence=2), Leave("c", 1, "died")
     assert keep_facts(job, [_join("b"), again, _join("a"), left, _join("b")], {"b"}) == (again, left)
+
+
+def test_the_death_of_a_node_without_a_seat_counts_after_the_question() -> None:
+    """Its guardian does not tell it again, and a round that was prepared in another store may have the node."""
+    gone = {name: Gone(name, LAST_SEQUENCE, reason, "") for name, reason in (("c", DIED), ("d", "signal"))}
+    assert keep_facts(Job(gone=MappingProxyType(gone)), [], set()) == (Leave("c", LAST_SEQUENCE, DIED),)
 
 
 def test_nobody_knows_of_a_round() -> None:

@@ -30,7 +30,7 @@ from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.role_scripts import settle_script
 from elastic_run.core.job.state import DEAD_ELSEWHERE, RUNNING, VOID, Job, LeftLog, Seat, forget_place
 from elastic_run.core.job.store_change import move
-from elastic_run.core.protocol.messages import SEAT_CONFIRMED, SEAT_RUNNING, Join, Leave, SeatDead, read_term
+from elastic_run.core.protocol.messages import DIED, SEAT_CONFIRMED, SEAT_RUNNING, Join, Leave, SeatDead, read_term
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -112,6 +112,7 @@ def keep_facts(job: Job, events: Iterable[Event], ahead: Collection[str]) -> tup
         ahead: The nodes that know more than the log.
     """
     statuses = {VOID: SEAT_RUNNING, DEAD_ELSEWHERE: SEAT_CONFIRMED}
+    died = [Leave(gone.node, gone.sequence, DIED) for gone in job.gone.values() if gone.reason == DIED]
     deaths = [
         SeatDead(seat.node, job.round_id, job.incarnation, job.round, rank, statuses[seat.status])
         for rank, seat in enumerate(job.seats)
@@ -121,7 +122,7 @@ def keep_facts(job: Job, events: Iterable[Event], ahead: Collection[str]) -> tup
     heard = {name: node.sequence for name, node in known.items()}
     told = leave_out_old([event for event in events if event.node in ahead], heard)
     gone = [event for event in events if event.node not in ahead and isinstance(event, SeatDead | Leave)]
-    return (*deaths, *told, *gone)
+    return (*died, *deaths, *told, *gone)
 
 
 def find_view(events: Iterable[Event], read: Mapping[Copy, Job | None]) -> View | None:
