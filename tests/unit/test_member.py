@@ -9,7 +9,17 @@ import pytest
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node import machine as membership
 from elastic_run.core.node import messages as node_messages
-from elastic_run.core.node.state import BEGINNING, HALTING, LEAVING, OVER, READY, RUNNING, WAITING
+from elastic_run.core.node.state import (
+    BEGINNING,
+    HALTING,
+    LEAVING,
+    OVER,
+    READY,
+    RUNNING,
+    WAITING,
+    KnownJob,
+    LogPosition,
+)
 from elastic_run.core.protocol.log_start import find_restart
 from elastic_run.core.protocol.messages import (
     DONE,
@@ -41,7 +51,13 @@ def test_a_preparation_that_a_round_has_followed_is_not_told() -> None:
     member, _ = membership.begin(
         "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), store_address=StoreAddress("a", 1), now=0.0
     )
-    member = replace(member, state=READY, job=replace(member.job, known_round=2, incarnation="a.1"))
+    member = replace(
+        member,
+        state=READY,
+        log=LogPosition(next_slot=5),
+        job=replace(member.job, known_round=2, incarnation="a.1"),
+        coordination=replace(member.coordination, is_vacant=False),
+    )
     for prepared in (Copy("a.1", 1, 1, 5, 1), Copy("z.1", 2, 1, 5, 1)):
         assert membership.decide(member, node_messages.StateKept(prepared), 1.0) == (member, ())
     told, commands = membership.decide(member, node_messages.StateKept(Copy("a.1", 2, 1, 5, 1)), 1.0)
@@ -56,6 +72,24 @@ def test_a_node_that_has_read_nothing_has_lost_nothing() -> None:
     )
     assert find_restart(None, 0, (b"", b""), 0, there=(b"x", b"x"), raw=None) is None
     assert membership.decide(member, node_messages.StoreRestored(), 1.0)[1] == commands
+
+
+def test_a_node_whose_store_lost_the_log_joins_after_it_has_read_a_claim() -> None:
+    """Its new workers' store is open before it knows that the restored store has no log."""
+    member = replace(_member(WAITING), log=LogPosition(next_slot=0), job=KnownJob())
+    told: list[node_messages.Command] = []
+    for event in (
+        node_messages.StoreRestored(),
+        node_messages.RejoinPrepared(None, StoreAddress("a", 2)),
+        node_messages.HeadRead(None),
+    ):
+        member, commands = membership.decide(member, event, 1.0)
+        told += commands
+    assert [type(command) for command in told] == [node_messages.ReadHead, node_messages.PrepareRejoin]
+    member, commands = membership.decide(member, node_messages.EntryRead(0, to_json(Claim(1, "b"))), 1.0)
+    (said,) = commands
+    assert isinstance(said, node_messages.Append)
+    assert (said.fact.seen, said.fact.store_address.port) == (0, 2)  # type: ignore[union-attr]  # a Join
 
 
 _NODE_INFO, _STORE_ADDRESS = NodeInfo("a", 1, 1), StoreAddress("a", 1)

@@ -169,8 +169,8 @@ class FactWriter:
         """Say again all that the coordinator has to know of this node."""
         if self.member.state in (BEGINNING, LEAVING) or self.member.facts.is_preparing:
             return
-        if self.member.round.fetching is not None or self.member.log.next_slot == 0:
-            # Whether it belongs to the new round, or which node coordinates, is known in a moment.
+        if self.member.round.fetching is not None or self.member.log.next_slot in (None, 0):
+            # Where the log stands, which node coordinates, or whether it is in the new round, is known in a moment.
             self._set_facts(is_due=True)
             return
         self._set_facts(is_due=False)
