@@ -92,6 +92,14 @@ def test_a_node_whose_store_lost_the_log_joins_after_it_has_read_a_claim() -> No
     assert (said.fact.seen, said.fact.store_address.port) == (0, 2)  # type: ignore[union-attr]  # a Join
 
 
+def test_a_node_that_found_garbage_in_another_store_looks_for_the_log_at_each_heartbeat() -> None:
+    """The start of the log is unreadable and the head is missing: the node waits until a coordinator writes one."""
+    member, _ = membership.decide(_member(WAITING), node_messages.StoreChanged(), 1.0)
+    member, _ = membership.decide(member, node_messages.HeadRead(None, b"garbage"), 1.0)
+    _, commands = membership.decide(member, node_messages.HeartbeatWritten(), 2.0)
+    assert commands == (node_messages.ReadHead(),)
+
+
 _NODE_INFO, _STORE_ADDRESS = NodeInfo("a", 1, 1), StoreAddress("a", 1)
 _PLACE = Assignment(3, 0, 1, 0, 1, 0, 1, _STORE_ADDRESS, 0, 1, incarnation="a.1", round_id="3/1/a")
 

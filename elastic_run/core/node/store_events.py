@@ -41,7 +41,7 @@ class StoreUpdate(RoundUpdate):
         """The store has taken a heartbeat."""
         gap = self._now - self.member.beaten_at
         self._set(beaten_at=self._now)
-        if self.member.state == BEGINNING or self.member.log.needs_head:
+        if self.member.log.next_slot is None or self.member.log.needs_head:
             self.commands.append(ReadHead())
         is_late = event.is_unknown or gap > self.member.config.lease / 2
         if (event.was_dropped or is_late) and self.member.state != BEGINNING:
