@@ -36,7 +36,7 @@ def coordinate(
     interval = agent.world.config.keep_alive_interval
     next_heartbeats = agent.clock.now() + interval
     has_resigned = False
-    beating: set[str] = set()
+    beating: set[str] | None = None
     while not known.is_over and "stop" not in orders:
         if "resign" in orders and not has_resigned:
             known, has_resigned = core.resign(known), True
@@ -135,9 +135,9 @@ def _clean_up(cleanup: Cleanup) -> Generator[Request | Pause, Any, None]:
         yield Request("trim", (cleanup.trimmed,))
 
 
-def _forget_heartbeats(known: Coordinator, beating: set[str]) -> Generator[Request | Pause, Any, set[str]]:
+def _forget_heartbeats(known: Coordinator, beating: set[str] | None) -> Generator[Request | Pause, Any, set[str]]:
     """Remove the heartbeats of those that are gone; returns who may have some now."""
     watched = set(known.watched)
     if watched != beating:
-        yield Request("forget_heartbeats", (sorted((beating | set(known.job.gone)) - watched),))
+        yield Request("forget_heartbeats", (sorted({*(beating or ()), *known.job.gone} - watched),))
     return watched

@@ -1,15 +1,18 @@
-"""The coordinator's thread: it reads the facts of a large crowd in batches, and deletes nothing in a restored store."""
+"""The coordinator's thread: how it reads facts and heartbeats, and that it deletes nothing in a restored store."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.core.job.coordinator import start_term
 from elastic_run.core.job.coordinator_state import Cleanup
+from elastic_run.core.job.state import SILENT, Gone
 from elastic_run.core.node.messages import Coordinate
 from elastic_run.core.protocol import job_keys, messages
+from elastic_run.records import replace
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic import handler
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
@@ -100,3 +103,15 @@ def test_nothing_is_deleted_in_a_store_that_has_lost_what_was_written(lost: str)
     store.write({"d/1": b"entry"})
     thread._clean_up(store, known, cleanup)
     assert store.get(["d/0", "s/0.1"]) == [None, None]
+
+
+def test_a_new_term_tells_a_dropped_node_so_where_no_node_is_left() -> None:
+    """The coordinator before has dropped the last node, and ended before it removed the heartbeat of that node."""
+    store = MemoryJobStore(space := JobSpace())
+    context, _ = make_context(space)
+    thread = CoordinatorThread(context, Coordinate(term=2, slot=1, state_slot=-1, state_term=0))
+    known = start_term("a", term=2, slot=1, state=None, now=0.0)
+    gone = MappingProxyType({"n": Gone("n", 1, SILENT, "silent for 6.0 s")})
+    store.heartbeat("n")
+    thread._look(store, replace(known, job=replace(known.job, gone=gone)), 0.0)
+    assert store.read_heartbeats(["n"]) == [None]

@@ -81,7 +81,7 @@ class CoordinatorThread:
         self._last_look = time.monotonic()
         self._complaint = ""
         self._heartbeats = HeartbeatReader()
-        self._known: set[str] = set()  # nodes that may have heartbeats in the store
+        self._known: set[str] | None = None  # nodes that may have heartbeats in the store, None before the first look
         self._is_stopped = False
         self._is_resigning = False
         # While the last entry of the term is written and garbage is removed: a reader of that entry stops this thread.
@@ -279,10 +279,10 @@ class CoordinatorThread:
         """Remove the heartbeats of nodes that are gone. Some stores never expire heartbeats by themselves.
 
         Again with each change for those that are still remembered: a node sends heartbeats until its workers have
-        ended.
+        ended. The first time in any case: the coordinator before may have ended before it removed them.
         """
         watched = set(coordinator.watched)
-        gone = (self._known | set(coordinator.job.gone)) - watched if self._known != watched else set()
+        gone = {*(self._known or ()), *coordinator.job.gone} - watched if self._known != watched else set()
         if gone:
             store.forget_heartbeats(sorted(gone))
         self._known = watched
