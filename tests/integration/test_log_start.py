@@ -13,7 +13,7 @@ from elastic_run.core.node.messages import EntryRead, EntryTrimmed
 from elastic_run.core.node.state import LogPosition
 from elastic_run.core.protocol import job_keys
 from elastic_run.core.protocol.log_start import find_start
-from elastic_run.core.protocol.messages import LogStart, Warn, to_json
+from elastic_run.core.protocol.messages import Claim, LogStart, Warn, to_json
 from elastic_run.rendezvous.elastic import decision_log
 from elastic_run.store.jobstore.file import FileJobStore
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
@@ -84,6 +84,18 @@ def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:
     assert (head.head, head.log_start) == (decision_log.FORGED, decision_log.FORGED)
     decision_log.raise_start(store, LogStart(4, 2))
     assert find_start(decision_log.read_head(store).log_start) == LogStart(4, 2)
+
+
+@pytest.mark.parametrize("kind", list(STORES))
+def test_the_newest_state_is_found_though_the_log_begins_anew_behind_it(kind: str) -> None:
+    """A restored store may know more of the job than the nodes that let its log begin anew."""
+    with STORES[kind]() as opener, opener("job") as store:
+        for slot, decision in ((2, Claim(3, "a")), (3, Warn(3, 1)), (4, Warn(2, 1)), (6, Claim(9, "b"))):
+            decision_log.create_entry(store, slot, decision)
+        store.write({job_keys.state_key(3, 3): b"state", job_keys.state_key(4, 2): b"void"})
+        decision_log.raise_start(store, LogStart(6, 8, is_restart=True))
+        assert decision_log.read_newest_state(store, 7) == b"state"
+        assert decision_log.read_newest_state(store, 3) is None
 
 
 def test_an_entry_that_a_stranger_has_hidden_is_not_lost() -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job import machine as coordination
-from elastic_run.core.job.snapshot import identify
+from elastic_run.core.job.snapshot import find_newest_state, identify
 from elastic_run.core.node import machine as membership
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import OVER, READY, WAITING, Member
@@ -402,7 +402,9 @@ class Bed:
             last_heartbeat=command.last_heartbeat,
         )
         if core.has_lost_state(self.coordinators[node]):
-            known = self.coordinators[node]
+            entries = [(slot, self.values.get(decision_key(slot))) for slot in range(command.slot)]
+            backup = self.values.get(find_newest_state(entries))
+            known = core.take_backup(self.coordinators[node], backup, self.now)
             facts = self.facts[known.position :]
             self.coordinators[node] = core.skip(known, facts, len(self.facts), self.values.get(LOG_START))
             self._tell(node, f"complains: {known.complaint}")

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
+from elastic_run.core.job.coordinator_state import KEPT_SLOTS
+from elastic_run.core.job.snapshot import find_newest_state
 from elastic_run.core.node import messages as node_messages
-from elastic_run.core.protocol.job_keys import HEAD, LOG_START, copy_key, state_key
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, copy_key, decision_key, state_key
 from elastic_run.core.protocol.log_start import is_trimmed
 from tests.simulation.clockwork import StoreLost
 from tests.simulation.store import Pause, Request
@@ -112,6 +114,7 @@ def _start_term(
     )
     while core.has_lost_state(known):
         try:
+            known = core.take_backup(known, (yield from _read_newest_state(command.slot)), agent.clock.now())
             entries, position = yield Request("read", (known.position,), 0.0)
             (log_start,) = yield Request("get", ([LOG_START],))
         except StoreLost:
@@ -121,6 +124,15 @@ def _start_term(
         if not entries:
             break
     return known
+
+
+def _read_newest_state(end: int) -> Generator[Request | Pause, Any, bytes | None]:
+    """As `decision_log.read_newest_state`."""
+    slots_before = range(max(0, end - KEPT_SLOTS), end)
+    entries = yield Request("get", ([decision_key(slot) for slot in slots_before],))
+    state: bytes | None
+    (state,) = yield Request("get", ([find_newest_state(zip(slots_before, entries, strict=True))],))
+    return state
 
 
 def _clean_up(cleanup: Cleanup) -> Generator[Request | Pause, Any, None]:

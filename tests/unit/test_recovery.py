@@ -11,9 +11,10 @@ from elastic_run.core.job import coordinator as core
 from elastic_run.core.job import coordinator_slots as slots
 from elastic_run.core.job.apply_facts import apply_facts
 from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.job_document import job_to_document
 from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.snapshot import identify, make_state, write_state
-from elastic_run.core.job.state import AWAITED, GATHERING, LIVE, RUNNING, VOID, Gone, Job, LeftLog, Node, Seat
+from elastic_run.core.job.state import AWAITED, ENDED, GATHERING, LIVE, RUNNING, VOID, Gone, Job, LeftLog, Node, Seat
 from elastic_run.core.job.store_change import give_up_awaited, move
 from elastic_run.core.job.view_change import (
     View,
@@ -32,6 +33,7 @@ from elastic_run.core.protocol.messages import (
     SEAT_RUNNING,
     Copy,
     End,
+    Form,
     Halt,
     Join,
     Leave,
@@ -130,7 +132,7 @@ def test_a_log_does_not_go_on_from_an_older_round_than_its_own() -> None:
     """Nodes that have read nothing of its last round may answer first (seed 12493)."""
     old, own = Copy("a.1", 1, 9, 99, 1, "other"), Copy("a.1", 2, 3, 4, 2, "here")
     assert find_view([_join("b", copy=old)], {own: Job()}) == View(own, None, (old, own))
-    assert find_view([_join("b")], {own: Job()}) is None
+    assert find_view([_join("b")], {own: Job()}) == View(own, None, (own,))
 
 
 def test_a_round_that_no_copy_knows_counts() -> None:
@@ -300,6 +302,43 @@ def test_who_coordinates_after_a_question_to_all_nodes_knows_the_round_before_it
     assert known.pending.round_id == "2/1/a"
     lost = core.start_term("c", term=3, slot=6, state=document.replace(b'"former":{', b'"former":{},"":{'), now=9.0)
     assert core.has_lost_state(lost)
+
+
+def _write(job: Job, former: Job | None = None) -> bytes:
+    state = make_state(job, 0.0, position=0, oldest=0, formations=())
+    return write_state(replace(state, former=None if former is None else job_to_document(former, 0.0)))
+
+
+_ONE_STORE = JobConfig(1, 3, last_call_timeout=0.0)
+_RUNNING = Job(1, 4, round=2, round_id="2/1/a", incarnation="a.1", config=_ONE_STORE, phase=RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("state", "number"),
+    [
+        (None, 0),
+        (b"garbage", 0),
+        (_write(_RUNNING), 2),
+        (_write(Job(1, 4)), 0),
+        (_write(Job(1, 4), former=_RUNNING), 2),
+        (_write(replace(_RUNNING, phase=ENDED)), 0),  # nodes have gone on from before this end
+    ],
+)
+def test_a_log_that_was_begun_anew_goes_on_from_what_the_store_knows(state: bytes | None, number: int) -> None:
+    """Where no node knows of a round, that of the backup is the newest."""
+    known = core.take_backup(core.start_term("b", term=9, slot=7, state=b"", now=0.0), state, 0.0)
+    assert (0 if known.former is None else known.former.round) == number
+    facts = [to_json(_join("c", config=_ONE_STORE))]
+    known = core.receive(replace(known, pending=None), facts, 1, now=0.0, jitter=0.0)
+    known = core.receive(known, [], 1, now=99.0, jitter=0.0)
+    assert isinstance(known.pending, Recovered if number else Form)
+
+
+def test_a_coordinator_that_has_the_state_of_before_needs_no_backup() -> None:
+    """It asks all nodes since its node knows of a newer round than the state."""
+    known = core.start_term("b", term=9, slot=7, state=_write(_RUNNING), now=0.0, newest_round=3)
+    assert core.has_lost_state(known)
+    assert core.take_backup(known, _write(replace(_RUNNING, round=1)), 0.0) is known
 
 
 def test_who_coordinates_next_reads_what_a_node_told_before_it_left() -> None:

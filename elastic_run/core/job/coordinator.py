@@ -3,8 +3,9 @@
 The driver's loop, on a thread and a connection of its own, from `Coordinate` to `member.StopCoordinating`:
 
 1. `start_term` with the state document that the command names (None where it names none, b"" where it is gone). After
-   `has_lost_state` read the facts that are there and where the log begins, and `skip` them. While it `wants` a copy of
-   the state, which a node has put into this store, read that and feed `take_copy`. Then `read` the facts behind
+   `has_lost_state` read the newest state that the store has all the same, and feed `take_backup`; read the facts that
+   are there and where the log begins, and `skip` them. While it `wants` a copy of the state, which a node has put into
+   this store, read that and feed `take_copy`. Then `read` the facts behind
    `coordinator.position`, again and again, waiting no longer than until `coordinator.wait_until`, and feed what came,
    also where that is nothing: `receive`. At each keep-alive interval read the heartbeats of `coordinator.watched`, feed
    `observe`, and write what `make_documents` returns. Could not read for a while: `interrupted`.
@@ -146,6 +147,21 @@ def skip(coordinator: Coordinator, entries: Sequence[bytes], position: int, log_
     return replace(
         coordinator, position=position, first=position, events=events, kept=events, oldest=oldest, raised=oldest
     )
+
+
+def take_backup(coordinator: Coordinator, data: bytes | None, now: float) -> Coordinator:
+    """Take in the newest state in the store, as `find_newest_state` finds it: None or garbage tells nothing.
+
+    A store that was restored may have been restored from a backup that knows more of the job than the nodes here.
+    """
+    try:
+        found, job = read_state(data or b"", now)
+        former = job if found.former is None else job_from_document(found.former, now)
+    except MessageError:
+        return coordinator
+    if coordinator.former is not None or not former.round or former.phase == ENDED:
+        return coordinator
+    return replace(coordinator, former=former, copies=MappingProxyType({former.copy: former}))
 
 
 def take_copy(coordinator: Coordinator, data: bytes | None, *, now: float, jitter: float) -> Coordinator:

@@ -2,19 +2,22 @@
 
 It was read from a store that strangers may write to, so it may be garbage. No agent dies of that (`read_state` raises):
 the workers run on, every node is asked to say again where it stands, and the log recovers from that (`view_change`).
-Restarts count on: every node remembers how many it has heard of. What only the state knew is lost: the causes of
-earlier attempts, when restarts and changes of membership were, and so how many of them fall into a window.
+Restarts count on: every node remembers how many it has heard of. What only the state knew is lost, unless the store has
+an older state: the causes of earlier attempts, when restarts and changes of membership were, and so how many of them
+fall into a window.
 """
 
 from __future__ import annotations
 
 from elastic_run.core.job.job_document import job_from_document, job_to_document
 from elastic_run.core.protocol.codec import Document, MessageError, decode, encode, from_document, register, to_document
-from elastic_run.core.protocol.messages import PROTOCOL, Copy, is_spoken, read_term
+from elastic_run.core.protocol.job_keys import state_key
+from elastic_run.core.protocol.messages import PROTOCOL, Claim, Copy, is_spoken, read_decision, read_term
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import TypeAlias
 
     from elastic_run.core.job.state import Job
@@ -84,6 +87,26 @@ def read_state(data: bytes, now: float) -> Read:
         raise MessageError(message)
     state = from_document(State, document)
     return state, job_from_document(state.job, now)
+
+
+def find_newest_state(entries: Iterable[tuple[int, bytes | None]]) -> str:
+    """Return the key of the newest state that lies beside entries of the log; no document has it where there is none.
+
+    Args:
+        entries: What is in the last slots, in their order, each with the number of its slot; None for nothing.
+    """
+    term, newest = 0, (-1, 0)
+    for slot, entry in entries:
+        try:
+            decision = read_decision(entry or b"")
+        except MessageError:
+            continue
+        if decision.term < term:
+            continue
+        term = decision.term
+        if not isinstance(decision, Claim):
+            newest = slot, term
+    return state_key(*newest)
 
 
 def identify(data: bytes) -> Copy:

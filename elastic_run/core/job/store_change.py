@@ -13,7 +13,7 @@ def move(job: Job, now: float) -> Job:
     """Return the state as it goes on in another store, to which every node has yet to come.
 
     But the one in whose agent the old store lived: it went silent with it, and its lease is over. Should it be there
-    all the same, it comes back as any other that was silent.
+    all the same, it comes back as any other that was silent. In a job that has one store the log began anew there.
 
     Args:
         job: A copy of the state that was left in the old store.
@@ -25,7 +25,7 @@ def move(job: Job, now: float) -> Job:
     return replace(
         job,
         nodes=MappingProxyType({}),
-        gone=MappingProxyType({**job.gone, **{name: _leave_behind(node) for name, node in job.nodes.items()}}),
+        gone=MappingProxyType({**job.gone, **{name: _leave_behind(node, job) for name, node in job.nodes.items()}}),
         seats=tuple(_await_holder(seat, job) for seat in job.seats),
         formed_slot=-1,
         prepared=(),
@@ -38,16 +38,26 @@ def _await_holder(seat: Seat, job: Job) -> Seat:
     node = job.nodes.get(seat.node)
     if node is None:
         return seat
-    if not node.node_info.serves_store:
+    if not _is_out_of_reach(node, job):
         return replace(seat, status=AWAITED)
     is_lost = seat.is_lost or (node.is_member and node.outcome != DONE)
     return replace(seat, status=UNKNOWN, is_lost=is_lost)
 
 
-def _leave_behind(node: Node) -> Gone:
-    if node.node_info.serves_store:
+def _leave_behind(node: Node, job: Job) -> Gone:
+    if _is_out_of_reach(node, job):
         return Gone(node.node, node.sequence, SILENT, "silent, and its store is out of reach", node)
-    return Gone(node.node, node.sequence, MOVED, "did not change to the next endpoint", node)
+    clause = "did not change to the next endpoint" if _can_move(job) else "has not reported again"
+    return Gone(node.node, node.sequence, MOVED, clause, node)
+
+
+def _is_out_of_reach(node: Node, job: Job) -> bool:
+    return node.node_info.serves_store and _can_move(job)
+
+
+def _can_move(job: Job) -> bool:
+    """Whether the job has left a store; otherwise the log began anew in the only one."""
+    return job.config is not None and job.config.has_successors
 
 
 def give_up_awaited(job: Job) -> Job:

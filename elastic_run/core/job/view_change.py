@@ -11,6 +11,7 @@ Rules
 - The log goes on (`Recovered`) when the holders of more than half of the round's seats that are not void are here: no
   other log can then go on from this round as well. Where the store can't move no other log exists, and a lease is
   enough to wait for them.
+- In a store that was restored, its newest state counts as a copy, though the log begins anew behind that state.
 - Nobody knows of a round: the job is founded. In a successor's store, and after the state was lost, nodes that know of
   a round have some leases of time to come first.
 - A log that tells of a round, but is older than what a node knows, goes on in the same way: the nodes left its store,
@@ -131,22 +132,23 @@ def find_view(events: Iterable[Event], read: Mapping[Copy, Job | None]) -> View 
     Args:
         events: What was heard.
         read: The state in each copy that was read, or None for an unreadable copy. If the log was begun anew, its own
-            former state is one of them.
+            former state is one of them, or the one in a restored store.
     """
     joins = {event.node: event for event in events if isinstance(event, Join)}.values()
     copies = [join.copy for join in joins if join.copy is not None and read.get(join.copy, join) is not None]
     lasts = [join.last for join in joins if join.last is not None]
-    counts = Counter([*(copy.incarnation for copy in copies), *(last.incarnation for last in lasts)])
+    known = [copy for copy, job in read.items() if job is not None and copy not in copies]
+    told = [*(copy.incarnation for copy in copies), *(last.incarnation for last in lasts)]
+    counts = Counter(told or [copy.incarnation for copy in known])
     if not counts:
         return None
-    copies += [copy for copy, job in read.items() if job is not None and copy not in copies]
     incarnation = max(counts, key=lambda name: (counts[name], name))
-    copy = max((copy for copy in copies if copy.incarnation == incarnation), key=lambda copy: copy.order, default=None)
+    copies = [copy for copy in (*copies, *known) if copy.incarnation == incarnation]
+    copy = max(copies, key=lambda copy: copy.order, default=None)
     last = max((last for last in lasts if last.incarnation == incarnation), key=_order_last, default=None)
     is_known = last is None or (copy is not None and copy.order[:2] >= _order_last(last))
     prepared = {join.prepared for join in joins if join.prepared is not None}
-    told = [one for one in copies if one.incarnation == incarnation]
-    newest = {one.store_id: one for one in sorted(told, key=lambda one: one.order)}.values()
+    newest = {one.store_id: one for one in sorted(copies, key=lambda one: one.order)}.values()
     return View(
         copy,
         None if is_known else last,

@@ -191,6 +191,8 @@ class CoordinatorThread:
             store_id="" if self._store_id is None else self._store_id.decode(),
         )
         if core.has_lost_state(coordinator):
+            backup = decision_log.read_newest_state(store, command.slot)
+            coordinator = core.take_backup(coordinator, backup, time.monotonic())
             entries = [b""]
             while entries:
                 entries, position = store.read(job_keys.FACTS, coordinator.position, 0.0)

@@ -9,6 +9,8 @@ Rules
 
 from __future__ import annotations
 
+from elastic_run.core.job.coordinator_state import KEPT_SLOTS
+from elastic_run.core.job.snapshot import find_newest_state
 from elastic_run.core.node.messages import EntryRead, EntryTrimmed, HeadRead
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.log_start import find_restart, find_start, is_raised_by, is_trimmed
@@ -31,6 +33,7 @@ __all__ = [
     "make_head",
     "raise_start",
     "read_head",
+    "read_newest_state",
     "restart_log",
     "wait_entry",
 ]
@@ -159,6 +162,21 @@ def make_head(store: JobStore, head: bytes | None, start: bytes | None) -> HeadR
     if start is None and store.is_forged(job_keys.LOG_START):
         start = FORGED
     return HeadRead(head, start)
+
+
+def read_newest_state(store: JobStore, end: int) -> bytes | None:
+    """Return the newest state in a store, wherever the log begins by now; None for none, or a forged one.
+
+    Args:
+        store: The job's store.
+        end: The slot before which it is looked for.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
+    slots = range(max(0, end - KEPT_SLOTS), end)
+    entries = store.get([job_keys.decision_key(slot) for slot in slots])
+    return store.get([find_newest_state(zip(slots, entries, strict=True))])[0]
 
 
 def get_document(store: JobStore, key: str) -> bytes | None:
