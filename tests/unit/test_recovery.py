@@ -204,6 +204,17 @@ def test_a_rounds_id_tells_its_term(round_id: str, term: int) -> None:
     assert read_term(round_id) == term
 
 
+@pytest.mark.parametrize(
+    ("restarts", "last", "expected"),
+    [(2, None, 3), (4, None, 4), (4, _last(4), 4), (4, _last(4, incarnation="z.1"), 3)],
+)
+def test_restarts_that_another_log_has_counted_count(restarts: int, last: PreviousRound | None, expected: int) -> None:
+    """Other nodes restarted the job apart, after a failure of which this log knows nothing."""
+    job = Job(round=4, round_id="4/3/b", incarnation="a.1", config=CONFIG, restart_count=3)
+    job = apply_facts(job, [replace(_join("c", last=last), known_restarts=restarts)], 0.0)
+    assert job.restart_count == expected
+
+
 def test_the_job_that_most_nodes_know_goes_on() -> None:
     """A node of another job is a newcomer to it, whatever its round."""
     other = _join("c", last=_last(9, incarnation="z.1"))

@@ -222,6 +222,7 @@ class _JobUpdate:
         if fact.highest_round > self._job.highest_round:
             # No round gets a number again that a node knows, be it of another incarnation.
             self._set(highest_round=fact.highest_round)
+        self._count_restarts(fact)
         node = self._nodes.get(fact.node) or self._welcome(fact)
         node = self._place(node, fact)
         node = replace(
@@ -239,6 +240,12 @@ class _JobUpdate:
             self._set(refusals=(*self._job.refusals, Refusal(fact.node, exclusion.reason, EXCLUDED)))
         self._nodes[fact.node] = node
         self._note_rank(node)
+
+    def _count_restarts(self, fact: Join) -> None:
+        """Count what a node has heard of: the log of another store may have restarted the job beside this one."""
+        is_other_job = any(told and told.incarnation != self._job.incarnation for told in (fact.last, fact.copy))
+        if fact.known_restarts > self._job.restart_count and not is_other_job:
+            self._set(restart_count=fact.known_restarts)
 
     def _describe_difference(self, fact: Join, config: JobConfig, here: str) -> str:
         script = fact.node_info.role_script

@@ -135,6 +135,7 @@ class FactWriter:
                 highest_round=max(member.job.highest_round, member.job.known_round),
                 copy=member.job.copy,
                 prepared=member.job.prepared,
+                known_restarts=member.job.known_restarts,
             )
         )
 

@@ -183,6 +183,7 @@ class Join:
         highest_round: The newest round that it has heard of, in whatever store: the next one has a higher number.
         copy: The copy of the state that it has put into this store, or None; see `job.view_change`.
         prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
+        known_restarts: The restarts of the whole job of which it has heard.
     """
 
     node: str
@@ -195,6 +196,7 @@ class Join:
     highest_round: int = 0
     copy: Copy | None = None
     prepared: Copy | None = None
+    known_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
