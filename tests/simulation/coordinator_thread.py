@@ -149,7 +149,7 @@ def _clean_up(cleanup: Cleanup) -> Generator[Request | Pause, Any, None]:
 
 def _forget_heartbeats(known: Coordinator, beating: set[str] | None) -> Generator[Request | Pause, Any, set[str]]:
     """Remove the heartbeats of those that are gone; returns who may have some now."""
-    watched = set(known.watched)
+    watched = {*known.watched, *(refusal.node for refusal in known.job.refusals)}
     if watched != beating:
         yield Request("forget_heartbeats", (sorted({*(beating or ()), *known.job.gone} - watched),))
     return watched

@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.core.job.coordinator import start_term
 from elastic_run.core.job.coordinator_state import Cleanup
-from elastic_run.core.job.state import SILENT, Gone
+from elastic_run.core.job.state import REFUSED, SILENT, Gone, Refusal
 from elastic_run.core.node.messages import Coordinate
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.records import replace
@@ -106,12 +106,21 @@ def test_nothing_is_deleted_in_a_store_that_has_lost_what_was_written(lost: str)
 
 
 def test_a_new_term_tells_a_dropped_node_so_where_no_node_is_left() -> None:
-    """The coordinator before has dropped the last node, and ended before it removed the heartbeat of that node."""
+    """The coordinator before has dropped the last node, and ended before it removed the heartbeat of that node.
+
+    A node that is about to be refused keeps its heartbeat until it is told: it may be the coordinator.
+    """
     store = MemoryJobStore(space := JobSpace())
     context, _ = make_context(space)
     thread = CoordinatorThread(context, Coordinate(term=2, slot=1, state_slot=-1, state_term=0))
     known = start_term("a", term=2, slot=1, state=None, now=0.0)
-    gone = MappingProxyType({"n": Gone("n", 1, SILENT, "silent for 6.0 s")})
-    store.heartbeat("n")
-    thread._look(store, replace(known, job=replace(known.job, gone=gone)), 0.0)
-    assert store.read_heartbeats(["n"]) == [None]
+    gone = {name: Gone(name, 1, reason, "") for name, reason in (("a", REFUSED), ("n", SILENT))}
+    job = replace(known.job, gone=MappingProxyType(gone), refusals=(Refusal("a", "another script"),))
+    for name in gone:
+        store.heartbeat(name)
+    thread._look(store, replace(known, job=job), 0.0)
+    own, dropped = store.read_heartbeats(["a", "n"])
+    assert own is not None
+    assert dropped is None
+    thread._look(store, replace(known, job=replace(job, refusals=())), 1.0)
+    assert store.read_heartbeats(["a"]) == [None]

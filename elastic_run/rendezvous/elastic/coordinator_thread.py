@@ -281,9 +281,10 @@ class CoordinatorThread:
         """Remove the heartbeats of nodes that are gone. Some stores never expire heartbeats by themselves.
 
         Again with each change for those that are still remembered: a node sends heartbeats until its workers have
-        ended. The first time in any case: the coordinator before may have ended before it removed them.
+        ended. The first time in any case: the coordinator before may have ended before it removed them. A node that is
+        about to be refused keeps its heartbeat: it may be the coordinator, and then no other node is to claim.
         """
-        watched = set(coordinator.watched)
+        watched = {*coordinator.watched, *(refusal.node for refusal in coordinator.job.refusals)}
         gone = {*(self._known or ()), *coordinator.job.gone} - watched if self._known != watched else set()
         if gone:
             store.forget_heartbeats(sorted(gone))
