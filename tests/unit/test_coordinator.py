@@ -242,8 +242,16 @@ def test_a_state_that_is_garbage_is_said_and_asked_for(state: bytes, complaint: 
     """The term begins all the same: its first decision asks every node where it stands."""
     known = core.start_term("a", term=2, slot=1, state=state, now=0.0, known_round=4)
     assert complaint in known.complaint
-    assert known.pending == messages.Resync(2, known.complaint.partition(": ")[2])
+    assert known.pending == messages.Resync(2, "a", known.complaint.partition(": ")[2])
     assert known.job.highest_round == 4
+
+
+def test_the_question_of_another_coordinator_of_one_term_is_no_own_one() -> None:
+    """In a restored store two nodes may have claimed one term: the nodes may have answered the other one by now."""
+    known, other = (core.start_term(node, term=2, slot=1, state=b"", now=0.0) for node in "ab")
+    assert other.pending is not None
+    known, _ = slots.settle(known, messages.to_json(other.pending), now=0.0, jitter=0.0)
+    assert known.is_superseded
 
 
 @pytest.mark.parametrize(
@@ -296,7 +304,7 @@ def test_a_state_that_is_older_than_what_its_node_knows_is_not_gone_on_from() ->
     """The job went on in another store, and its nodes are back: the first decision asks every node where it stands."""
     (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))
     known = core.start_term("b", term=3, slot=4, state=old, now=0.0, known_round=2, newest_round=2)
-    assert known.pending == messages.Resync(3, "the job went on in another store")
+    assert known.pending == messages.Resync(3, "b", "the job went on in another store")
     assert known.job.round == 0
     assert not known.complaint
     assert core.start_term("b", term=3, slot=4, state=old, now=0.0, newest_round=1).job.round == 1

@@ -53,7 +53,7 @@ DECISIONS = (
     messages.Halt(1, 2, "loss", "b"),
     messages.Refuse(1, "n", "why"),
     messages.Failover(1, "b:1", ""),
-    messages.Resync(1, "not JSON"),
+    messages.Resync(1, "a", "not JSON"),
     messages.End(1, "worker_failed", 3, "", {"a": 1}, ({"b": 2}, {})),
     messages.End(1, "worker_failed", 1, stuck=(StuckRank(3, problem="is stopped"),)),
 )

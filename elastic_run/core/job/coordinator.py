@@ -117,7 +117,7 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
             going_on = _go_on(fresh, *read_state(state, now), now)
         except MessageError as error:
             complaint = f"the state of the job is lost: {error}"
-            fresh = replace(fresh, wait_limit=1, pending=Resync(term, str(error)), complaint=complaint)
+            fresh = replace(fresh, wait_limit=1, pending=Resync(term, node, str(error)), complaint=complaint)
         else:
             fresh = going_on
             if newest_round > fresh.job.round > 0:

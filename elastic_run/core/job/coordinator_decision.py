@@ -95,7 +95,7 @@ def ask_anew(coordinator: Coordinator, events: Sequence[Event], ahead: Collectio
         copies=MappingProxyType({former.copy: former}),
         former_garbage_keys=tuple(key for key in coordinator.former_garbage_keys if not key.startswith(COPIES)),
         has_halted=False,
-        pending=Resync(coordinator.term, "the job went on in another store"),
+        pending=Resync(coordinator.term, coordinator.node, "the job went on in another store"),
     )
 
 

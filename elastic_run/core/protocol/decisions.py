@@ -121,10 +121,12 @@ class Resync:
 
     Args:
         term: The coordinator's.
+        node: The coordinator: in a store that was restored another node may have claimed this term, and asked, too.
         detail: What was wrong with the state.
     """
 
     term: int
+    node: str
     detail: str = ""
 
 
