@@ -169,6 +169,12 @@ class Etcd:
         """Let a member go on."""
         os.kill(self._processes[member].pid, signal.SIGCONT)
 
+    def set_full(self, *, is_full: bool) -> None:
+        """Let the cluster refuse writes and answer reads, as etcd does when its quota is used up, or end that."""
+        action = "ACTIVATE" if is_full else "DEACTIVATE"
+        leader = self._get(0, "POST", "/v3/maintenance/status")["header"]["member_id"]
+        self._get(0, "POST", "/v3/maintenance/alarm", action=action, alarm="NOSPACE", memberID=leader)
+
     def wait_healthy(self, member: int) -> None:
         """Wait until a member serves."""
 

@@ -3,7 +3,8 @@
 Rules
 - The thread wakes when there is a fact to write, and when a heartbeat is due (`heartbeats`); otherwise it waits.
 - The sender alone decides whether the store answers. It opens a broken connection again: silently for one lease, then
-  with a line every ten seconds. After a stated time it gives the store up and tells the agent `Lost`.
+  with a line every ten seconds. After a stated time it gives the store up and tells the agent `Lost`. A store that is
+  read, but takes no writes, does not answer: its disk is full, or the network loses large packets.
 - A thousand nodes may come at once, so all that a node reads before its first fact is one request. After that fact the
   log reader begins, which shares this thread's connection. The node's first heartbeat waits until that rush is over.
 - The log reader wakes this thread when its connection has broken: until the next heartbeat, the sender would not notice
@@ -129,6 +130,7 @@ class Sender:
             self._go_on_in_restored_store(store, context.sender.member_driver)
         self._send_facts(store)
         if self._watch_job(store):
+            self._note_recovery()
             self._begin_following()
             self._wait()
 
@@ -169,6 +171,16 @@ class Sender:
             looks = min(looks, self._step_check.next_look)
         return min(heartbeats.next_write, looks, self._wait_notices.first_due(now))
 
+    def _note_recovery(self) -> None:
+        """Note that the store answers, and tell the user if it did not before: it has taken a fact or a heartbeat."""
+        if not self._retry_deadline.is_tried:
+            return
+        recovered = self._retry_deadline.recovered()
+        if recovered:
+            self._context.events.deliver(Notice(recovered))
+            if self._context.shows_waiting:
+                self._context.events.deliver(Waiting(None, is_for_nodes=False))
+
     def _begin_following(self) -> None:
         """Let the log reader begin, once the store has confirmed this node's first facts."""
         if not (self._is_followed or self._context.has_unsent or self._context.sender.member_driver is None):
@@ -185,11 +197,6 @@ class Sender:
         store_id = self._check_store_id(store, store_id)
         if store_id is None:
             return
-        recovered = self._retry_deadline.recovered()
-        if recovered:
-            self._context.events.deliver(Notice(recovered))
-            if self._context.shows_waiting:
-                self._context.events.deliver(Waiting(None, is_for_nodes=False))
         context, member_driver = self._context, self._context.sender.member_driver
         if context.backend.notice:
             context.events.deliver(Notice(context.backend.notice))
