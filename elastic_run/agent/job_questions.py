@@ -7,7 +7,7 @@ import os
 from elastic_run.agent.worker_stacks import WAIT_LIMIT, take_stacks
 from elastic_run.agent.worker_status import measure
 from elastic_run.control.wire import ControlError
-from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, count_members, kind_of
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -30,12 +30,18 @@ _LONGEST_NAME = 200
 def answer_question(view: AgentView, question: str, deliver: Callable[[Document], None]) -> None:
     """Give this node's answer to a question to a function, now or a moment later, in the loop."""
     kind, _, words = question.partition(" ")
+    place = None if view.job is None else view.job.place
+    nodes, round_id = (0, "") if place is None else (place.group_world_size, place.round_id)
+
+    def deliver_of_round(document: Document) -> None:
+        deliver({**document, "round_id": round_id, "round_nodes": nodes})
+
     if kind == DRAIN:
-        deliver(_leave_if_named(view, words))
+        deliver_of_round({"asked": question, **_leave_if_named(view, words)})
     elif kind == HANG:
-        deliver({"host": view.context.hostname, "pid": os.getpid(), **view.describe_hang()})
+        deliver_of_round({"host": view.context.hostname, "pid": os.getpid(), **view.describe_hang()})
     else:
-        (take_stacks if kind == STACKS else measure)(view, deliver)
+        (take_stacks if kind == STACKS else measure)(view, deliver_of_round)
 
 
 def _leave_if_named(view: AgentView, words: str) -> Document:
@@ -88,7 +94,7 @@ def answer_drain(request: Request) -> None:
     words = f"{_find_place(request.view)[0]} {name}"
     own = _leave_if_named(request.view, words)
     if own["is_leaving"]:  # its session may end before the others have answered
-        request.reply({"nodes": [own], "expected": 1})
+        request.reply({"nodes": [own], "members": 1, "missing": 0})
     else:
         _gather(request, f"{DRAIN} {words}")
 
@@ -96,7 +102,6 @@ def answer_drain(request: Request) -> None:
 def _gather(request: Request, question: str) -> None:
     """Ask this node and the others at the same time; reply when both are there."""
     view, job = request.view, request.view.job
-    expected = view.context.group.group_world_size or 1
     parts: dict[str, list[Document]] = {}
 
     def take(part: str, found: list[Document]) -> None:
@@ -105,7 +110,8 @@ def _gather(request: Request, question: str) -> None:
             (own,) = parts["own"]
             key = (own["host"], own["pid"])
             nodes = [own, *(node for node in parts["others"] if (node["host"], node["pid"]) != key)]
-            request.reply({"nodes": nodes, "expected": expected})
+            members, missing = count_members(nodes)
+            request.reply({"nodes": nodes, "members": members, "missing": missing})
 
     answer_question(view, question, lambda own: take("own", [own]))
     if job is None:

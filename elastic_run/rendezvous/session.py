@@ -185,14 +185,11 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def gather_status(
-        self, question: str, expected: int, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]
-    ) -> None:
+    def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
         """Ask all nodes; returns at once.
 
         Args:
             question: Of `core.protocol.node_status`.
-            expected: Number of nodes that should answer.
             wait_limit: Seconds to wait for them.
             deliver: Called once, from another thread, with the documents that have come.
         """

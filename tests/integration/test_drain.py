@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,24 @@ def test_a_node_that_is_not_there_is_refused(nodes: list[tuple[Launched, dict[st
     with pytest.raises(ControlError, match="this is not the name of a node"):
         ask(path, Call("drain", {"node": "a\nb"}))
     assert [node.process.poll() for node, _ in nodes] == [None] * 3
+
+
+def test_a_spare_hides_no_node_that_does_not_answer(
+    nodes: list[tuple[Launched, dict[str, str]]], launch: Launch, tmp_path: Path
+) -> None:
+    """Of a stopped node `drain` says that it may be the named one, and `status` that it is missing."""
+    words = nodes[0][0].process.args
+    assert isinstance(words, list)
+    spare = launch(*(word for word in words[3:] if word != "--node-rank=0"), env={ENV_CONTROL_DIR: str(tmp_path)})
+    spare.wait_line("as a spare")
+    (_, environment), _, (stopped, _) = nodes
+    stopped.send(signal.SIGSTOP)
+    asked = drain("2", environment)
+    assert (asked.process.returncode, "1 node of 3 did not answer, and may be '2'" in asked.stderr) == (1, True), asked
+    with start("status", env=environment) as shown:
+        assert shown.wait_exit() == 0
+    assert "1 of 3 nodes have not answered" in shown.stderr
+    stopped.send(signal.SIGCONT)
 
 
 def test_a_job_of_one_node_is_not_drained(launch: Launch, worker: Worker, tmp_path: Path) -> None:

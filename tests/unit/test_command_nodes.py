@@ -36,7 +36,7 @@ def test_an_agent_that_cannot_ask_the_others_leaves_each_agent_its_own_answer(mo
 def test_nodes_that_have_all_answered_leave_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told that 0 nodes have not answered."""
     found = [{"pid": pid, "host": "h", "node_rank": pid} for pid in (1, 2)]
-    answer = Answer("a", 1, {"nodes": found, "expected": 2})
+    answer = Answer("a", 1, {"nodes": found, "members": 2, "missing": 0})
     monkeypatch.setattr(nodes, "ask_all", lambda paths, *_, **__: [answer for _ in paths])
     assert ask_nodes(_JOB, JOB_STATUS) == (found, [])
 

@@ -23,7 +23,7 @@ def test_where_no_node_is_meant_all_are_named(name: str, told: str, monkeypatch:
         {"host": "h1", "node_rank": 0, "is_leaving": False},
     ]
     monkeypatch.setattr(drain, "find_job", lambda *_: RunningJob((RunningAgent("", 1, run_id="j", max_nodes=2),)))
-    monkeypatch.setattr(drain, "ask", lambda *_, **__: {"nodes": nodes, "expected": 2})
+    monkeypatch.setattr(drain, "ask", lambda *_, **__: {"nodes": nodes, "members": 1, "missing": 0})
     with pytest.raises(UsageError) as raised:
         drain.main([name])
     assert str(raised.value) == told

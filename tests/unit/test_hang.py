@@ -287,7 +287,8 @@ def _document(
 ) -> Document:
     still = Stillness(look.place, waits=look.waits, same=same, idle=same)
     worker = describe_rank(rank, still, pid=100 + rank, local_rank=0)
-    return {"host": host, "pid": 1, "round": round_number, "timeout": timeout, "age": age, "workers": [worker]}
+    place = {"round_id": "3/1/a", "round_nodes": 2}
+    return {"host": host, "pid": 1, "round": round_number, "timeout": timeout, "age": age, "workers": [worker], **place}
 
 
 def test_the_ranks_of_all_nodes_are_one_job() -> None:

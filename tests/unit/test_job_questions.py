@@ -26,7 +26,7 @@ def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str,
     view: Any = SimpleNamespace(
         context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=1)),
         find_agent=lambda: SimpleNamespace(round=3),  # it has not begun the round: the warm workers are not ready
-        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1)),
+        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1, group_world_size=2, round_id="4/1/a")),
         memory={},
         loop=SimpleNamespace(call_soon=lambda call: call()),
         stop=lambda number, sender: stops.append((number, sender)),
@@ -67,19 +67,22 @@ def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.Monkey
     job._take(StatusAsked("status"))
     assert told == []
     open_control(parts, cast("Any", SimpleNamespace(watches=SimpleNamespace(describe_hang=None))), started=0.0)
-    assert told == [({"state": "running"}, "status")]
+    assert told == [({"state": "running", "round_id": "", "round_nodes": 0}, "status")]
     job._take(StatusAsked("of the future"))
     assert [question for _, question in told] == ["status", "of the future"]
 
 
-@pytest.mark.parametrize(("nodes", "asked"), [(None, []), (1, []), (2, [2])])
-def test_other_nodes_are_asked_in_a_round_with_others_only(nodes: int | None, asked: list[int]) -> None:
-    """A node that waits for its first round, or runs alone, answers at once."""
+@pytest.mark.parametrize(
+    ("nodes", "question", "is_asked"),
+    [(None, "status", False), (1, "status", False), (2, "status", True), (None, "drain 0 node7", True)],
+)
+def test_other_nodes_are_asked_in_a_round_with_others_only(nodes: int | None, question: str, *, is_asked: bool) -> None:
+    """A node that waits for its first round, or runs alone, answers at once; it may drain another node all the same."""
     parts: Any = SimpleNamespace(say=None, group_world_size=nodes)
     job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
-    gathered: list[int] = []
-    job._session = cast("Any", SimpleNamespace(gather_status=lambda _, expected, *__: gathered.append(expected)))
+    gathered: list[str] = []
+    job._session = cast("Any", SimpleNamespace(gather_status=lambda words, *_: gathered.append(words)))
     told: list[list[dict[str, Any]]] = []
-    job.gather_status("status", 1.0, told.append)
-    assert gathered == asked
-    assert told == ([] if asked else [[]])
+    job.gather_status(question, 1.0, told.append)
+    assert gathered == [question] * is_asked
+    assert told == [[]] * (not is_asked)

@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 
 from elastic_run.core.protocol.job_keys import STATUS_REQUEST
-from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, is_sound, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
 from elastic_run.rendezvous.elastic import status_exchange
 from elastic_run.rendezvous.elastic.status_exchange import LIMIT, StatusAnswers, find_stream, gather
+from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.wait import wait_until
+
+#: The fields of a node of a round of one node, and of a node that waits for a round.
+IN_ROUND = {"round_id": "1/1/a", "round_nodes": 1}
+WAITS = {"round_id": "", "round_nodes": 0}
 
 
 def document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
@@ -23,7 +28,7 @@ def document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - valu
     node = dict.fromkeys(("node_rank", "nodes", "round_uptime", "world_size"))
     node |= dict.fromkeys(("uptime", "round", "restart_count", "max_restarts"), 0)
     node |= dict.fromkeys(("state", "program", "log_dir", "news"), "")
-    return {**node, "host": host, "pid": 1, "workers": [worker(0)], **fields}
+    return {**node, "host": host, "pid": 1, "workers": [worker(0)], **IN_ROUND, **fields}
 
 
 def worker(rank: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
@@ -41,21 +46,39 @@ def space() -> JobSpace:
 def stacks_document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
     """Return a node's answer with stacks."""
     worker = {"rank": 0, "text": "", "problem": "is stopped", "details": "", "silence": None, **fields}
-    return {"host": host, "pid": 1, "workers": [worker]}
+    return {"host": host, "pid": 1, "workers": [worker], **IN_ROUND}
 
 
-def answer_from(space: JobSpace, hosts: list[str], question: str = STATUS) -> threading.Thread:
-    """Let nodes answer the next request, each as its sender would."""
+def drain_document(host: str, name: str) -> dict[str, Any]:
+    """Return the answer of a node that leaves, as it has the name that was asked for, or that stays."""
+    node = {"host": host, "pid": 1, "node_rank": None, "is_leaving": host == name, "workers": []}
+    return {**node, "asked": f"drain 3 {name}", **IN_ROUND}
+
+
+def answer_from(
+    space: JobSpace, hosts: list[str], question: str = STATUS, *, nodes: int = 0, spares: list[str] | None = None
+) -> threading.Thread:
+    """Let spares, and nodes of a round, answer the next request, each as its sender would.
+
+    Args:
+        space: The store's content.
+        hosts: The nodes of the round that answer.
+        question: What is asked.
+        nodes: Number of nodes of the round, if not all of them answer.
+        spares: Nodes that wait for a round; they answer before the others.
+    """
 
     def run() -> None:
         store = MemoryJobStore(space)
         store.wait(STATUS_REQUEST, 20.0)
-        for host in hosts:
+        for host in (*(spares or ()), *hosts):
             asked: list[str] = []
             answers = StatusAnswers(asked.append, lambda: None)
             answers.note_request(store.get([STATUS_REQUEST])[0])
             assert asked == [question]
-            answers.add(document(host) if question == STATUS else stacks_document(host), question)
+            answer = document(host) if question == STATUS else stacks_document(host)
+            place = {**IN_ROUND, "round_nodes": nodes or len(hosts)} if host in hosts else WAITS
+            answers.add(answer | place, question)
             answers.send(store)
             assert not answers.has_unsent
 
@@ -71,7 +94,7 @@ def test_all_nodes_are_asked_and_the_answers_are_removed(space: JobSpace) -> Non
     for entry in (old, b"\xff", b"[]", b'{"version": 2}', b'{"version": 1, "node": {"host": 3}}'):
         store.append(find_stream(STATUS), entry)
     nodes = answer_from(space, ["a", "b", "c"])
-    found = gather(store, expected=3, wait_limit=20.0)
+    found = gather(store, wait_limit=20.0)
     nodes.join()
     assert sorted(node["host"] for node in found) == ["a", "b", "c"]
     assert store.read(find_stream(STATUS), 0, 0.0)[0] == []
@@ -102,17 +125,82 @@ def test_what_is_no_document_is_passed_over(entry: bytes) -> None:
 
 def test_who_does_not_answer_is_waited_for_only_so_long(space: JobSpace) -> None:
     """The others are shown."""
-    nodes = answer_from(space, ["a"])
-    found = gather(MemoryJobStore(space), expected=2, wait_limit=0.2)
+    nodes = answer_from(space, ["a"], nodes=2)
+    found = gather(MemoryJobStore(space), wait_limit=0.2)
     nodes.join()
     assert [node["host"] for node in found] == ["a"]
+
+
+def test_a_spare_does_not_take_the_place_of_a_node_that_has_not_answered(space: JobSpace) -> None:
+    """A node of the round is waited for, however many spares answer before it."""
+    nodes = answer_from(space, ["a", "b"], spares=["s", "t"])
+    found = gather(MemoryJobStore(space), wait_limit=20.0)
+    nodes.join()
+    assert sorted(node["host"] for node in found) == ["a", "b", "s", "t"]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "counted"),
+    [
+        ([], (0, 0)),
+        (["", ""], (0, 0)),
+        (["r", "r", "r"], (3, 0)),
+        (["r", "", "", "r"], (3, 1)),
+        (["r", "s", "s", ""], (3, 1)),
+        (["r", "r", "r", "r"], (3, 0)),
+    ],
+)
+def test_nodes_are_counted_in_the_round_of_most(rounds: list[str], counted: tuple[int, int]) -> None:
+    """Nodes that wait, and nodes of an earlier round, answer for no node of this round."""
+    assert count_members([{"round_id": name, "round_nodes": 3 if name else 0} for name in rounds]) == counted
+
+
+def test_two_drains_at_once_are_about_two_nodes(space: JobSpace) -> None:
+    """An asker takes no answer to the other question, and a node answers both."""
+    store = MemoryJobStore(space)
+    answers = StatusAnswers(lambda _: None, lambda: None)
+    for name in ("a", "b"):
+        answers.add(drain_document("a", name), f"drain 3 {name}")
+    answers.send(store)
+    entries, _ = store.read(find_stream(DRAIN), 0, 0.0)
+    for name in ("a", "b"):
+        found = [node for entry in entries if (node := status_exchange._decode(entry, f"drain 3 {name}"))]
+        assert found == [drain_document("a", name)]
+
+
+class BrokenStore(MemoryJobStore):
+    """A store that is lost when an answer, or nothing, has come."""
+
+    def read(self, stream: str, position: int, wait_limit: float) -> tuple[list[bytes], int]:
+        """Read what is there; there is nothing to wait for."""
+        entries, end = super().read(stream, position, 0.0)
+        if wait_limit and not entries:
+            message = "gone"
+            raise StoreConnectionError(message)
+        return entries, end
+
+
+def test_the_answer_of_a_node_that_takes_the_store_with_it_counts(space: JobSpace) -> None:
+    """The drained node may serve the store, and be gone before the other nodes have answered."""
+    with pytest.raises(StoreConnectionError):
+        gather(BrokenStore(space), wait_limit=20.0, question="drain 3 a")
+    answer = drain_document("a", "a") | {"round_nodes": 2}
+    store = BrokenStore(space)
+    on_write = store.write
+
+    def write(values: dict[str, bytes]) -> None:
+        on_write(values)
+        store.append(find_stream(DRAIN), json.dumps({"version": 1, "drain": answer}).encode())
+
+    store.write = write  # type: ignore[assignment,method-assign] # the node answers as soon as it is asked
+    assert gather(store, wait_limit=20.0, question="drain 3 a") == [answer]
 
 
 def test_the_question_is_for_stacks(space: JobSpace) -> None:
     """Answers to another question, which may come at the same time, are passed over."""
     store = MemoryJobStore(space)
     nodes = answer_from(space, ["a", "b"], STACKS)
-    found = gather(store, expected=2, wait_limit=20.0, question=STACKS)
+    found = gather(store, wait_limit=20.0, question=STACKS)
     nodes.join()
     assert sorted(node["host"] for node in found) == ["a", "b"]
     assert found[0]["workers"][0]["problem"] == "is stopped"
@@ -130,7 +218,7 @@ def test_a_question_may_be_about_a_node() -> None:
         answers.note_request(value)
     assert asked == ["drain 3 node7", "news of the future", "", ""]
     assert [kind_of(question) for question in asked] == [DRAIN, STATUS, STATUS, STATUS]
-    node = {"host": "a", "pid": 1, "node_rank": None, "is_leaving": True, "workers": []}
+    node = drain_document("a", "node7")
     assert is_sound(node, "drain 3 node7")
     assert not is_sound({**node, "is_leaving": 1}, "drain 3 node7")
 
@@ -150,7 +238,7 @@ def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> N
 
     thread = threading.Thread(target=run)
     thread.start()
-    found = gather(store, expected=1, wait_limit=4.0, question=STACKS)
+    found = gather(store, wait_limit=4.0, question=STACKS)
     thread.join()
     assert [node["host"] for node in found] == ["a"]
 
@@ -176,7 +264,7 @@ def test_an_answer_that_another_asker_has_trimmed_comes_again(space: JobSpace) -
 
     thread = threading.Thread(target=run)
     thread.start()
-    found = gather(store, expected=1, wait_limit=8.0)
+    found = gather(store, wait_limit=8.0)
     thread.join()
     assert [node["host"] for node in found] == ["a"]
 
@@ -191,7 +279,7 @@ def test_two_questions_at_once_are_both_seen(space: JobSpace) -> None:
     found: dict[str, list[dict[str, Any]]] = {}
 
     def ask(question: str) -> None:
-        found[question] = gather(MemoryJobStore(space), expected=1, wait_limit=10.0, question=question)
+        found[question] = gather(MemoryJobStore(space), wait_limit=10.0, question=question)
 
     store, threads = MemoryJobStore(space), []
     for number, question in enumerate((STATUS, STACKS), 1):
@@ -216,7 +304,7 @@ def test_questions_do_not_pile_up(space: JobSpace) -> None:
     """The key holds a question once, and a few of them."""
     store = MemoryJobStore(space)
     for number in range(100):
-        gather(store, expected=1, wait_limit=0.0, question=f"drain 3 node{number % 50}")
+        gather(store, wait_limit=0.0, question=f"drain 3 node{number % 50}")
     assert len((store.get([STATUS_REQUEST])[0] or b"").split(b"\n")) == 8
 
 
@@ -225,10 +313,10 @@ def test_a_node_that_comes_later_does_not_answer(space: JobSpace, question: str)
     """The asker has gone, so the answers of all that ever join would stay in the store."""
     store = MemoryJobStore(space)
     nodes = answer_from(space, ["a"], question)
-    assert len(gather(store, expected=1, wait_limit=20.0, question=question)) == 1
+    assert len(gather(store, wait_limit=20.0, question=question)) == 1
     nodes.join()
-    gather(store, expected=1, wait_limit=0.0, question="drain 3 node7")
-    gather(store, expected=1, wait_limit=0.0, question=question)
+    gather(store, wait_limit=0.0, question="drain 3 node7")
+    gather(store, wait_limit=0.0, question=question)
     asked: list[str] = []
     StatusAnswers(asked.append, lambda: None).note_request(store.get([STATUS_REQUEST])[0])
     assert asked == []

@@ -195,7 +195,8 @@ class HangDetection:
         if self._is_closed or self._watch.told is not None or self._job is None:
             return
         own = {"host": os.uname().nodename, "pid": os.getpid(), **self.describe()}
-        others = [one for one in documents if (one["host"], one["pid"]) != (own["host"], own["pid"])]
+        key = own["host"], own["pid"]
+        others = [one for one in documents if self._job.is_member(one) and (one["host"], one["pid"]) != key]
         found = join_nodes([own, *others], expected=self._job.nodes, round_number=self._round.number)
         if found.without and not self._has_said_without:
             self._has_said_without = True

@@ -11,6 +11,7 @@ from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import StoreAddress
+from elastic_run.core.protocol.node_status import DRAIN, kind_of
 from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
@@ -128,6 +129,10 @@ class MultiNodeJob:
         """Whether this node has rank 0 in the current round."""
         return self._group.group_rank == 0
 
+    def is_member(self, document: dict[str, Any]) -> bool:
+        """Whether an answer to a question to all nodes comes from a node of the current round."""
+        return self.place is not None and document["round_id"] == self.place.round_id
+
     @property
     def judges_hangs(self) -> bool:
         """Whether this node asks the others when its own ranks make no progress: in a large job only one node does."""
@@ -170,12 +175,15 @@ class MultiNodeJob:
         )
 
     def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ask all nodes a question of `core.protocol.node_status`; `deliver` gets the answers, once, in the loop."""
-        if self._session is None or not self.has_others:
+        """Ask all nodes a question of `core.protocol.node_status`; `deliver` gets the answers, once, in the loop.
+
+        A node that waits for a round, or is alone in its round, asks the other nodes only to drain one of them.
+        """
+        if self._session is None or not (self.has_others or kind_of(question) == DRAIN):
             deliver([])
             return
         self._session.gather_status(
-            question, self.nodes, wait_limit, lambda found: self._loop.call_soon_threadsafe(lambda: deliver(found))
+            question, wait_limit, lambda found: self._loop.call_soon_threadsafe(lambda: deliver(found))
         )
 
     def list_left_out(self) -> list[dict[str, Any]]:

@@ -54,9 +54,8 @@ def main(words: Sequence[str]) -> int:
         say(f"{_name(node)} leaves job {job.label}: its workers get their grace period, the other nodes go on")
     if leaving:
         return contract.EXIT_SUCCESS
-    missing = int(answer["expected"]) - len(nodes)
-    if missing > 0:
-        say(f"{count(missing, 'node')} of {answer['expected']} did not answer, and may be {args.node!r}")
+    if answer["missing"]:
+        say(f"{count(answer['missing'], 'node')} of {answer['members']} did not answer, and may be {args.node!r}")
         return contract.EXIT_FAILURE
     shown = ", ".join(_name(node) for node in nodes[:_NAMED])
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""

@@ -51,8 +51,8 @@ def ask_nodes(job: RunningJob, question: JobQuestion) -> tuple[list[dict[str, An
             nodes = list(answer.document["nodes"])
             here = {node["pid"] for node in nodes if node["host"] == nodes[0]["host"]}
             asked = [agent for agent in others if agent.pid not in here]  # waiting nodes are asked less often
-            missing = int(answer.document["expected"]) - len(nodes)
-            errors = [f"{missing} of {answer.document['expected']} nodes have not answered"] if missing > 0 else []
+            missing, members = answer.document["missing"], answer.document["members"]
+            errors = [f"{missing} of {members} nodes have not answered"] if missing else []
     for answer in ask_all([agent.path for agent in asked], Call(question.of_node, {})):
         if answer.document is not None:
             nodes.append(answer.document)

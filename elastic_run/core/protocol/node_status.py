@@ -2,13 +2,16 @@
 
 docs/see-into-a-running-job.md says what they mean. A document of another node comes over the network: it is shown only
 where each field has its type. Unknown fields are passed over, so a newer release may add some.
+
+Each document names the round that its node was given last, and the number of nodes of that round. So an asker knows
+which answers are missing, although nodes that wait for a round answer too.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 _TEXT = (str,)
@@ -16,6 +19,7 @@ _COUNT = (int,)
 _NUMBER = (int, float)
 _NONE = type(None)
 #: Types of each field; a text is shown in one line, and without what a terminal would obey.
+_ROUND: Mapping[str, tuple[type, ...]] = {"round_id": _TEXT, "round_nodes": _COUNT}
 _NODE: Mapping[str, tuple[type, ...]] = {
     "host": _TEXT,
     "pid": _COUNT,
@@ -61,7 +65,14 @@ _FIELDS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[t
         {"rank": _COUNT, "text": _TEXT, "problem": _TEXT, "details": _TEXT, "silence": (*_NUMBER, _NONE)},
     ),
     DRAIN: (
-        {"host": _TEXT, "pid": _COUNT, "node_rank": (*_COUNT, _NONE), "is_leaving": (bool,), "workers": (list,)},
+        {
+            "host": _TEXT,
+            "pid": _COUNT,
+            "asked": _TEXT,
+            "node_rank": (*_COUNT, _NONE),
+            "is_leaving": (bool,),
+            "workers": (list,),
+        },
         {},
     ),
     HANG: (
@@ -89,11 +100,31 @@ def kind_of(question: str) -> str:
     return kind if kind in _FIELDS else STATUS
 
 
+def count_members(nodes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Count the nodes of a round by the documents that have come: that of the round that most of their nodes are in.
+
+    Returns:
+        The number of the round's nodes, and how many of their documents are missing; 0 and 0 if no node has a round.
+    """
+    sizes: dict[str, int] = {}
+    answers: dict[str, int] = {}
+    for node in nodes:
+        if node["round_id"]:
+            sizes[node["round_id"]] = node["round_nodes"]
+            answers[node["round_id"]] = answers.get(node["round_id"], 0) + 1
+    if not answers:
+        return 0, 0
+    common = max(answers, key=answers.__getitem__)
+    return sizes[common], max(0, sizes[common] - answers[common])
+
+
 def is_sound(node: Mapping[str, Any], question: str = STATUS) -> bool:
     """Whether a document has all fields of an answer to a question, each of its type."""
     of_node, of_worker = _FIELDS[kind_of(question)]
-    return _fits(node, of_node) and all(
-        isinstance(worker, dict) and _fits(worker, of_worker) for worker in node["workers"]
+    return (
+        _fits(node, _ROUND)
+        and _fits(node, of_node)
+        and all(isinstance(worker, dict) and _fits(worker, of_worker) for worker in node["workers"])
     )
 
 

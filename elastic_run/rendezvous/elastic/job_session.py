@@ -301,16 +301,14 @@ class JobSession(Session):
     def tell_status(self, document: Document, question: str) -> None:
         self._context.status_answers.add(dict(document), question)
 
-    def gather_status(
-        self, question: str, expected: int, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]
-    ) -> None:
+    def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
         context = self._context
 
         def ask() -> None:
             connection = context.make_connection(lambda: context.sender.store_id)
             found: list[dict[str, Any]] = []
             try:
-                found = gather(connection.store, expected=expected, wait_limit=wait_limit, question=question)
+                found = gather(connection.store, wait_limit=wait_limit, question=question)
             except StoreError as error:
                 _log.debug("elastic-run: the state of other nodes can't be read: %s", error)
             finally:

@@ -7,7 +7,8 @@ of that kind of question (`find_stream`); the asker reads there until all have c
 trims the stream, and removes its line: otherwise nodes that come later would answer, and nobody would trim the answers.
 The line of a drain stays.
 
-If two nodes ask the same question at the same time, each may use the answers to both. One question may be lost, since
+If two nodes ask the same question at the same time, each may use the answers to both; the answer to a drain names its
+question, which may be about another node. One question may be lost, since
 no lock protects the key. One asker may also trim an answer before the other asker has read it. So an asker
 asks again if answers are missing when a part of its time is over. It takes a new id, because a node does not answer the
 same line twice.
@@ -26,11 +27,12 @@ import time
 
 from elastic_run.core.diagnosis.stack_text import shorten_stacks
 from elastic_run.core.protocol import job_keys
-from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, is_sound, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, count_members, is_sound, kind_of
+from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from elastic_run.store.jobstore.api import JobStore
@@ -64,7 +66,7 @@ class StatusAnswers:
         self._wake = wake
         #: The questions in the key when it was read last; None before the first time.
         self._seen: list[bytes] | None = None
-        self._unsent: dict[str, bytes] = {}  # by question: an older answer tells less
+        self._unsent: dict[str, bytes] = {}  # by question: an older answer to the same one tells less
 
     @property
     def has_unsent(self) -> bool:
@@ -87,7 +89,7 @@ class StatusAnswers:
         if len(line) > LIMIT:
             line = _encode(_shorten(document), question)
         if len(line) <= LIMIT:
-            self._unsent[kind_of(question)] = line
+            self._unsent[question] = line
             self._wake()
 
     def send(self, store: JobStore) -> None:
@@ -96,27 +98,40 @@ class StatusAnswers:
         Raises:
             StoreConnectionError: The store can't be reached; it is written again then.
         """
-        for kind, line in [*self._unsent.items()]:
-            store.append(find_stream(kind), line)
-            if self._unsent.get(kind) is line:  # no newer one has come meanwhile
-                del self._unsent[kind]
+        for question, line in [*self._unsent.items()]:
+            store.append(find_stream(question), line)
+            if self._unsent.get(question) is line:  # no newer one has come meanwhile
+                del self._unsent[question]
 
 
-def gather(store: JobStore, *, expected: int, wait_limit: float, question: str = STATUS) -> list[Document]:
-    """Ask all nodes of a job.
+def gather(store: JobStore, *, wait_limit: float, question: str = STATUS) -> list[Document]:
+    """Ask all nodes of a job, and wait until all nodes of a round have answered.
+
+    If the named node of a drain is none of them, it may be one that waits for a round: then all the time is waited.
 
     Args:
         store: The job's store, over a connection of its own.
         question: See `core.protocol.node_status`.
-        expected: Number of nodes that should answer.
-        wait_limit: Seconds to wait for them; twice as long in a store where a request takes longer to arrive.
+        wait_limit: Seconds to wait for the nodes; twice as long in a store where a request takes longer to arrive.
 
     Returns:
-        The document of each node that has answered, in no order.
+        The document of each node that has answered, in no order. If the store is lost meanwhile, since the drained node
+        served it for example, these are the documents that have come before.
 
     Raises:
         StoreConnectionError: The store can't be reached.
     """
+    documents: dict[tuple[str, int], Document] = {}
+    try:
+        _collect(store, question, wait_limit, documents)
+    except StoreConnectionError:
+        if not documents:
+            raise
+    return [*documents.values()]
+
+
+def _collect(store: JobStore, question: str, wait_limit: float, documents: dict[tuple[str, int], Document]) -> None:
+    """Ask, and add the answers to `documents` as they come."""
     stream, position = find_stream(question), 0
     while (found := store.read(stream, position, 0.0))[1] != position:
         position = found[1]  # answers to other askers, who have not trimmed them yet
@@ -124,22 +139,27 @@ def gather(store: JobStore, *, expected: int, wait_limit: float, question: str =
     wait_limit = wait_limit if store.reads_beside else 2 * wait_limit
     begin, is_drain = time.monotonic(), kind_of(question) == DRAIN
     request = _ask(store, question)
-    documents: dict[tuple[str, int], Document] = {}
     for part in (_FIRST_PART, 1):
         end = begin + part * wait_limit
-        while len(documents) < expected and (left := end - time.monotonic()) > 0:
+        while (misses := _misses_answers(documents.values(), question)) and (left := end - time.monotonic()) > 0:
             entries, position = store.read(stream, position, left)
             for document in filter(None, (_decode(entry, question) for entry in entries)):
                 documents[document["host"], document["pid"]] = document
-        if len(documents) < expected and is_drain:
+        if misses and is_drain:
             if request not in _split(store.get([job_keys.STATUS_REQUEST])[0]):
                 _add_request(store, request)
-        elif len(documents) < expected and part < 1:
+        elif misses and part < 1:
             request = _ask(store, question)
     store.trim(stream, position)
     if not is_drain:  # a node that looks late leaves all the same
         _remove_request(store, request)
-    return [*documents.values()]
+
+
+def _misses_answers(documents: Collection[Document], question: str) -> bool:
+    nodes, missing = count_members(documents)
+    if kind_of(question) == DRAIN and not any(document["is_leaving"] for document in documents):
+        return True
+    return nodes == 0 or missing > 0
 
 
 def find_stream(question: str) -> str:
@@ -207,4 +227,7 @@ def _decode(entry: bytes, question: str = STATUS) -> Document | None:
     if not isinstance(message, dict) or message.get("version") != VERSION:
         return None
     node = message.get(_KEYS[kind_of(question)])
-    return node if isinstance(node, dict) and is_sound(node, question) else None
+    if not isinstance(node, dict) or not is_sound(node, question):
+        return None
+    # Two nodes may be drained at the same time.
+    return None if kind_of(question) == DRAIN and node["asked"] != question else node
