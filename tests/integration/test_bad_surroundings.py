@@ -139,3 +139,35 @@ def test_a_deleted_directory_is_explained(launch: Launch, in_deleted: tuple[str,
     assert job.wait_exit() == 0, job.stderr
     assert "Directory" in job.stdout
     assert "(deleted)" in job.stdout
+
+
+#: As a cleaner of temporary files (systemd-tmpfiles) does, this worker removes the directories; then it fails.
+REMOVED = """
+import os, shutil
+if attempt == 0:
+    for name in os.listdir("cleaned"):
+        shutil.rmtree(os.path.join("cleaned", name))
+    raise SystemExit(3)
+say("runs")
+raise RuntimeError("the second attempt")
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--tee=3",), ("--redirects=3", "--log-dir=cleaned/logs"), ("--log-dir=cleaned",)]
+)
+def test_a_restart_makes_removed_directories_again(
+    launch: Launch, worker: Worker, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """A job survives the removal of its directories, as under torchrun, and removes the new temporary directory."""
+    cleaned = tmp_path / "cleaned"
+    cleaned.mkdir()
+    job = launch("--max-restarts=1", *flags, worker(REMOVED), cwd=tmp_path, env={"TMPDIR": str(cleaned)})
+    assert job.wait_exit() == 1, job.stderr
+    assert "RuntimeError: the second attempt" in job.stderr
+    if not flags:
+        assert (job.stdout, list(cleaned.iterdir())) == ("runs\n", [])
+        return
+    (run,) = {path.parent for path in cleaned.rglob("failure.json") if not path.parent.is_symlink()}
+    assert (run / "attempt_1/0/stdout.log").read_text() == "runs\n"
+    assert (run.parent / "latest").exists() == any("log-dir" in flag for flag in flags)

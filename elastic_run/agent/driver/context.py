@@ -142,7 +142,7 @@ class AgentContext:
         self.metrics_port: MetricsPort | None = None
         self.flight_recorder: FlightRecorder | None = None
         self.heartbeats: dict[int, str] = {}
-        self._announced = False
+        self._announced = ""
         self.adopts_orphans = False
         self.worker_limit: int | None = None
         self.mask: frozenset[int] | None = None
@@ -236,10 +236,12 @@ class AgentContext:
         return self.log_directory
 
     def announce_log_directory(self) -> None:
-        """Tell the guardian, once, of a directory that it has to remove when the launcher has ended."""
-        if not self._announced and getattr(self.logs_specs, "is_temporary", False):
-            self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
-            self._announced = True
+        """Tell the guardian of a directory that it has to remove when the launcher has ended."""
+        is_temporary = getattr(self.logs_specs, "is_temporary", False)
+        directory = (getattr(self.logs_specs, "run_log_dir", None) or "") if is_temporary else ""
+        if directory and directory != self._announced:
+            self.guardian.remove_at_end(directory)
+            self._announced = directory
 
     def switch_on_recorders(self, envs: Mapping[int, dict[str, str]], logs: LogsDest) -> None:
         """Switch on torch's flight recorder in the workers of a round, if a flag asks for it; --hang-timeout does."""
@@ -263,8 +265,7 @@ class AgentContext:
         if self.timers is None:
             from elastic_run.agent.driver.timers import WorkerTimers  # noqa: PLC0415 - only where the user asks for it
 
-            shared = getattr(self.logs_specs, "run_log_dir", None) if self._announced else None
-            self.timers = WorkerTimers(shared or "", os.environ)
+            self.timers = WorkerTimers(self._announced, os.environ)
             if self.timers.own_directory:
                 self.guardian.remove_at_end(self.timers.own_directory)
         for env in envs.values():

@@ -263,9 +263,23 @@ class DefaultLogsSpecs(LogsSpecs):
             OSError: It can't be made.
         """
         self._run_id = run_id
+        if self._run_log_dir is not None and not os.path.isdir(self._run_log_dir):
+            self._replace_removed(self._run_log_dir)
         if self._run_log_dir is None and not self._has_no_place and self._root_log_dir != os.devnull:
             self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
             self._has_no_place = self._run_log_dir is None
+
+    def _replace_removed(self, directory: str) -> None:
+        """Make the run's directory again that a user, or a cleaner of old temporary files, has removed.
+
+        A temporary directory gets a new name: another user may have made a directory with the old name.
+        """
+        if self.is_unnamed:
+            self._root_log_dir = self._run_log_dir = None
+            return
+        os.makedirs(directory, exist_ok=True)
+        if self._has_own_directory:
+            link_latest(os.path.dirname(directory), os.path.basename(directory), self._latest)
 
     def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
         redirects, tees = _by_rank(self._redirects, envs), _by_rank(self._tee, envs)
