@@ -85,10 +85,9 @@ class EventFile:
 
     def _write(self, line: bytes) -> None:
         data = _NEWLINE + line if self._is_torn or self._ends_within_line() else line
-        done = os.write(self._fd, data)
-        self._is_torn = done < len(data)
-        if self._is_torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the only reason for a part of a line
+        while data:  # after a part, the second write gives the reason: a full disk, a limit, a full pipe
+            data = data[os.write(self._fd, data) :]
+            self._is_torn = bool(data)
 
     def _ends_within_line(self) -> bool:
         if not self._is_regular:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.event_logs import read_job, read_whole
+from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
@@ -232,6 +233,14 @@ def test_a_full_disk_costs_one_line_and_no_job(launch: Launch, worker: Worker, s
     assert gap["lines"] > 0
     torn = [line for line in lines if not line.endswith(b"}")]
     assert len(torn) <= 1
+
+
+def test_a_limit_of_the_size_of_files_is_named(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A line of which the kernel takes a part is not always the sign of a full disk."""
+    shell = ("sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *ELASTIC_RUN)
+    launcher = launch(f"--events-file={tmp_path / 'e'}", worker("say('ran')"), program=shell)
+    assert launcher.wait_exit() == 0
+    assert launcher.stderr.count("is incomplete: File too large; this does not affect the job") == 1
 
 
 @pytest.mark.parametrize("place", ["no/such/e.jsonl", "", "plain/e.jsonl"], ids=["missing", "directory", "file"])
