@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _GROUPS = 12
 _NEXT = {
     "report": "the job goes on (--hang-action=report)",
-    "restart": "stopping the workers to start them again (--hang-action=restart)",
+    "restart": "stopping the workers, which start again if a restart is left (--hang-action=restart)",
     "fail": "stopping the job (--hang-action=fail)",
 }
 

@@ -184,6 +184,7 @@ def test_a_hang_that_ends_the_job_is_its_cause(script: Callable[[str], Path], la
     for action, job in jobs.items():
         assert job.wait_exit(deadline=180) == contract.EXIT_HUNG, job.stderr
         check_cause(action, tmp_path / action)
+    assert "the workers, which start again if a restart is left (--hang-action=restart)" in jobs["restart"].stderr
 
 
 def start_that_ends(launch: Launch, action: str, logs: Path, path: Path) -> Launched:

@@ -86,7 +86,9 @@ def test_the_action_follows_the_finding() -> None:
     job.answer()
     job.answer()
     assert job.lines[-2] == "  flight recorder: rank 0 did not join"
-    assert job.lines[-1].startswith("all stacks: /logs/stacks.txt; stopping the workers to start them again")
+    assert job.lines[-1].startswith(
+        "all stacks: /logs/stacks.txt; stopping the workers, which start again if a restart is "
+    )
     assert job.events == [WorkersHung(3)]
 
 
