@@ -56,6 +56,9 @@ _TEMPORARY_PLACES = (
     "TMPDIR, /tmp and /var/tmp are full, read-only, or this user may not write there: `df -h` and `ls -ld` show it; "
     "TMPDIR or --log-dir names another place."
 )
+#: What the detail says of a program that may be executed but is no program for this kernel: `chmod +x` does not help.
+_NO_FORMAT = "not in a format that can be executed"
+_BUILT_FOR = "If it is a binary, it was built for another processor: compare `file PROGRAM` with `uname -m`."
 #: For the refusal "--node-rank=1 was given to two nodes": the advice for other refusals does not fit it.
 _RANK_TWICE = "Give each node a --node-rank of its own, from 0 on."
 _LOG_DISK_FULL = (
@@ -75,7 +78,8 @@ def advice(result: JobResult) -> str | None:
     if result.verdict == "cannot_start" and result.signal is None:
         return _advise_start(result.detail)
     if result.root is None:
-        return None if result.signal is not None else _VERDICTS.get(result.verdict)
+        known = _BUILT_FOR if _NO_FORMAT in result.detail else _VERDICTS.get(result.verdict)
+        return None if result.signal is not None else known
     if result.verdict == "unkillable_worker":
         return _VERDICTS[result.verdict]
     if result.causes[0].kind == LOG_DISK_FULL:

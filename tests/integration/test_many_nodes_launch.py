@@ -184,6 +184,7 @@ def test_a_program_that_one_node_cannot_start(launch: Launch, worker: Worker) ->
     agents = [launch(*place, "--nnodes=2", path), launch(*place, "--nnodes=2", "--no-python", path)]
     assert [agent.wait_exit() for agent in agents] == [126, 126]
     assert all("is not in a format that can be executed" in " ".join(agent.stderr.split()) for agent in agents)
+    assert not any("chmod" in agent.stderr for agent in agents)
 
 
 def test_disagreement_is_refused_with_both_values(launch: Launch, worker: Worker) -> None:

@@ -64,6 +64,10 @@ def raised(name: str, message: str = "") -> JobResult:
         (raised("MemoryError"), "memory is full"),
         (result(verdict="not_found", exit_code=127), "relative path"),
         (result(verdict="not_executable", exit_code=126), "chmod +x"),
+        (
+            result(verdict="not_executable", exit_code=126, detail="x is not in a format that can be executed"),
+            "another processor",
+        ),
         (result(worker_end(0, 1), verdict="unkillable_worker", exit_code=203), "dmesg"),
         (result(verdict="cannot_start", exit_code=204), "ulimit -a"),
         *(
