@@ -201,6 +201,15 @@ def test_a_job_without_log_files_says_which_flags_keep_them(launch: Launch, work
     assert "keeps no log files; --log-dir=DIR keeps them" in refused.stderr
 
 
+def test_a_job_without_workers_has_no_log_files_yet(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A job with --log-dir is not told to use --log-dir while its health check runs."""
+    job = launch(f"--log-dir={tmp_path / 'logs'}", "--health-check=sleep 60", worker(WAITING))
+    wait_found()
+    refused = run("logs")
+    assert refused.process.returncode == 2
+    assert refused.stderr == f"elastic-run: error: logs: job {job.pid} has no log files yet: it has started no worker\n"
+
+
 def test_a_closed_reader_is_no_error(ended: Path) -> None:
     """As with `| head -1`."""
     reading, writing = os.pipe()

@@ -18,6 +18,7 @@ from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.log_files import find_log_files, find_run_directories, find_siblings
 from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.core.agent.machine import JOINING
 from elastic_run.errors import UsageError
 from elastic_run.report.wording import ranks
 
@@ -126,7 +127,13 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     job = find_job(os.environ, run, advice="`elastic-run logs DIR` shows the log files of a job that has ended")
     directories = [agent.log_dir for agent in job.agents if agent.log_dir]
     if not directories:
-        message = f"job {job.label} keeps no log files; --log-dir=DIR keeps them"
+        is_early = any(agent.state == JOINING for agent in job.agents)
+        none = (
+            "has no log files yet: it has started no worker"
+            if is_early
+            else "keeps no log files; --log-dir=DIR keeps them"
+        )
+        message = f"job {job.label} {none}"
         raise UsageError(message)
     first = job.agents[0]
     siblings = (
