@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -248,6 +250,24 @@ def test_places_that_cannot_be_read_or_written_are_one_line(tmp_path: Path) -> N
     refused("can't be written: No such file or directory", tmp_path, "-o", tmp_path / "no" / "page.html")
     refused("can't be written: Is a directory", tmp_path, "-o", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
+
+
+def test_a_device_or_a_link_as_output_stays_what_it_is(tmp_path: Path) -> None:
+    """`-o /dev/null` of a root user must not put a file in the place of the device."""
+    (tmp_path / "events.jsonl").write_bytes(encode(history()))
+    pipe, link = tmp_path / "pipe", tmp_path / "link.html"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)
+    link.symlink_to("target.html")
+    for place in (pipe, link):
+        done = report(tmp_path, "-o", place)
+        assert (done.returncode, done.stdout) == (0, f"{place}\n")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert b"</html>" in os.read(reader, 1 << 20)
+    os.close(reader)
+    assert link.is_symlink()
+    assert "</html>" in (tmp_path / "target.html").read_text(encoding="utf-8")
 
 
 def test_without_jinja2_one_line_names_the_extra(tmp_path: Path) -> None:

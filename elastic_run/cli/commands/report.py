@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib.util import find_spec
 
 from elastic_run.cli.commands.parser import CommandParser
@@ -78,17 +79,22 @@ def _choose(jobs: list[Job], run_id: str | None, place: str, logs: Logs) -> Job:
 
 
 def _write(path: str, page: str) -> None:
-    """Write beside the file and rename, so that a reader never sees a part of it."""
-    draft = f"{path}.{os.getpid()}"
+    """Write beside the file and rename, so that a reader never sees a part of it.
+
+    A link keeps its target, and a device or a pipe is written to: a file would take its place for all programs.
+    """
+    is_special = os.path.exists(path) and not os.path.isfile(path)
+    place = path if is_special else os.path.realpath(path)
+    draft = place if is_special else f"{place}.{os.getpid()}"
     try:
         with open(draft, "w", encoding="utf-8", errors="replace") as file:
             file.write(page)
-        os.replace(draft, path)
+        if draft != place:
+            os.replace(draft, place)
     except OSError as error:
-        try:
-            os.unlink(draft)
-        except OSError:
-            pass  # it was not made
+        if draft != place:
+            with suppress(OSError):  # it was not made
+                os.unlink(draft)
         message = f"{path!r} can't be written: {error.strerror} (-o chooses another file)"
         raise UsageError(message) from None
     print_text(f"{path}\n")
