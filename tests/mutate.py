@@ -30,6 +30,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from elastic_run.contract import ENV_TEMPLATE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -212,6 +214,8 @@ def _make_interpreter(directory: Path) -> Path:
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
     installed = sysconfig.get_path("purelib")
     (packages / "copy.pth").write_text(f"{directory}\nimport site; site.addsitedir({installed!r})\n")
+    # Preload looks for this file. The installed one, which copy.pth makes Python read, has the code.
+    (packages / "elastic-run-compat.pth").write_text(f"# {ENV_TEMPLATE}\n")
     own = place / "bin"
     for command in commands.iterdir():
         if not (own / command.name).exists():

@@ -36,6 +36,7 @@ _PLACE = textwrap.dedent(
     """
     import os, subprocess, sys
     from pathlib import Path
+    from elastic_run.multiprocessing.warm.obstacles import find_obstacle
 
     ROOT = Path(__file__).parents[2]
 
@@ -48,6 +49,9 @@ _PLACE = textwrap.dedent(
             words = [*program, script]
             found = subprocess.run(words, cwd="/", env=env, capture_output=True, text=True, check=True).stdout
             assert found == f"{ROOT}/elastic_run/__init__.py\\n"
+
+    def test_warm_workers():
+        assert find_obstacle([sys.executable, "train.py"]) == ""
     """
 ).encode()
 
@@ -87,7 +91,7 @@ def test_every_pattern_names_tests_that_exist(room: str) -> None:
 
 
 def test_programs_of_a_copys_tests_run_the_copy(tmp_path: Path) -> None:
-    """So a change is seen also where a test sets PYTHONPATH, and by the command."""
+    """So a change is seen also where a test sets PYTHONPATH, by the command, and in warm workers."""
     copy = Copy(tmp_path)
     copy.write("tests/unit/test_place.py", _PLACE)
     assert copy.run(["tests/unit/test_place.py"], 120)
