@@ -5,9 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
 from elastic_run.agent.driver.event_recorder import EventRecorder
+from elastic_run.agent.driver.resource_readings import Usage
 from elastic_run.agent.driver.step import Step
 from elastic_run.core.agent import machine, messages
+from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import WorkerEnd
 from elastic_run.core.job.config import JobConfig
 from elastic_run.report.event_schema import find_mistake
 
@@ -22,12 +27,13 @@ class _Recording:
 
     Args:
         started: When the workers are started, on the monotonic clock.
+        nodes: Number of nodes.
     """
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, nodes: int = 3) -> None:
         spec = SimpleNamespace(entrypoint="train.py", args=(), role="trainer", local_world_size=2)
         workers = [SimpleNamespace(local_rank=rank, global_rank=4 + rank, world_size=6) for rank in (0, 1)]
-        group = SimpleNamespace(spec=spec, workers=workers, group_rank=2, group_world_size=3)
+        group = SimpleNamespace(spec=spec, workers=workers, group_rank=nodes - 1, group_world_size=nodes)
         config = SimpleNamespace(min_nodes=3, max_nodes=3, max_restarts=1)
         context: Any = SimpleNamespace(
             hostname="node7", run_id="job", group=group, options=SimpleNamespace(job_config=config)
@@ -42,6 +48,7 @@ class _Recording:
                 workers=SimpleNamespace(pids={0: 70, 1: 71}),
                 output=SimpleNamespace(with_stdout={1}, activities=self._activities),
                 started=started,
+                global_ranks={0: 4, 1: 5},
                 was_stopped=lambda local_rank: local_rank == 1,
             ),
         )
@@ -61,7 +68,7 @@ class _Recording:
         taken = agent.replace(state=after, stop_reason=reason)
         self.recorder.stepped((_WALL, now), Step(agent, messages.WaitOver(0), taken, ()))
 
-    def find(self, name: str, field: str) -> list[float | None]:
+    def find(self, name: str, field: str) -> list[Any]:
         """Return one field of each event that has this name."""
         return [event[field] for event in self.events if event["event"] == name]
 
@@ -126,3 +133,45 @@ def test_of_equal_silences_twenty_are_written_and_then_longer_ones() -> None:
     told.write(70.0, 0, 10.0)
     assert told.find("silence", "silence_s")[-1] == 10.0
     assert len(told.find("silence", "silence_s")) == 24
+
+
+def test_a_worker_ends_by_an_exit_code_or_by_a_signal() -> None:
+    """The event has the one or the other, and null for what does not hold."""
+    told = _Recording(started=0.0)
+    told.exit(1.0, 0, 0)
+    told.exit(2.0, 1, -9)
+    assert told.find("worker_exited", "exit_code") == [0, None]
+    assert told.find("worker_exited", "signal") == [None, "SIGKILL"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_job_of_one_node_is_named_by_its_agent(nodes: int) -> None:
+    """The name tells it from another job of the same id; several nodes name their job together."""
+    told = _Recording(started=0.0, nodes=nodes)
+    told.step(0.0, machine.JOINING, machine.RUNNING)
+    assert told.find("round_formed", "job") == (told.find("round_formed", "agent") if nodes == 1 else [""])
+
+
+def test_resources_are_in_seconds_and_in_mib() -> None:
+    """Of the workers that run; without one there is no event."""
+    told = _Recording(started=0.0)
+    told.recorder.resources_read((_WALL, 1.0), told.round, {})
+    told.recorder.resources_read((_WALL, 2.0), told.round, {1: Usage(1.234, (5 << 20) + 7, "running")})
+    assert told.find("resources", "ranks") == [[5]]
+    assert told.find("resources", "cpu_s") == [[1.23]]
+    assert told.find("resources", "memory_mib") == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("exception", "cause"),
+    [(None, "failed with exit code 3"), (ExceptionText("ValueError", "loss is nan"), "ValueError: loss is nan")],
+)
+def test_the_end_of_a_failed_job_names_its_cause(exception: ExceptionText | None, cause: str) -> None:
+    """The exception of the root cause, or how its worker ended."""
+    told = _Recording(started=0.0)
+    end = WorkerEnd(5, 1, "trainer", "node8", 71, 3, 0.0, 9.0, exception=exception)
+    result: Any = SimpleNamespace(verdict="worker_failed", root=end, exit_code=3, detail="")
+    told.recorder.agent_ended((_WALL, 1.0), result)
+    assert told.find("agent_ended", "cause") == [cause]
+    assert told.find("agent_ended", "cause_rank") == [5]
+    assert told.find("agent_ended", "cause_node") == ["node8"]
