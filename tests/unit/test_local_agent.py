@@ -1,0 +1,68 @@
+"""torch's hooks of `LocalElasticAgent`, as an agent that replaces some of them calls the others; starts no process."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_run import contract
+from elastic_run.agent import WorkerSpec
+from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+from elastic_run.multiprocessing import DefaultLogsSpecs
+from elastic_run.rendezvous.local import LocalRendezvousHandler
+
+
+def make_agent(**options: Any) -> LocalElasticAgent:  # noqa: ANN401 - the agent's own
+    """Make an agent of two workers, which are not started."""
+    handler = LocalRendezvousHandler("job", local_addr="127.0.0.1")
+    spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=handler, entrypoint="train")
+    return LocalElasticAgent(spec, DefaultLogsSpecs(), **options)
+
+
+def test_a_shutdown_ends_each_part_once() -> None:
+    """The workers get the signal and the grace period, and the timers and the health check are served no more."""
+    agent: Any = make_agent()
+    calls: list[tuple[Any, ...]] = []
+    agent._supervisor = SimpleNamespace(request_stop=lambda number: calls.append(("supervisor", number)))
+    agent._pcontext = SimpleNamespace(close=lambda *values: calls.append(("workers", *values)))
+    agent._worker_watchdog = SimpleNamespace(stop=lambda: calls.append(("timers",)))
+    agent._health_check_server = SimpleNamespace(stop=lambda: calls.append(("health check",)))
+    agent._shutdown(signal.SIGINT, 7)
+    stops = [("supervisor", signal.SIGINT), ("workers", signal.SIGINT, 7)]
+    assert calls == [*stops, ("timers",), ("health check",)]
+    agent._shutdown(signal.SIGINT, 7)
+    assert calls[4:] == stops
+
+
+def test_an_agent_that_has_started_nothing_shuts_down() -> None:
+    """An error before the first round calls it, too."""
+    make_agent()._shutdown()
+
+
+def test_an_agent_in_the_exit_barrier_is_alive() -> None:
+    """Its timers stand still there, because its workers have ended; that is no hang."""
+    agent: Any = make_agent()
+    agent._worker_watchdog = SimpleNamespace(get_last_progress_time=lambda: 1)
+    seen: list[int] = []
+    wait = lambda *_: seen.append(agent._get_alive_time())  # noqa: E731 - the store's own method
+    agent._store = SimpleNamespace(add=lambda *_: 1, wait=wait)
+    agent._worker_group.group_world_size = 2
+    began = int(time.time())
+    agent._exit_barrier()
+    assert seen[0] >= began
+    assert agent._get_alive_time() == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "expected"), [(None, "", 0), (None, "4", 4), (0.0, "4", 0), (3, "4", 3)]
+)
+def test_the_uninterruptible_state_timeout(
+    argument: float | None, variable: str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The argument counts; torch's variable counts where there is none."""
+    monkeypatch.setenv(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT, variable)
+    assert make_agent(uninterruptible_state_timeout=argument)._context.options.stuck_timeout == expected
