@@ -19,7 +19,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
-from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, follow, sample_processes
+from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, follow, read_signs, sample_processes
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
@@ -302,7 +302,7 @@ def test_threads_that_take_turns_compute(worker: _Worker, monkeypatch: pytest.Mo
 
 
 def test_an_answer_says_how_old_the_last_look_is(worker: _Worker) -> None:
-    """The node that asks knows from it when the next look is due, and asks again then."""
+    """The node that asks knows from it when the next look is due, and asks again then; no worker is told after it."""
     clock = _Clock()
     detection = _watch(clock, worker, list[Hang]().append)
     assert detection.describe()["age"] == 0.0
@@ -311,7 +311,9 @@ def test_an_answer_says_how_old_the_last_look_is(worker: _Worker) -> None:
     worker.answer(0)
     clock.time += 7.0
     assert detection.describe()["age"] == 7.0
+    assert [told["local_rank"] for told in detection.describe()["workers"]] == [0]
     detection.close()
+    assert detection.describe()["workers"] == []
 
 
 def test_no_worker_is_asked_after_the_round(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,3 +331,22 @@ def test_a_kernel_that_does_not_count_bytes_hides_no_hang(worker: _Worker, monke
     """Where /proc/PID/io is missing or not permitted, the stacks that the agent reads are not counted either."""
     monkeypatch.setattr(hang_signs, "_read_io", lambda _: {})
     assert 60 <= _find_hang(worker, lambda _: worker.answer(100_000)) <= 64
+
+
+@pytest.mark.parametrize("last", [None, 2.5])
+def test_the_signs_of_a_worker(last: float | None) -> None:
+    """Its processor time is in seconds, and its last output counts where the agent reads it."""
+    current = SimpleNamespace(
+        workers=SimpleNamespace(alive={0}, pids={0: os.getpid()}),
+        output=SimpleNamespace(activities={} if last is None else {0: SimpleNamespace(last=last)}),
+        listen_for_stacks=lambda: SimpleNamespace(received={}),
+        output_files=lambda _: (),
+    )
+    signs = read_signs(cast("Round", current), {})[0]
+    assert signs.cpu == pytest.approx(time.process_time(), abs=1.0)
+    assert signs.marks[1] == (0 if last is None else 2_500_000)
+
+
+def test_a_thread_that_has_ended_does_not_run() -> None:
+    """It may end between the look at the list of threads and the look at its state."""
+    assert hang_signs._count_sleeps(["4194305"]) == {}

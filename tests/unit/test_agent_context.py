@@ -1,0 +1,70 @@
+"""The state that all rounds of an agent share: what it tells the system, the guardian and the workers."""
+
+from __future__ import annotations
+
+import resource
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_run.agent import WorkerGroup, WorkerSpec
+from elastic_run.agent.driver.context import AgentContext, AgentOptions
+from elastic_run.core.job.config import JobConfig
+from elastic_run.multiprocessing.process import subreaper
+from elastic_run.rendezvous.local import LocalRendezvousHandler
+
+
+def make_context(logs_specs: object = None, **options: Any) -> Any:  # noqa: ANN401 - tests replace its parts
+    """Make the context of an agent of two workers."""
+    handler = LocalRendezvousHandler("job", local_addr="127.0.0.1")
+    spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=handler, entrypoint="train")
+    specs: Any = logs_specs
+    return AgentContext(WorkerGroup(spec), specs, AgentOptions(JobConfig(), **options))
+
+
+@pytest.mark.parametrize(
+    ("fields", "removed"), [({"is_temporary": True}, ["/logs"]), ({"is_temporary": False}, []), ({}, [])]
+)
+def test_the_guardian_removes_a_temporary_log_directory_only(fields: dict[str, bool], removed: list[str]) -> None:
+    """It is told once; a plug-in's class, which may not say whether its directory is temporary, keeps its files."""
+    context = make_context(SimpleNamespace(run_log_dir="/logs", **fields))
+    told: list[str] = []
+    context.guardian = SimpleNamespace(remove_at_end=told.append)
+    context.announce_log_directory()
+    context.announce_log_directory()
+    assert told == removed
+    assert context.log_directory == ("" if removed else "/logs")
+
+
+@pytest.mark.parametrize("is_whole_process", [True, False])
+def test_orphans_come_to_the_launchers_own_process_only(
+    is_whole_process: bool,  # noqa: FBT001 - a parameter of the test
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another program that launches keeps its place among the processes; the kernel is asked once."""
+    asked: list[bool] = []
+
+    def become() -> bool:
+        asked.append(True)
+        return True
+
+    monkeypatch.setattr(subreaper, "become_subreaper", become)
+    context = make_context(is_whole_process=is_whole_process)
+    assert context.adopt_orphans() is is_whole_process
+    assert context.adopt_orphans() is is_whole_process
+    assert asked == [True] * is_whole_process
+
+
+def test_workers_keep_the_limit_of_descriptors_that_the_launcher_was_started_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the launcher has raised its own limit, each worker gets the former one back; otherwise nothing is set."""
+    limits: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(resource, "prlimit", lambda *values: limits.append(values))
+    context = make_context()
+    context.limit_worker(70)
+    assert limits == []
+    context.worker_limit = 64
+    context.limit_worker(70)
+    assert limits == [(70, resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))]

@@ -1,0 +1,67 @@
+"""The watches over a round: which of them begin, and when they end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from elastic_run.agent.driver import d_state
+from elastic_run.agent.driver.watches import Watches
+from elastic_run.core.agent.config import AgentConfig
+from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET
+from tests.support.stream_bench import Clockwork
+
+if TYPE_CHECKING:
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.loop import Loop
+
+ROUND = cast("Round", SimpleNamespace(number=4, workers=SimpleNamespace(alive=set(), pids={})))
+
+
+def make_watches(**options: Any) -> Watches:  # noqa: ANN401 - the options' own
+    """Make the watches of an agent without a job of several nodes."""
+    chosen = SimpleNamespace(**{"stuck_timeout": 0.0, "agent_config": AgentConfig(), **options})
+    return Watches(
+        cast("Loop", Clockwork()),
+        cast("AgentContext", SimpleNamespace(options=chosen, timers=None)),
+        is_polled=False,
+        say=lambda _: None,
+        on_stuck=lambda _: None,
+        on_hang=lambda *_: None,
+        on_waiting_nodes=lambda _: None,
+        read_resources=None,
+        on_timer=lambda *_: None,
+    )
+
+
+@pytest.mark.parametrize(("timeout", "told"), [(None, NO_DETECTION), (60.0, NOT_YET)])
+def test_a_node_that_does_not_look_for_hangs_yet_says_so(timeout: float | None, told: float) -> None:
+    """Other nodes tell a node without --hang-timeout from one that has not looked yet."""
+    watches = make_watches(agent_config=AgentConfig(hang_timeout=timeout))
+    assert watches.describe_hang() == {"round": -1, "timeout": told, "workers": []}
+    watches.begin(ROUND)
+    assert watches.describe_hang() == {"round": 4, "timeout": told, "workers": []}
+
+
+@pytest.mark.parametrize(("timeout", "begun"), [(0.0, []), (0.5, [0.5])])
+def test_state_d_is_watched_where_it_has_a_timeout(
+    timeout: float, begun: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any length above 0; the watch ends with the round."""
+    found: list[float] = []
+    ended: list[bool] = []
+
+    def watch(_loop: object, seconds: float, **_: object) -> SimpleNamespace:
+        found.append(seconds)
+        return SimpleNamespace(close=lambda: ended.append(True))
+
+    monkeypatch.setattr(d_state, "DStateWatch", watch)
+    watches = make_watches(stuck_timeout=timeout)
+    watches.begin(ROUND)
+    assert found == begun
+    assert ended == []
+    watches.end_round()
+    assert ended == [True] * len(begun)
