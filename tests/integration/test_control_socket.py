@@ -99,6 +99,28 @@ def test_a_request_is_answered_and_the_connection_ends(agent: Agent) -> None:
         assert agent.read_to_end(connection) == b'{"version":1,"answer":{"pong":{"a":1}}}\n'
 
 
+def test_any_number_of_clients_is_answered(agent: Agent) -> None:
+    """A connection that has ended makes room for another one, and is forgotten."""
+    for _ in range(40):
+        with agent.connect() as connection:
+            connection.sendall(b'{"version": 1, "request": "ping"}\n')
+            assert b"pong" in agent.read_to_end(connection)
+    assert not agent.server._clients
+
+
+def test_a_socket_that_can_not_get_its_name_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent goes on without it, and leaves nothing in the directory."""
+
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(os, "rename", refuse)
+    environment = {ENV_CONTROL_DIR: str(tmp_path)}
+    with Loop() as loop, pytest.raises(OSError):  # noqa: PT011 - that of `refuse`
+        ControlServer(loop, None).open(environment)  # type: ignore[arg-type] # it is never asked
+    assert [*tmp_path.rglob("*-*")] == [*tmp_path.glob("elastic-run-*")]
+
+
 def test_an_answer_may_come_later(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that returns None replies from the loop, once."""
 
