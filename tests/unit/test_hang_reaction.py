@@ -7,10 +7,12 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from elastic_run.agent.driver.flight_recorder import FlightRecorder
 from elastic_run.agent.driver.hang_detection import Hang
 from elastic_run.agent.driver.hang_reaction import HangReaction
-from elastic_run.core.agent.messages import WorkersHung
+from elastic_run.core.agent.messages import RoundFailed, WorkersHung
 from elastic_run.core.diagnosis.hang import Stillness
 from elastic_run.core.diagnosis.job_stillness import Owner
 from elastic_run.core.diagnosis.stack_groups import Place
@@ -21,9 +23,8 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
-
     from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
     from elastic_run.core.failure.root_cause import WorkerEnd
@@ -42,7 +43,9 @@ _ROUND = cast(
 class _Job:
     """A job with one worker, whose recorder answers when the test says so."""
 
-    def __init__(self, explain: Callable[..., RecorderFinding | None]) -> None:
+    def __init__(
+        self, explain: Callable[..., RecorderFinding | None], *, action: str = "restart", is_first: bool | None = None
+    ) -> None:
         self.lines: list[str] = []
         self.events: list[Event] = []
         self.ends: list[WorkerEnd] = []
@@ -52,12 +55,12 @@ class _Job:
         context = SimpleNamespace(
             flight_recorder=SimpleNamespace(collect=lambda _, on_done: self.calls.put(on_done), explain=explain),
             group=SimpleNamespace(workers=[worker], spec=SimpleNamespace(role="default")),
-            options=SimpleNamespace(agent_config=SimpleNamespace(hang_action="restart")),
+            options=SimpleNamespace(agent_config=SimpleNamespace(hang_action=action)),
         )
         loop = SimpleNamespace(call_soon_threadsafe=self.calls.put)
         self.reaction = HangReaction(
             cast("AgentContext", context),
-            None,
+            None if is_first is None else cast("MultiNodeJob", SimpleNamespace(is_first=is_first)),
             cast("Loop", loop),
             say=self.lines.append,
             write=lambda _: "/logs/stacks.txt",
@@ -74,7 +77,8 @@ class _Job:
         self.calls.get(timeout=60)()
 
 
-def _find(**_: bool) -> RecorderFinding:
+def _find(*, is_whole_job: bool) -> RecorderFinding:
+    assert is_whole_job, "the node has all ranks"
     return RecorderFinding("rank 0 did not join", (0,), is_whole_job=True)
 
 
@@ -90,6 +94,27 @@ def test_the_action_follows_the_finding() -> None:
         "all stacks: /logs/stacks.txt; stopping the workers, which start again if a restart is "
     )
     assert job.events == [WorkersHung(3)]
+
+
+@pytest.mark.parametrize(
+    ("action", "is_first", "events"),
+    [
+        ("report", None, []),
+        ("report", True, []),
+        ("restart", None, [WorkersHung(3)]),
+        ("restart", True, [WorkersHung(3)]),
+        ("restart", False, []),
+        ("fail", None, [RoundFailed(3, verdict="hung", detail="--hang-action=fail ends the job")]),
+    ],
+)
+def test_the_first_node_performs_the_action(action: str, is_first: bool | None, events: list[Event]) -> None:  # noqa: FBT001 - a parameter of the test
+    """The other nodes tell the hang as well, and wait for its decision; `report` stops nothing."""
+    job = _Job(_find, action=action, is_first=is_first)
+    job.reaction.react(_ROUND, _HANG)
+    job.answer()
+    job.answer()
+    assert job.events == events
+    assert job.lines[-1].startswith("all stacks: /logs/stacks.txt")
 
 
 def test_the_end_of_a_job_whose_ranks_all_wait_has_the_finding() -> None:

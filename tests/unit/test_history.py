@@ -1,16 +1,23 @@
-"""The rounds of a job as the agent remembers them: from when on the OOM killer's kills count."""
+"""The rounds of a job as the agent remembers them: the causes, and from when on the OOM killer's kills count."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
+from elastic_run.agent import history as module
 from elastic_run.agent.history import History
+from elastic_run.cluster import denied_paths
+from elastic_run.core.agent.restart_policy import Failure
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.protocol.decisions import End
 from elastic_run.report import memory
+from elastic_run.report.root_cause_document import encode_root_cause
+from tests.support.job_results import stopped, worker_end
 
 if TYPE_CHECKING:
-    import pytest
-
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.senders import Senders
 
@@ -24,3 +31,56 @@ def test_kills_count_from_the_first_start_of_workers_on(monkeypatch: pytest.Monk
     history.begin()
     assert history._count_oom_kills() == OomKills(1, 2)
     assert history._count_oom_kills() == OomKills(0, 0)
+
+
+@pytest.fixture
+def history() -> History:
+    """Return the history of a job whose last round was stopped on this node."""
+    made = History(cast("AgentContext", None), cast("Senders", None), lambda _: None)
+    made._ends = stopped(0, 1)
+    return made
+
+
+def test_a_cause_of_another_node_stands_before_the_ends_of_this_node(history: History) -> None:
+    """All nodes report the same root cause."""
+    root = worker_end(3, 7, host="gpu08")
+    history.add_verdict(End(1, "worker_failed", 7, root=encode_root_cause(root, Failure(7))))
+    assert history.last_root is not None
+    assert (history.last_root.rank, history.last_root.host) == (3, "gpu08")
+    assert [end.rank for end in history.last_ends] == [3, 0, 1]
+
+
+def test_a_cause_of_this_node_is_the_end_that_it_knows(history: History) -> None:
+    """The document of the job has less of it than this node; the order of the ends stays."""
+    own = worker_end(1, 7, stderr_tail=("a line",) * 30)
+    history._ends = (*stopped(0), own)
+    history.add_verdict(End(1, "worker_failed", 7, root=encode_root_cause(own, Failure(7))))
+    assert history.last_root is own
+    assert [end.rank for end in history.last_ends] == [0, 1]
+
+
+def test_a_job_that_has_succeeded_has_no_cause(history: History) -> None:
+    """Nor an end without a worker."""
+    history.add_verdict(End(1, "success", 0))
+    assert history.last_root is None
+    assert history.last_ends == stopped(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("exception", "remark", "told"),
+    [
+        (ExceptionText("PermissionError", "denied: /data"), "", "the directory denied it"),
+        (ExceptionText("PermissionError", "denied: /data"), "known", "known"),
+        (ExceptionText("PermissionError", "denied: /data", is_certain=False), "", ""),
+        (ExceptionText("ValueError", "no"), "", ""),
+        (None, "", ""),
+    ],
+)
+def test_a_denied_file_is_looked_at_on_the_node_of_the_failure(
+    exception: ExceptionText | None, remark: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other nodes may not see the path; a remark that the worker's end has already stays."""
+    monkeypatch.setattr(denied_paths, "explain_denial", {"denied: /data": "the directory denied it"}.__getitem__)
+    root = worker_end(0, 1, exception=exception, remark=remark)
+    module._add_denial(root)
+    assert root.remark == told
