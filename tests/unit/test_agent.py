@@ -13,6 +13,7 @@ from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, Worker
 from elastic_run.agent.driver.environment import worker_environments
 from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.metrics import api as metrics_api
+from elastic_run.multiprocessing.errors import ProcessFailure
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 from tests.support.wait import DEADLINE
 
@@ -119,6 +120,19 @@ def test_a_run_is_measured_as_torch_measures_it(
     values = collector.values
     assert values["flakiness"] == flakiness
     assert {name for name, value in values.items() if name.startswith("run_") and value} == {"run_total", outcome}
+
+
+def test_the_last_state_of_each_worker() -> None:
+    """A worker that has not failed was stopped where another one has; a rank that the result lacks is an error."""
+    agent = ScriptedAgent(_spec(), [])
+    first, second = agent.get_worker_group().workers
+    first.global_rank, second.global_rank = 4, 5
+    failed = RunResult(FAILED, failures={5: ProcessFailure(1, 71, 3, "")})
+    assert [agent._get_worker_state(worker, failed) for worker in (first, second)] == ["TERMINATED", "FAILED"]
+    succeeded = RunResult(SUCCEEDED, return_values={4: None})
+    assert agent._get_worker_state(first, succeeded) == "SUCCEEDED"
+    with pytest.raises(ValueError, match="neither a failure nor a value of rank 5"):
+        agent._get_worker_state(second, succeeded)
 
 
 class BarrierStore:

@@ -10,7 +10,10 @@ import pytest
 
 from elastic_run.agent import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions
+from elastic_run.contract import ENV_HEARTBEAT_FILE
+from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
+from elastic_run.multiprocessing.output.logs import LogsDest
 from elastic_run.multiprocessing.process import subreaper
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 
@@ -68,3 +71,25 @@ def test_workers_keep_the_limit_of_descriptors_that_the_launcher_was_started_wit
     context.worker_limit = 64
     context.limit_worker(70)
     assert limits == [(70, resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))]
+
+
+@pytest.mark.parametrize(
+    ("config", "heartbeats", "is_on"),
+    [
+        (AgentConfig(), {}, False),
+        (AgentConfig(flight_recorder=True), {}, True),
+        (AgentConfig(hang_timeout=60.0), {1: "/logs/0/1/heartbeat"}, True),
+    ],
+)
+def test_workers_get_what_the_flags_need(config: AgentConfig, heartbeats: dict[int, str], *, is_on: bool) -> None:
+    """Both flags switch the flight recorder on; each worker that has a directory gets a file for its heartbeats."""
+    context = make_context(agent_config=config)
+    switched: list[object] = []
+    context.flight_recorder = SimpleNamespace(switch_on=lambda envs, *_: switched.append(envs))
+    envs: dict[int, dict[str, str]] = {0: {}, 1: {}}
+    context.switch_on_recorders(
+        envs, LogsDest(error_files={0: "", 1: "/logs/0/1/error.json", 2: "/logs/0/2/error.json"})
+    )
+    assert context.heartbeats == heartbeats
+    assert envs == {0: {}, 1: {ENV_HEARTBEAT_FILE: heartbeats[1]} if heartbeats else {}}
+    assert switched == [envs] * is_on

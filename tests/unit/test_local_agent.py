@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from elastic_run import contract
-from elastic_run.agent import WorkerSpec
+from elastic_run.agent import WorkerSpec, health_check_server, local_elastic_agent
+from elastic_run.agent.failures import describe_failure
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.rendezvous.local import LocalRendezvousHandler
+from tests.support.job_results import worker_end
 
 
 def make_agent(**options: Any) -> LocalElasticAgent:  # noqa: ANN401 - the agent's own
@@ -66,3 +69,35 @@ def test_the_uninterruptible_state_timeout(
     """The argument counts; torch's variable counts where there is none."""
     monkeypatch.setenv(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT, variable)
     assert make_agent(uninterruptible_state_timeout=argument)._context.options.stuck_timeout == expected
+
+
+def test_the_health_check_is_served_while_the_agent_supervises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable has its port, as for torch's agent; without it nothing listens."""
+    started: list[str] = []
+    monkeypatch.setattr(local_elastic_agent, "Supervisor", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(health_check_server, "start", lambda port, _: started.append(port))
+    make_agent().supervise()
+    assert started == []
+    monkeypatch.setenv(contract.ENV_HEALTH_CHECK_PORT, "8080")
+    make_agent().supervise()
+    assert started == ["8080"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "exit code 3; its stderr ends with: the disk is gone"),
+        ({"stderr_tail": ()}, "exit code 3; what it said stands on its stderr"),
+        ({"exitcode": -9}, "Signal 9 (SIGKILL) received by PID 4701"),
+        ({"exception": ExceptionText("ValueError", "no")}, "ValueError: no"),
+        (
+            {"exception": ExceptionText(contract.TIMER_EXPIRED, "scope 'a' expired")},
+            "timer scope 'a' expired; exit code 3; what it said stands on its stderr",
+        ),
+    ],
+)
+def test_a_failed_worker_is_described_by_what_is_known(fields: dict[str, Any], message: str) -> None:
+    """Its exception, or the last line of its stderr, or how it ended."""
+    end = worker_end(1, **{"exitcode": 3, "stderr_tail": ("the disk is gone", " "), **fields})
+    told: Any = describe_failure(end).message
+    assert (told["message"] if isinstance(told, dict) else told).startswith(message)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from elastic_run.agent.driver.timers import TimerWatch
+from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers, timer_exception
+from elastic_run.contract import TIMER_EXPIRED
+from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.timer import expiries
 from elastic_run.timer.requests import FileTimerRequest
 from tests.support.stream_bench import Clockwork
 
@@ -72,3 +76,25 @@ def test_no_timer_is_waited_for_after_the_job() -> None:
     watch.loop.timers.clear()
     watch.watch.close()
     assert watch.loop.timers == []
+
+
+def test_the_pipe_is_in_the_directory_that_is_removed_with_the_launcher(tmp_path: Path) -> None:
+    """Or in a directory of its own, which is removed with it."""
+    given = WorkerTimers(str(tmp_path), {})
+    assert (given.file.path, given.own_directory) == (str(tmp_path / "timers"), "")
+    given.close()
+    own = WorkerTimers("", {})
+    made = Path(own.own_directory)
+    assert Path(own.file.path) == made / "timers"
+    own.close()
+    assert not made.exists()
+
+
+def test_a_worker_that_no_timer_has_ended_has_its_own_exception() -> None:
+    """One that a timer has ended has the timer, once, with the lines of its exception."""
+    said = ExceptionText("ValueError", "no", ("a line",), "train.py:3 in main")
+    assert timer_exception(4711, said) is said
+    expiries.note(4711, "scope 'a' expired after 3 s")
+    told = timer_exception(4711, said)
+    assert told == ExceptionText(TIMER_EXPIRED, "scope 'a' expired after 3 s", ("a line",), "train.py:3 in main")
+    assert timer_exception(4711, None) is None
