@@ -81,12 +81,13 @@ def test_the_logs_of_an_ended_job_are_shown_across_its_attempts(ended: Path) -> 
 
 
 def test_logs_are_chosen_by_rank_text_time_and_number(ended: Path) -> None:
-    """Each of the flags narrows; no line at all is exit code 1."""
+    """Each of the flags narrows; if there is no line, a message says so, and the exit code is 1."""
     assert run("logs", ended, "--rank=1", "--grep=attempt 1$").stdout == "--- attempt_1\n[1] rank 1 attempt 1\n"
     assert run("logs", ended, "--rank=0-1", "--grep=rank", "-n", "1").stdout.count("attempt 1") == 2
     assert run("logs", ended, "--since=1h").stdout == run("logs", ended).stdout
     nothing = run("logs", ended, "--grep=nothing")
     assert (nothing.stdout, nothing.process.returncode) == ("", 1)
+    assert nothing.stderr == "elastic-run: logs: no line to show\n"
     for path in ended.rglob("*.log"):
         os.utime(path, (0, 0))
     assert run("logs", ended, "--since=1h").stdout == ""

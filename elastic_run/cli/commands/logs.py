@@ -20,6 +20,7 @@ from elastic_run.cli.log_files import find_log_files, find_run_directories, find
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.core.agent.machine import JOINING
 from elastic_run.errors import UsageError
+from elastic_run.notices import say
 from elastic_run.report.wording import ranks
 
 TYPE_CHECKING = False
@@ -63,7 +64,10 @@ def main(words: Sequence[str]) -> int:
             _follow(reader, directories, pids)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough
-    return contract.EXIT_SUCCESS if reader.has_shown else contract.EXIT_FAILURE
+    if reader.has_shown:
+        return contract.EXIT_SUCCESS
+    say("logs: no line to show")
+    return contract.EXIT_FAILURE
 
 
 def _read_arguments(words: Sequence[str]) -> Namespace:
