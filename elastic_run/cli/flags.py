@@ -28,6 +28,7 @@ PROGRAM = "Program to run"
 RESTARTS = "Restarts"
 HEALTH = "Health of nodes"
 STOPPING = "Signals and stopping"
+MONITORING = "Monitoring and fault injection"
 OUTPUT = "Output and logs"
 WORKERS = "Workers"
 CONFIGURATION = "Configuration"
@@ -140,8 +141,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--run-path",
         group=PROGRAM,
-        text="Run SCRIPT with runpy.run_path in the interpreter that runs elastic-run. Then PYTHON_EXEC, -m and "
-        "--no-python have no effect.",
+        text="Run SCRIPT with runpy.run_path, in workers that use the same Python as elastic-run. PYTHON_EXEC, -m and "
+        "--no-python then have no effect.",
     ),
     Flag(
         "--start-method",
@@ -215,8 +216,8 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="NAME",
         default="static",
-        default_text="c10d for several nodes without --rdzv-endpoint, --master-addr, --master-port and --node-rank: "
-        "the first node serves the store; otherwise static",
+        default_text="static; or c10d, with the store on the first node, for a job of several nodes to which none of "
+        "--rdzv-endpoint, --master-addr, --master-port and --node-rank is given",
         text=f"Rendezvous backend: {', '.join(_NAMES_OF_BACKENDS)}, or the name of an installed plug-in "
         "(entry-point group torchrun.handlers). etcd and etcd-v2 need pip install 'elastic-run[etcd]'.",
     ),
@@ -459,15 +460,16 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--flight-recorder",
-        group=OUTPUT,
+        group=MONITORING,
         is_ours=True,
-        text="Switch on torch's flight recorder in each worker. elastic-run sets TORCH_FR_BUFFER_SIZE and "
-        "TORCH_FR_DUMP_TEMP_FILE unless you have set them. After a failure or a stop the report says which rank did "
-        "not join which collective; the dumps are in the log directory of the attempt.",
+        text="Switch on torch's flight recorder, which records the last collectives of each worker. After a failure or "
+        "a stop the report says which rank did not join which collective; the records (dumps) are in the log "
+        "directory of the attempt. elastic-run sets TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE unless you have "
+        "set them.",
     ),
     Flag(
         "--hang-timeout",
-        group=STOPPING,
+        group=MONITORING,
         values="TIME",
         default_text="off",
         parse=_values.hang_timeout,
@@ -479,7 +481,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--hang-action",
-        group=STOPPING,
+        group=MONITORING,
         values="report|restart|fail",
         default="report",
         parse=_values.one_of("report", "restart", "fail"),
@@ -489,7 +491,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--inject-fault",
-        group=STOPPING,
+        group=MONITORING,
         values="FAULT,...",
         default="",
         parse=_check_faults,
@@ -522,7 +524,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--health-port",
-        group=STOPPING,
+        group=MONITORING,
         values="PORT",
         parse=_values.port,
         is_ours=True,
@@ -532,7 +534,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--metrics-port",
-        group=STOPPING,
+        group=MONITORING,
         values="PORT",
         parse=_values.port,
         is_ours=True,
@@ -542,7 +544,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--monitor-interval",
-        group=STOPPING,
+        group=MONITORING,
         values="SECONDS",
         default=0.1,
         parse=_values.positive_seconds,

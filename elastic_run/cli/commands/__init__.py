@@ -44,9 +44,9 @@ COMMANDS = {
     "top": "Show the table of status, and update it until the job ends.",
     "drain": "Let one node leave a running job; the other nodes go on.",
     "stop": "Stop a running job as SIGTERM would, and wait for its end.",
-    "help": "Show the commands and the most used flags, or the help of one command.",
-    "trace": "Find the ranks that did not join a collective, from flight-recorder dumps.",
     "report": "Write one HTML page of a job's history from its log directory.",
+    "trace": "Find the ranks that did not join a collective, from flight-recorder dumps.",
+    "help": "Show the commands and the most used flags, or the help of one command.",
 }
 
 

@@ -37,7 +37,7 @@ _NODES = "number of nodes on which you run this command: they meet at the endpoi
 _TO_LOOK_UP = 3.0
 _PROBE = "elastic_run.diagnosis.doctor.probe_worker"
 _TIMEOUT = "seconds in which the nodes have to meet (default: 60)"
-_LOG_DIR = "directory for logs, which has to be writable (default: none)"
+_LOG_DIR = "directory for log files: checks that it is writable (default: none)"
 
 
 def main(words: Sequence[str]) -> int:
