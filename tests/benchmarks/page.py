@@ -126,9 +126,9 @@ def _verdict(record: Record, _: str) -> str:
     worse = _list([figure for figure in beside if figure.is_worse])
     missed = _list([figure for figure in barred if not figure.is_met])
     return (
-        f"**{len(beside)} rows compare elastic-run with torchrun. Rows in which torchrun is better by more than"
+        f"- **{len(beside)} rows compare elastic-run with torchrun.** Rows in which torchrun is better by more than"
         f" {100 * EVEN:g} %: {worse}.\n"
-        f"{len(barred)} rows have a bar. Rows that missed it: {missed}.**"
+        f"- **{len(barred)} rows have a bar.** Rows that missed it: {missed}."
     )
 
 

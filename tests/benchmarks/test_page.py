@@ -141,10 +141,8 @@ def test_the_page_names_what_is_missed() -> None:
     """Bars that are missed and rows in which torchrun does better are named at the top."""
     better = replace(_figure("slow"), elastic_run=103.0, bar=None)
     text = page.page_text(_record(_figure("late", bar=Bar(1.0)), better))
-    assert (
-        "**2 rows compare elastic-run with torchrun. Rows in which torchrun is better by more than 2 %: slow." in text
-    )
-    assert "1 rows have a bar. Rows that missed it: late." in text
+    assert "2 rows compare elastic-run with torchrun.** Rows in which torchrun is better by more than 2 %: slow" in text
+    assert "- **1 rows have a bar.** Rows that missed it: late.\n" in text
 
 
 def test_what_is_not_measured_leaves_nothing() -> None:
