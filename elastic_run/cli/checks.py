@@ -167,8 +167,8 @@ def _check_shared_store(args: Namespace) -> None:
     is_met_at = args.rdzv_backend == "c10d" and args.rdzv_endpoint and node_range(args.nnodes)[1] > 1
     if (is_met_at or is_shared) and args.rdzv_id in ("", "none"):
         message = (
-            f"--rdzv-id: is needed with --rdzv-backend={args.rdzv_backend}: jobs that share its store are told "
-            f"apart by their ids; give all nodes of this job the same id"
+            f"--rdzv-id: is needed with --rdzv-backend={args.rdzv_backend}: other jobs may use the same store; give "
+            "all nodes of this job the same id"
         )
         raise UsageError(message)
 

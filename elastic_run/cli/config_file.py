@@ -93,7 +93,7 @@ def _load(path: str) -> Mapping[str, Any]:
         message = f"{path}: is not TOML: {' '.join(str(error).split())}"
         raise ValueError(message) from None
     except RecursionError:
-        message = f"{path}: has too many lists or tables in each other"
+        message = f"{path}: its lists or tables are nested too deeply"
         raise ValueError(message) from None
     return document
 

@@ -80,7 +80,7 @@ def _describe_jobset(pod: IndexedPod) -> list[str]:
     if found is None:
         # With spec.network.subdomain the pods of a JobSet look like pods of an indexed Job with a number in its name.
         is_like_one = pod.index == 0 and pod.job_name.rpartition("-")[2].isdecimal()
-        return [f"only the pods of {pod.job_name} are this job, not those of other Jobs of a JobSet"] * is_like_one
+        return [f"this job has the pods of {pod.job_name}, and not those of other Jobs of a JobSet"] * is_like_one
     jobset, number = found
     if number:
         message = (
@@ -89,7 +89,7 @@ def _describe_jobset(pod: IndexedPod) -> list[str]:
             f"--rdzv-id={pod.job_name} for separate jobs"
         )
         raise UsageError(message)
-    return [f"of the JobSet {jobset} only the pods of {pod.job_name} are this job"] if pod.index == 0 else []
+    return [f"of the JobSet {jobset}, this job has the pods of {pod.job_name} only"] if pod.index == 0 else []
 
 
 def _name_first(pod: IndexedPod) -> str:

@@ -60,7 +60,7 @@ def describe_shortage(workers: str, environ: Mapping[str, str]) -> list[str]:
     mask = next((f" ({name}={environ[name]})" for name in _MASKS if environ.get(name)), "")
     return [
         (
-            f"--nproc-per-node: {workers} workers see {seen}{mask}, and a script that takes GPU number LOCAL_RANK "
-            "fails in the others: --nproc-per-node=gpu starts a worker for each GPU"
+            f"--nproc-per-node: {workers} workers see {seen}{mask}: a script that uses the GPU with the number "
+            f"LOCAL_RANK fails in {int(workers) - gpus} of them; --nproc-per-node=gpu starts a worker for each GPU"
         )
     ]

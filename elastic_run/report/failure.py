@@ -80,7 +80,7 @@ _TITLES = {
 #: The origin of a SIGKILL, by the certainty that the OOM killer's counters give.
 _KILLERS = {
     CERTAIN: "the kernel's OOM killer ended it: the job's memory limit is reached",
-    LIKELY: "the kernel's OOM killer ended a process of this machine meanwhile",
+    LIKELY: "meanwhile the kernel's OOM killer ended a process on this machine",
 }
 _BOLD = "\x1b[1m"
 _RED = "\x1b[31m"
@@ -361,7 +361,7 @@ def _logs(result: JobResult, room: int) -> list[str]:
     if result.root is not None and result.root.log_file:
         found.append(printable(f"rank {result.root.rank}: {_inside(result.root.log_file, result.log_dir)}"))
     if result.failure_file:
-        found.append(printable(f"all of this: {_inside(result.failure_file, result.log_dir)}"))
+        found.append(printable(f"report as JSON: {_inside(result.failure_file, result.log_dir)}"))
     line = ", ".join(found)
     return [printable(result.log_dir), *([line] if found and columns(line) <= room else found)]
 

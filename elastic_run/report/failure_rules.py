@@ -68,7 +68,7 @@ def _check_keys(document: dict[str, Any], path: str, text: str) -> None:
     if unknown := sorted(set(document) - {"rule"}):
         key = re.compile(rf"^[\s\[\"']*{re.escape(unknown[0])}\b")
         line = next((f":{number}" for number, line in enumerate(text.splitlines(), 1) if key.match(line)), "")
-        message = f"{path}{line}: {unknown[0]!r} is no key here, each rule begins with [[rule]]"
+        message = f"{path}{line}: {unknown[0]!r} is not a key outside of rules; each rule begins with [[rule]]"
         raise ValueError(message)
     if not isinstance(document.get("rule"), list) or not document["rule"]:
         message = f"{path}: there is no [[rule]], a table with match and help"
@@ -96,11 +96,11 @@ def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in 
         message = f"{place}: a rule is a table: [[rule]]"
         raise ValueError(message)  # noqa: TRY004 - as the other errors of a file
     if unknown := sorted(set(entry) - {*_KEYS, *_OPTIONAL}):
-        message = f"{place}: {unknown[0]!r} is no key of a rule: {', '.join((*_KEYS, *_OPTIONAL))} are"
+        message = f"{place}: {unknown[0]!r} is not a key of a rule, which has {', '.join((*_KEYS, *_OPTIONAL))}"
         raise ValueError(message)
     for key in sorted({*_KEYS, *entry}):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
-            message = f"{place}: the rule's {key} is missing, empty or no text"
+            message = f"{place}: the rule's {key} is missing, empty or not a text"
             raise ValueError(message)
     try:
         re.compile(entry["match"])

@@ -120,13 +120,13 @@ def failure_file_not_written(directory: str, reason: str) -> str:
 
 
 def background(processes: list[tuple[int, str]]) -> str:
-    """Say which background processes live on after a success."""
+    """Say which background processes keep running after a success."""
     from elastic_run.report.text import elide, printable  # noqa: PLC0415 - rarely
 
     named = [f"pid {pid} ({elide(printable(command), _COMMAND_LIMIT)})" for pid, command in processes[:_NAMED]]
     others = [f"{len(processes) - _NAMED} more"] if len(processes) > _NAMED else []
-    who, verb = ("process", "lives") if len(processes) == 1 else ("processes", "live")
+    who, verb = ("process", "keeps running") if len(processes) == 1 else ("processes", "keep running")
     return (
-        f"{len(processes)} background {who} of the workers {verb} on: {', '.join([*named, *others])} "
+        f"{len(processes)} background {who} of the workers {verb}: {', '.join([*named, *others])} "
         "(--kill-background-processes ends them with the job)"
     )

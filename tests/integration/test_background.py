@@ -67,7 +67,7 @@ def test_an_upload_goes_on_after_a_success(
     job = launch("--standalone", "--shutdown-timeout=600", worker(_uploads(gate, tmp_path, session=session)))
     pid = int(job.wait_line(r"upload (\d+)")[1])
     assert job.process.wait(60) == 0
-    job.wait_line(rf"1 background process of the workers lives on: pid {pid} \(sh -c trap")
+    job.wait_line(rf"1 background process of the workers keeps running: pid {pid} \(sh -c trap")
     assert not is_gone(pid)
     gate.write_text("go\n")
     assert _wait_done(tmp_path) == "0\n"
@@ -79,7 +79,7 @@ def test_an_upload_goes_on_after_a_success(
 def test_it_goes_on_in_log_files_and_under_a_prefix(launch: Launch, worker: Worker, tmp_path: Path, gate: Path) -> None:
     """What it writes to a stream that is tee'd is in the log file and on the console."""
     job = launch("--standalone", "--tee=3", f"--log-dir={tmp_path / 'logs'}", worker(_uploads(gate, tmp_path)))
-    job.wait_line("lives on")
+    job.wait_line("keeps running")
     assert job.process.wait(60) == 0
     gate.write_text("go\n")
     assert _wait_done(tmp_path) == "0\n"
@@ -95,7 +95,7 @@ def test_a_lock_of_the_launcher_is_free_after_the_job(
     path = tmp_path / "lock"
     locks = ("sh", "-c", 'exec 3> "$0"; flock 3; exec "$@"', str(path), *ELASTIC_RUN)
     job = launch("--standalone", worker(_uploads(gate, tmp_path)), program=locks)
-    job.wait_line("lives on")
+    job.wait_line("keeps running")
     assert job.process.wait(60) == 0
     subprocess.run(["flock", "--timeout=30", path, "true"], check=True)
     gate.write_text("go\n")
@@ -105,7 +105,7 @@ def test_a_lock_of_the_launcher_is_free_after_the_job(
 def test_on_a_terminal(terminal: Terminal, worker: Worker, tmp_path: Path, gate: Path) -> None:
     """On a terminal, too, the background process keeps a stderr that it can write to."""
     terminal.start("--standalone", worker(_uploads(gate, tmp_path)))
-    terminal.wait_output("lives on")
+    terminal.wait_output("keeps running")
     assert terminal.wait_exit() == 0
     gate.write_text("go\n")
     assert _wait_done(tmp_path) == "0\n"

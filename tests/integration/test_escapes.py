@@ -92,7 +92,7 @@ def test_after_a_success_it_is_named(launch: Launch, worker: Worker, escape: Esc
     """It is a background process like any other: it lives on, and a line names it."""
     job = launch("--standalone", worker(escape.program("", is_quiet=is_quiet)))
     assert job.process.wait(60) == 0
-    job.wait_line(rf"1 background process of the workers lives on: pid {escape.pid} \(sleep 1000\)")
+    job.wait_line(rf"1 background process of the workers keeps running: pid {escape.pid} \(sleep 1000\)")
     assert not is_gone(escape.pid)
     kill_processes([escape.pid])
     job.wait_exit()

@@ -125,7 +125,7 @@ def test_a_second_job_of_a_jobset_is_refused_and_the_first_one_told(monkeypatch:
     """Each Job of a JobSet is a job of its own; without a word they would train separate models."""
     pods = [f"set-workers-{number}-{index}.set.default.svc" for number, index in ((0, 0), (0, 1), (1, 0))]
     _, notices = complete(monkeypatch, "--nnodes=4 train.py", index="0", hostname=pods[0])
-    assert notices[-1] == "of the JobSet set only the pods of set-workers-0 are this job"
+    assert notices[-1] == "of the JobSet set, this job has the pods of set-workers-0 only"
     assert complete(monkeypatch, "--nnodes=4 train.py", index="1", hostname=pods[1])[1] == []
     with pytest.raises(UsageError, match=r"^--nnodes: this pod is of Job 1 of a replicated job of the JobSet set, "):
         complete(monkeypatch, "--nnodes=4 train.py", index="0", hostname=pods[2])

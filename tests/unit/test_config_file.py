@@ -127,7 +127,7 @@ MISTAKES = [
     ("rdzv-conf = {a = 'b,c'}", "job.toml: rdzv-conf: a: 'b,c' has a comma, which ends a setting"),
     ("rdzv-conf = {timeout = 'x'}", "job.toml: rdzv-conf: 'timeout=x' is wrong: timeout is not a number of seconds"),
     ("nnodes 3", "job.toml: is not TOML: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
-    ("nnodes = " + "[" * 5000, "job.toml: has too many lists or tables in each other"),
+    ("nnodes = " + "[" * 5000, "job.toml: its lists or tables are nested too deeply"),
     ("nnodes = 1\nnnodes = 2", "job.toml: is not TOML: Cannot overwrite a value (at "),
 ]
 

@@ -203,9 +203,9 @@ def test_programs_get_errors_of_torchs_classes(call: Callable[[], object]) -> No
             "--nproc-per-node=4",
             {"CUDA_VISIBLE_DEVICES": "0,1"},
             "cuda",
-            "--nproc-per-node: 4 workers see 2 GPUs (CUDA_VISIBLE_DEVICES=0,1), and a script",
+            "--nproc-per-node: 4 workers see 2 GPUs (CUDA_VISIBLE_DEVICES=0,1): a script",
         ),
-        ("--nproc-per-node=9", {}, "hip", "--nproc-per-node: 9 workers see 8 GPUs, and a script"),
+        ("--nproc-per-node=9", {}, "hip", "--nproc-per-node: 9 workers see 8 GPUs: a script"),
         ("--nproc-per-node=8", {}, "cuda", ""),
         ("--nproc-per-node=9", {}, "cpu", ""),  # torch uses none of them
         ("--nproc-per-node=9", {"CUDA_VISIBLE_DEVICES": ""}, "cuda", ""),  # hidden on purpose

@@ -180,9 +180,9 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "rules.toml: there is no [[rule]], a table with match and help"),
-        ("# mine\nx = 1", "rules.toml:2: 'x' is no key here, each rule begins with [[rule]]"),
-        ('\n[[ "rules" ]]\nmatch = "a"', "rules.toml:2: 'rules' is no key here, each rule begins with [[rule]]"),
-        ("rule = []\n[a.b]", "rules.toml:2: 'a' is no key here"),
+        ("# mine\nx = 1", "rules.toml:2: 'x' is not a key outside of rules; each rule begins with [[rule]]"),
+        ('\n[[ "rules" ]]\nmatch = "a"', "rules.toml:2: 'rules' is not a key outside of rules; each rule begins"),
+        ("rule = []\n[a.b]", "rules.toml:2: 'a' is not a key outside of rules"),
         ("rule = [1]", "rules.toml: a rule is a table"),
         ("[[rule]]\nmatch = [", "rules.toml: is not TOML"),
         ('[[rule]]\nmatch = "a"\nhelp = "b"\n\n[[rule]]\nmatch = "c"\n', "rules.toml:5: the rule's help is missing"),
@@ -195,8 +195,8 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
             '[[rule]]\nmatch = "a"\nhelp = "b"\ndecision = 1',
             "rules.toml:1: the rule's decision is missing, empty or no",
         ),
-        ('[[rule]]\nmatch = "a"\nhelp = "b"\nmacth = "c"\n', "rules.toml:1: 'macth' is no key of a rule"),
-        ('[[rule]]\nmatch = "a"\nhelps = "b"\n', "rules.toml:1: 'helps' is no key of a rule"),
+        ('[[rule]]\nmatch = "a"\nhelp = "b"\nmacth = "c"\n', "rules.toml:1: 'macth' is not a key of a rule"),
+        ('[[rule]]\nmatch = "a"\nhelps = "b"\n', "rules.toml:1: 'helps' is not a key of a rule"),
     ],
 )
 def test_an_error_in_a_file_of_rules_names_its_line(text: str, message: str, tmp_path: Path) -> None:

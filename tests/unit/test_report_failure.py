@@ -70,7 +70,7 @@ others   rank 0 failed as a consequence 0.21 s later: Connection closed by pe...
 before   attempt 0 failed after 3 h 07 min: rank 3 was killed by SIGKILL
          attempt 1 failed after 12.9 s: rank 1 in the same way
 logs     /logs/job7_x
-         rank 1: attempt_2/1/stderr.log, all of this: failure.json"""
+         rank 1: attempt_2/1/stderr.log, report as JSON: failure.json"""
     )
 
 

@@ -54,13 +54,13 @@ def test_a_quiet_round() -> None:
 
 
 def test_background_processes_are_named() -> None:
-    """The line counts the processes that live on, and has the pid and command of the first ones."""
+    """The line counts the processes that keep running, and has the pid and command of the first ones."""
     assert lines.background([(7, "sleep 100")]) == (
-        "1 background process of the workers lives on: pid 7 (sleep 100) "
+        "1 background process of the workers keeps running: pid 7 (sleep 100) "
         "(--kill-background-processes ends them with the job)"
     )
     several = lines.background([(pid, "x") for pid in range(1, 9)])
-    assert several.startswith("8 background processes of the workers live on: pid 1 (x), pid 2 (x), ")
+    assert several.startswith("8 background processes of the workers keep running: pid 1 (x), pid 2 (x), ")
     assert f"{8 - several.count('pid ')} more (" in several
 
 
