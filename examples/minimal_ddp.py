@@ -1,4 +1,4 @@
-"""The smallest distributed training: every worker has its own data, all keep the same model.
+"""The smallest distributed training: each worker has its own data, and all workers train the same model.
 
 elastic-run --standalone --nproc-per-node=2 examples/minimal_ddp.py
 """

@@ -2,8 +2,9 @@
 
     elastic-run --standalone --nproc-per-node=2 --log-dir=logs examples/record.py
 
-The closing report shows the exception with and without it. @record adds error.json in the worker's log directory (and
-the file that TORCHELASTIC_ERROR_FILE names, if somebody above us asked for it). torch's own decorator works as well.
+The closing report shows the exception with and without @record. The decorator adds error.json in the worker's log
+directory; a program that starts elastic-run gets the same in the file that it names in TORCHELASTIC_ERROR_FILE. torch's
+own decorator works as well.
 """
 
 import os

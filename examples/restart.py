@@ -1,9 +1,9 @@
-"""Restart and resume without any framework: a worker fails twice, and each life goes on where the last one stopped.
+"""Restart and resume without any framework: the worker fails twice, and each time it resumes from its last step.
 
     elastic-run --standalone --max-restarts=3 examples/restart.py progress.json
 
-elastic-run starts the workers again after a failure, all of them, up to --max-restarts times. What was reached must be
-on disk by then: that is the script's part.
+After a failure elastic-run starts all workers again, up to --max-restarts times. The script itself saves its progress
+in a file, and reads this file when it starts. Delete the file to run the example again.
 """
 
 import json
@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 
 progress = Path(sys.argv[1])
-restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])  # 0 in the first life
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])  # 0 before the first restart
 step = json.loads(progress.read_text())["step"] if progress.exists() else 0
-print(f"life {restart} begins at step {step}")
+print(f"attempt {restart} begins at step {step}")
 
 while step < 9:
     step += 1
     partial = progress.with_suffix(".partial")
     partial.write_text(json.dumps({"step": step}))
-    partial.replace(progress)  # whole or not at all: never half a file, whenever the worker dies
+    partial.replace(progress)  # a worker that dies now leaves the old file or the new file
     if step in (3, 6):
-        message = f"an accident at step {step}"
+        message = f"a failure on purpose at step {step}"
         raise RuntimeError(message)
 print(f"done at step {step}, after {restart} restarts")

@@ -1,9 +1,10 @@
-"""The main job, with an accident: start `train.py` on two workers, kill one on the way, and see it recover.
+"""Train with `train.py` on two workers, kill one of them, and check that the training resumes.
 
     make demo
 
-The kill is real: SIGKILL, from outside, once. What must follow: elastic-run restarts both workers, they go on from
-the checkpoint, and the loss ends lower than it began. The last line says so; the exit code is 0 only if all of it is.
+This program sends SIGKILL to one worker. Then elastic-run must restart both workers, the workers must resume from the
+checkpoint, and the loss must end lower than it began. If all of this happens, the last line says so, and the exit code
+is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 from pathlib import Path
 
 HERE = Path(__file__).parent
-#: The accident happens when this step is reported: after some checkpoints, well before the end.
+#: The worker is killed when this step is reported: after some checkpoints, well before the end.
 KILL_AT = 60
 #: Seconds that all of it may take.
 TIME_LIMIT = 300

@@ -1,12 +1,12 @@
-"""Train a small language model with DDP; checkpoint, and after a restart go on from the checkpoint.
+"""Train a small language model with DDP, save checkpoints, and resume from the last checkpoint after a restart.
 
     elastic-run --standalone --nproc-per-node=2 --max-restarts=3 examples/resume/train.py --checkpoint=model.pt
 
-The model reads characters and predicts the next one. The text counts: "417 418 419 420" and so on, so that there is
-something to learn: that a space follows three digits, that two of them mostly stay, and in the end how to count.
+The model reads characters and predicts the next one. The text counts ("417 418 419 420" and so on), so the model learns
+that a space follows three digits, that the first two digits mostly stay, and at last how to count.
 
-A SIGUSR1, with which a scheduler warns before it takes the machine, has a checkpoint written after the step.
-elastic-run passes it on to workers that handle it.
+After SIGUSR1, which a scheduler sends before it stops the job, the workers write a checkpoint at the end of the step.
+elastic-run passes this signal on to workers that handle it.
 """
 
 from __future__ import annotations

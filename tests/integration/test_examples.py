@@ -36,8 +36,8 @@ def test_restart(launch: Launch, tmp_path: Path) -> None:
     """A worker that fails twice goes on where it stopped, and the job succeeds."""
     job = launch("--standalone", "--max-restarts=3", EXAMPLES / "restart.py", tmp_path / "progress.json")
     assert job.wait_exit() == 0, job.stderr
-    lives = ["life 0 begins at step 0", "life 1 begins at step 3", "life 2 begins at step 6"]
-    assert job.stdout.splitlines() == [*lives, "done at step 9, after 2 restarts"]
+    attempts = ["attempt 0 begins at step 0", "attempt 1 begins at step 3", "attempt 2 begins at step 6"]
+    assert job.stdout.splitlines() == [*attempts, "done at step 9, after 2 restarts"]
 
 
 def test_output(launch: Launch, tmp_path: Path) -> None:
