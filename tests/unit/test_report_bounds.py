@@ -1,0 +1,100 @@
+"""Bounds of the closing report: its lines, its width, and paths that stay whole, whatever a job has said."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_run import contract
+from elastic_run.core.failure.evidence import RecorderFinding
+from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.report import Attempt, JobResult, render
+from elastic_run.report.text import columns
+from tests.support.job_results import STDERR, captured, result, stopped, worker_end
+
+GARBAGE = "\x00\xff\x1b[2J\x07\u202e日本語\r" * 50
+
+
+def worst(**more: object) -> JobResult:
+    """Return an ending of which every part is as long, as many and as odd as can be."""
+    lines = (*(f'  File "/{GARBAGE}", line {number}, in f' for number in range(90)), GARBAGE)
+    failed = [
+        worker_end(rank, 1, exception=ExceptionText(f"Error{kind}", "\n".join([GARBAGE] * 9), lines, "", GARBAGE))
+        for rank, kind in enumerate("ABCD")
+    ]
+    failed[0].host, failed[0].remark, failed[0].restart_count, failed[0].log_file = GARBAGE, GARBAGE, 12, "/" + GARBAGE
+    return result(
+        *failed,
+        *stopped(*range(10, 400, 2)),
+        *stopped(*range(500, 600, 3), exitcode=-9),
+        worker_end(700, 0),
+        entrypoint=GARBAGE,
+        detail=GARBAGE,
+        log_dir="/" + "d" * 500,
+        failure_file="/" + "e" * 500,
+        restarts_used=12,
+        attempts=tuple(
+            Attempt(restart_count=number, root=worker_end(number, -number), started_at=0.0, uptime=1e9)
+            for number in range(1, 12)
+        ),
+        survivors=tuple((number, GARBAGE) for number in range(9)),
+        verdict="unkillable_worker",
+        **more,
+    )
+
+
+WORST = worst()
+JOBS: dict[str, JobResult] = {
+    "worst of all": WORST,
+    "garbage on stderr": result(worker_end(0, -11, GARBAGE)),
+    "ten megabytes": result(worker_end(0, 1, "x" * 10_000_000)),
+    "long directory": result(worker_end(0, 1), log_dir="/" + "日" * 300),
+    "long sentence": result(verdict="rendezvous", exit_code=201, detail="many words " * 200),
+    **{name.stem: result(worker_end(0, 1, captured(name.stem)), *stopped(1)) for name in sorted(STDERR.glob("*.txt"))},
+    **{verdict: result(verdict=verdict, exit_code=1, detail="x") for _, verdict, _ in contract.EXIT_CODES},
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_report_is_longer_or_wider_than_promised(name: str) -> None:
+    """25 lines or fewer, as wide as the terminal unless a path needs more, and nothing that a terminal would obey."""
+    for width in (40, 60, 80, 101, 200):
+        lines = render(JOBS[name], width=width)
+        assert len(lines) <= 25
+        assert all(columns(line) <= max(60, min(width, 120)) or "/" in line for line in lines)
+        assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_paths_and_commands_stay_whole(width: int) -> None:
+    """A path that is longer than a line, a path with spaces and a command can be copied from one line."""
+    place = "/scratch/" + "a directory of words/" * 8 + "train.py"
+    missing, logs = "/data/" + "shard/" * 30 + "0.bin", "/logs/" + "run of today/" * 12
+    text = (
+        f'Traceback (most recent call last):\n  File "{place}", line 7, in <module>\n    open(name)\n'
+        f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'\n"
+    )
+    root = worker_end(0, 1, text, log_file=f"{logs}/attempt_0/0/stderr.log")
+    lines = render(result(root, log_dir=logs, failure_file=f"{logs}/failure.json"), width=width)
+    for whole in (f"{place}:7 in <module>", f"'{missing}'", logs, "attempt_0/0/stderr.log", "failure.json"):
+        assert sum(whole in line for line in lines) == 1, whole
+    lines = render(result(worker_end(0, -9)), width=width)
+    assert sum("`dmesg | grep -i oom`" in line for line in lines) == 1
+    assert "SIGKILL." in " ".join(line[9:] for line in lines)
+    lines = render(result(worker_end(0, 1), entrypoint=place))
+    assert lines[0].startswith("-- elastic-run: train.py failed -")
+
+
+def test_a_report_without_a_line_to_spare_is_still_made() -> None:
+    """Each section keeps a line, however many lines the sections before it take."""
+    crowded = worst(recorder=RecorderFinding("rank 1 did not join " * 50))
+    for width in (60, 80, 120):
+        lines = render(crowded, width=width)
+        labels = [line[:9].strip() for line in lines if line[:9].strip()]
+        assert labels[1:] == ["cause", "recorder", "others", "before", "verdict", "stuck", "logs", "hint"]
+        assert len(lines) <= 25
+
+
+def test_the_worst_report_still_ends_with_what_to_do() -> None:
+    """Sections give way to each other, but none disappears."""
+    labels = [line[:9].strip() for line in render(WORST) if line[:9].strip()]
+    assert labels[1:] == ["cause", "others", "before", "verdict", "stuck", "logs", "hint"]
