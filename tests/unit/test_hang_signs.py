@@ -19,7 +19,8 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
-from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, follow, read_signs, sample_processes
+from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, SignReader, follow, sample_processes
+from elastic_run.agent.driver.process_counters import ProcessCounters
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
@@ -330,6 +331,8 @@ def test_no_worker_is_asked_after_the_round(worker: _Worker, monkeypatch: pytest
 def test_a_kernel_that_does_not_count_bytes_hides_no_hang(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where /proc/PID/io is missing or not permitted, the stacks that the agent reads are not counted either."""
     monkeypatch.setattr(hang_signs, "_read_io", lambda _: {})
+    read = ProcessCounters.read
+    monkeypatch.setattr(ProcessCounters, "read", lambda counters: (None, (read(counters) or (0, 0.0))[1]))
     assert 60 <= _find_hang(worker, lambda _: worker.answer(100_000)) <= 64
 
 
@@ -342,7 +345,9 @@ def test_the_signs_of_a_worker(last: float | None) -> None:
         listen_for_stacks=lambda: SimpleNamespace(received={}),
         output_files=lambda _: (),
     )
-    signs = read_signs(cast("Round", current), {})[0]
+    reader = SignReader(cast("Round", current), {})
+    signs = reader.read()[0]
+    reader.close()
     assert signs.cpu == pytest.approx(time.process_time(), abs=1.0)
     assert signs.marks[1] == (0 if last is None else 2_500_000)
 

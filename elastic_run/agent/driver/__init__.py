@@ -25,6 +25,7 @@
 | `machine_driver` | feeds the state machine, one event at a time |
 | `observation` | passes events to the event log and the metrics, once the workers run |
 | `parts` | the parts of one agent that several of these modules need |
+| `process_counters` | a worker's bytes written and processor time, read at each tick of the hang detection |
 | `quiet_watch` | says that nothing happens in a round any more |
 | `resource_readings` | reads the workers' processor time and memory for the event log |
 | `round` | one round: its workers, their output, and how each ended |

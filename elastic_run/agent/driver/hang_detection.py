@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, follow, make_look, read_signs, sample_processes
+from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, SignReader, follow, make_look, sample_processes
 from elastic_run.agent.gpu_question import ask_gpu_use
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.job_stillness import NOT_YET, describe_rank, join_nodes
@@ -100,7 +100,7 @@ class HangDetection:
         self._loop = loop
         self._round = current
         self._world_size = world_size
-        self._heartbeats = heartbeats
+        self._signs = SignReader(current, heartbeats)
         self._recorder = recorder
         self._job = job if job is not None and job.has_others else None
         self._on_hang = on_hang
@@ -121,6 +121,7 @@ class HangDetection:
     def close(self) -> None:
         """Watch no more."""
         self._is_closed = True
+        self._signs.close()
         self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
@@ -160,7 +161,7 @@ class HangDetection:
         if self._is_looking:  # stacks that are written and not yet read would be taken for output
             self._watch = replace(self._watch, ticked_at=self._loop.now())
             return False
-        signs = read_signs(self._round, self._heartbeats)
+        signs = self._signs.read()
         self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
         return wants_look and bool(signs)
 

@@ -1,9 +1,8 @@
 """Reads this node's workers for the hang detection: signs of progress, and the activity of their processes.
 
 The sources are /proc, the output that passes through this process, a file with each worker's heartbeats, and
-nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output. psutil would take 41 us of a
-processor for each worker at each tick (23 us with objects that are kept), where this module takes 17 us: with it, two
-idle workers would cost more than the bound, 0.1 % of a core. It also tells no state of a thread.
+nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output. psutil tells no state of a
+thread, and takes too long for a tick; see `process_counters`.
 
 A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
 instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes
@@ -17,6 +16,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
+from elastic_run.agent.driver.process_counters import ProcessCounters
 from elastic_run.core.diagnosis.hang import Look, Signs
 from elastic_run.core.diagnosis.stack_groups import find_place
 from elastic_run.core.diagnosis.stack_text import parse_stacks
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from elastic_run.core.diagnosis.stack_groups import Dump
 
 _TICK = os.sysconf("SC_CLK_TCK")
-_WRITTEN = b"wchar:"
 #: Seconds without sleep in which a thread computes. A thread that polls sleeps sooner, also if it has to wait for a
 #: processor; one that computes and gets no processor waits longer.
 MOMENT = 0.04
@@ -82,29 +81,44 @@ class ProcessSample:
         return is_own or (bool(self.running_children) and not self.has_computing_child)
 
 
-def read_signs(current: Round, heartbeats: Mapping[int, str]) -> dict[int, Signs]:
-    """Return the signs of the workers that run, by local rank.
+class SignReader:
+    """Reads the signs of the workers of a round.
 
     Args:
-        current: Their round.
-        heartbeats: Path of the file of each worker's heartbeats.
+        current: The round.
+        heartbeats: Path of the file of each worker's heartbeats, by local rank.
     """
-    received = current.listen_for_stacks().received
-    found = {}
-    for rank in current.workers.alive:
-        pid = current.workers.pids[rank]
-        stat = read_stat(pid)
-        if stat is None:
-            continue
-        activity = current.output.activities.get(rank)
-        marks = (
-            _count_bytes(pid, (_WRITTEN,), received.get(rank, 0)),
-            0 if activity is None else int(activity.last * 1e6),
-            _changed_at(heartbeats.get(rank, "")),
-            *map(_size, current.output_files(rank)),
-        )
-        found[rank] = Signs(marks, stat.cpu / _TICK)
-    return found
+
+    def __init__(self, current: Round, heartbeats: Mapping[int, str]) -> None:
+        self._round = current
+        self._heartbeats = heartbeats
+        self._counters: dict[int, ProcessCounters] = {}
+
+    def read(self) -> dict[int, Signs]:
+        """Return the signs of the workers that run, by local rank."""
+        received = self._round.listen_for_stacks().received
+        found = {}
+        for rank in self._round.workers.alive:
+            if rank not in self._counters:
+                self._counters[rank] = ProcessCounters(self._round.workers.pids[rank])
+            counters = self._counters[rank].read()
+            if counters is None:
+                continue
+            written, cpu = counters
+            activity = self._round.output.activities.get(rank)
+            marks = (
+                0 if written is None else written - received.get(rank, 0),
+                0 if activity is None else int(activity.last * 1e6),
+                _changed_at(self._heartbeats.get(rank, "")),
+                *map(_size, self._round.output_files(rank)),
+            )
+            found[rank] = Signs(marks, cpu)
+        return found
+
+    def close(self) -> None:
+        """Read no more."""
+        for counters in self._counters.values():
+            counters.close()
 
 
 def sample_processes(current: Round) -> dict[int, ProcessSample]:
@@ -196,10 +210,7 @@ def _count_bytes(pid: int, names: Iterable[bytes], stacks: int) -> int:
 
 
 def _read_io(pid: int) -> dict[bytes, bytes]:
-    """Return the counters of /proc/PID/io by name; an empty dict if the file can't be read.
-
-    The hang detection reads the file of each worker at each tick. Opened as a text file, it would take twice the time.
-    """
+    """Return the counters of /proc/PID/io by name; an empty dict if the file can't be read."""
     try:
         with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
             words = file.read(_IO_LIMIT).split()
