@@ -1,4 +1,4 @@
-"""Memory and idleness of the launcher while two workers sleep, and what it must never import.
+"""Memory and idleness of the launcher while its workers sleep, and what it must never import.
 
 Memory is the proportional set size: shared pages count by share. The launcher's processes are itself and all below it
 that are not workers: the guardian, or whatever else a launcher needs.
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 #: Seconds over which wake-ups are counted in each turn.
 _IDLE = 2.0
+#: Seconds over which the processor time of the hang detection is counted in each turn, and the workers that it watches.
+_TICKING = 8.0
+_WATCHED = 8
+#: Seconds after their first lines until it has taken its first look, which imports what looks need.
+_FIRST_LOOK = 4.0
 #: Seconds after the workers' first lines until a launcher has nothing left to do.
 _SETTLING = 1.5
 #: Seconds without a wake-up that tell a launcher at rest, and how long to wait for that at most: some never rest.
@@ -73,6 +78,14 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             note=f"over {_IDLE:g} s each time; highest value of elastic-run: {wakes.worst('elastic-run'):g} a second",
         ),
         alone(
+            [watch_hang_detection(installation, _TICKING) for _ in range(effort.pairs)],
+            benchmark="memory",
+            name=f"processor time of the launcher with --hang-timeout=600, {_WATCHED} workers asleep",
+            unit="% of a core",
+            bar=Bar(0.1),
+            note=f"over {_TICKING:g} s each time, after the first look at the workers",
+        ),
+        alone(
             [float(len(forbidden_imports(installation)))],
             benchmark="memory",
             name=f"modules that the launcher imports, out of {', '.join(sorted(_NEVER_IMPORTED))}",
@@ -102,6 +115,25 @@ def watch_idle(installation: Installation, launcher: str, seconds: float) -> Idl
         time.sleep(seconds)
         wakes = sum(map(_wakes, pids)) - before
         return Idleness(sum(map(proportional_megabytes, pids)), wakes / seconds)
+
+
+def watch_hang_detection(installation: Installation, seconds: float) -> float:
+    """Let workers sleep under elastic-run with --hang-timeout.
+
+    Args:
+        installation: The commands.
+        seconds: To count processor time over.
+
+    Returns:
+        The processor time of the launcher, in percent of a core.
+    """
+    command = installation.launcher("elastic-run", _WATCHED, "--hang-timeout=600", installation.worker("sleeper"))
+    with Job(command, directory=installation.directory) as job:
+        job.wait_lines(_WATCHED)
+        time.sleep(_FIRST_LOOK)
+        before, began_at = _processor_time(job.pid), time.monotonic()
+        time.sleep(seconds)
+        return 100 * (_processor_time(job.pid) - before) / (time.monotonic() - began_at)
 
 
 def forbidden_imports(installation: Installation) -> set[str]:
@@ -140,5 +172,14 @@ def _wait_quiet(pids: list[int]) -> int:
 
 def _wakes(pid: int) -> int:
     """Return how often a process's threads were put on a CPU."""
+    return sum(int(fields[2]) for fields in _read_schedstats(pid))
+
+
+def _processor_time(pid: int) -> float:
+    """Return the seconds that a process's threads have had a processor."""
+    return sum(int(fields[0]) for fields in _read_schedstats(pid)) / 1e9
+
+
+def _read_schedstats(pid: int) -> list[list[str]]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text(encoding="ascii").split()[2]) for task in tasks)
+    return [(task / "schedstat").read_text(encoding="ascii").split() for task in tasks]

@@ -57,7 +57,11 @@ _REPLACED: dict[ModuleType, dict[str, Callable[..., object]]] = {
     start: {"start_workers": _one, "start_bare": _one},
     warm: {"train": _always(warm.Training(1.0, 2.0, 3.0, 4.0))},
     functions: {"launch_functions": _one},
-    memory: {"watch_idle": _always(memory.Idleness(10.0, 1.0)), "forbidden_imports": _always(set())},
+    memory: {
+        "watch_idle": _always(memory.Idleness(10.0, 1.0)),
+        "watch_hang_detection": _one,
+        "forbidden_imports": _always(set()),
+    },
     detection: {"tell_after_death": _one, "end_after_death": _one, "restart_after_death": _one},
     orphans: {"seconds_to_empty": lambda _, launcher, **__: math.inf if launcher == "torchrun" else 0.5},
     meetings: {

@@ -97,6 +97,11 @@ def test_launcher_is_small_and_idle(installation: Installation) -> None:
     assert idle.wakes == 0
 
 
+def test_the_hang_detection_takes_next_to_nothing(installation: Installation) -> None:
+    """With --hang-timeout the launcher takes at most 0.3 % of a core while 8 workers sleep, 0.1 on a quiet machine."""
+    assert memory.watch_hang_detection(installation, 5.0) <= 0.3
+
+
 def test_launcher_never_imports_what_is_heavy(installation: Installation) -> None:
     """A job starts and ends without torch, asyncio, multiprocessing and their like in the launcher."""
     assert not memory.forbidden_imports(installation)
