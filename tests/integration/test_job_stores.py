@@ -275,16 +275,6 @@ def test_a_value_is_replaced_only_where_it_is_the_expected_one(store: JobStore, 
     assert other.get(["d/start", "d/missing"]) == [b"2", None]
 
 
-def test_a_value_is_withdrawn_only_where_it_is_the_expected_one(store: JobStore, other: JobStore) -> None:
-    """What another node has written in its place stays."""
-    store.write({"d/1": b"one"})
-    other.withdraw("d/1", b"two")
-    assert store.get(["d/1"]) == [b"one"]
-    other.withdraw("d/1", b"one")
-    other.withdraw("d/1", b"one")
-    assert store.get(["d/1"]) == [None]
-
-
 def test_keys_are_deleted_only_where_others_have_the_expected_values(store: JobStore, other: JobStore) -> None:
     """In a store that was restored from a backup, keys stay that the job needs there."""
     large = bytes(range(256)) * 100
@@ -294,6 +284,9 @@ def test_keys_are_deleted_only_where_others_have_the_expected_values(store: JobS
     assert store.get(["d/1", "s/299"]) == [b"one", b"x"]
     other.delete_where(["d/1", *(f"s/{number}" for number in range(300))], {"d/start": b"7", "d/9": large})
     assert store.get(["d/1", "s/0", "s/299", "d/start"]) == [None, None, None, b"7"]
+    other.delete_where(["d/start"], {"d/start": b"8"})
+    other.delete_where(["d/9"], {"d/9": large, "d/start": b"7"})
+    assert store.get(["d/start", "d/9"]) == [b"7", None]
     other.delete_where(["d/start"], {})
     assert store.get(["d/start"]) == [None]
 

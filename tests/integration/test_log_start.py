@@ -57,22 +57,32 @@ def test_a_coordinator_of_an_earlier_term_leaves_a_log_that_was_begun_anew(kind:
 
 
 class RestoredStore(MemoryJobStore):
-    """A store that is restored from a backup right after it has created a key, which another node then writes."""
+    """A store that is restored from a backup right after it has created a key."""
+
+    def __init__(self, space: JobSpace, backup: dict[str, bytes]) -> None:
+        super().__init__(space)
+        self._backup = backup
 
     def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
         """Create the key, and restore the store."""
         answer = super().create_beside(key, value, other)
-        self.delete([other])
-        self.write({key: to_json(Warn(1, 1))})
+        self.delete([key, other])
+        self.write(self._backup)
         return answer
 
 
-def test_the_entry_of_another_node_stays_in_a_store_that_was_restored_meanwhile() -> None:
-    """A coordinator whose slot was trimmed removes its own entry only."""
-    with RestoredStore(JobSpace()) as store:
+@pytest.mark.parametrize("start", [None, LogStart(2, 1), LogStart(4, 2)], ids=str)
+@pytest.mark.parametrize("there", [Warn(1, 1), Warn(2, 2)], ids=str)
+def test_an_entry_stays_in_a_store_that_was_restored_meanwhile(there: Warn, start: LogStart | None) -> None:
+    """A coordinator whose slot was trimmed removes its own entry only, and only where the slot is trimmed."""
+    backup = {job_keys.decision_key(3): to_json(there)}
+    if start is not None:
+        backup[job_keys.LOG_START] = to_json(start)
+    with RestoredStore(JobSpace(), backup) as store:
         decision_log.raise_start(store, LogStart(4, 2))
         assert decision_log.create_entry(store, 3, Warn(2, 2)) == EntryTrimmed(3)
-        assert decision_log.wait_entry(store, 3, 0.0) == EntryRead(3, to_json(Warn(1, 1)))
+        is_trimmed_own = (there, start) == (Warn(2, 2), LogStart(4, 2))
+        assert store.get([job_keys.decision_key(3)]) == [None if is_trimmed_own else to_json(there)]
 
 
 def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:

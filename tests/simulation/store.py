@@ -332,10 +332,6 @@ class Store:
             if self.values.pop(key, None) is not None:
                 self.note_delete(self, key)
 
-    def _withdraw(self, _: Thread, key: str, value: bytes) -> None:
-        if self.values.get(key) == value:
-            del self.values[key]
-
     def _trim(self, _: Thread, position: int) -> None:
         for index in range(self.trimmed, position):
             self.facts[index] = None

@@ -274,7 +274,7 @@ def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, tupl
     if not is_trimmed(slot, start):
         return winner, start
     if winner == value:
-        yield Request("withdraw", (key, value))
+        yield Request("delete_where", ((key,), {key: value, LOG_START: start}))
     return None, start
 
 

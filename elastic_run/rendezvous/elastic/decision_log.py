@@ -3,7 +3,8 @@
 Rules
 - A slot is read and created together with the start of the log, and counts only above it (`core.protocol.log_start`).
 - A node that has created a slot below the start withdraws its entry. Every reader passes over it in any case. In a
-  store that was restored meanwhile, the slot may hold the entry of another node, which stays.
+  store that was restored meanwhile, the slot may hold the entry of another node, or the log may begin before the slot:
+  then the entry stays.
 - The start is only ever raised, by compare-and-set, and before slots are deleted.
 """
 
@@ -63,8 +64,8 @@ def create_entry(store: JobStore, slot: int, decision: Decision) -> Entry:
         return EntryRead(slot, FORGED)
     if not is_trimmed(slot, start):
         return EntryRead(slot, winner, start)
-    if winner == value:
-        store.withdraw(key, value)
+    if winner == value and start is not None:
+        store.delete_where([key], {key: value, job_keys.LOG_START: start})
     return EntryTrimmed(slot)
 
 

@@ -195,13 +195,13 @@ class JobStore(ABC):
         """Remove keys; those that are not there don't matter."""
 
     def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
-        """Remove keys if some keys have the expected values; in one step as `withdraw`, but on etcd v2."""
+        """Remove keys if some keys have the expected values.
+
+        On etcd v3, which can be restored from a backup meanwhile, this is one step. On etcd v2 a key that is among the
+        expected ones is removed only as long as nobody writes it.
+        """
         if self.get([*expected]) == [*expected.values()]:
             self.delete(keys)
-
-    def withdraw(self, key: str, value: bytes) -> None:
-        """Remove a key if it has this value; in one step where the store can be restored from a backup meanwhile."""
-        self.delete_where([key], {key: value})
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
     def heartbeat(self, node: str, last: int | None = None) -> int | None:

@@ -106,12 +106,13 @@ class EtcdV2JobStore(EtcdJobStore):
         with self._closes_on_loss():
             self._delete([self._key(key) for key in keys])
 
-    def withdraw(self, key: str, value: bytes) -> None:
-        path = self._key(key)
+    def delete_where(self, keys: Sequence[str], expected: Mapping[str, bytes]) -> None:
         with self._closes_on_loss():
-            there, index = self._read(path)
-            if there == value:
-                _try(self._api.delete, path, prevIndex=index)
+            there = {key: self._read(self._key(key)) for key in expected}
+            if [value for value, _ in there.values()] == [*expected.values()]:
+                for key in keys:
+                    guard = {"prevIndex": there[key][1]} if key in there else {}
+                    _try(self._api.delete, self._key(key), **guard)
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
     def write_heartbeat(self, node: str, value: bytes, last: bytes | None = None) -> bool:

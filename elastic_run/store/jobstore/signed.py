@@ -75,9 +75,6 @@ class SignedStore(JobStore):
         there = self._store.replace(key, signed, self._add_signature(_KEY, key, value))
         return None if there is None else self._read_surely(key, there)
 
-    def withdraw(self, key: str, value: bytes) -> None:
-        self._store.withdraw(key, self._add_signature(_KEY, key, value))
-
     def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
         there, beside = self._store.create_beside(key, self._add_signature(_KEY, key, value), other)
         return self._read_surely(key, there), None if beside is None else self._remove_signature(_KEY, other, beside)
