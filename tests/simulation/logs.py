@@ -138,7 +138,9 @@ class Log:
             is_newer = can_be_newer and (entry["round"], entry["term"]) >= (self.round, self.term)
             # Another job, founded after the snapshot where nobody knew of one: its rounds have numbers of their own.
             is_other = self.is_copy and entry["incarnation"] != self.incarnation
-            is_allowed = not self.round or world.faults.is_spoilt or is_newer or is_other or self._is_lost(world, entry)
+            is_allowed = (
+                not self.round or world.faults.is_spoilt or is_newer or is_other or self._is_lost(world, store, entry)
+            )
             require(is_allowed, ONE_ROUND, f"recovered round {entry['round']} after round {self.round}")
             self.term, self.round, self.restarts = entry["term"], entry["round"], entry["restart_count"]
             self.incarnation, self.round_id = entry["incarnation"], entry["round_id"]
@@ -153,15 +155,19 @@ class Log:
         self.entries.append({**entry, "slot": slot, "time": world.clockwork.now})
         self.writers[self.coordinator, self.term] = self
 
-    def _is_lost(self, world: World, recovered: dict[str, Any]) -> bool:
-        """Whether the newest round here was lost in a restore, and is back from another snapshot.
+    def _is_lost(self, world: World, store: Store, recovered: dict[str, Any]) -> bool:
+        """Whether the newest round here was lost in a restore, and is back from another snapshot or in a late `head`.
 
         The round from which the log goes on was formed in between. It follows what the first snapshot knew, as
-        docs/architecture.md has it, if no node that was told of the lost round was in reach then.
+        docs/architecture.md has it, if no node that was told of the lost round was in reach then. Or the log goes on
+        from an older round, since neither a node in reach nor a state in the store tells of the lost one.
         """
-        lost = self.incarnation, self.round, self.round_id
+        if not self.is_copy:
+            return False
+        rounds, lost = world.oracle.rounds, (self.incarnation, self.round, self.round_id)
         name = recovered["incarnation"], recovered["round"], recovered["round_id"]
-        return self.is_copy and world.oracle.rounds.has_forgotten(lost, name)
+        is_unknown = rounds.find_told(lost).isdisjoint(world.able) and not store.has_state_of(self.round_id)
+        return rounds.has_forgotten(lost, name) or is_unknown
 
     def _go_on_from_writer(self, writer: str, term: int) -> None:
         """Take over what a coordinator had decided before the store was restored, if this entry goes on from that.

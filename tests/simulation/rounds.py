@@ -215,6 +215,10 @@ class Rounds:
             return False
         return former.formed_at < self._formed_at[name] and witnesses.isdisjoint(former.places)
 
+    def find_told(self, name: Name) -> set[Agent]:
+        """Return the nodes that were told of a round."""
+        return set(self._rounds[name].places) if name in self._rounds else set()
+
     def _are_both_of_spares(self, one: Round, other: Round) -> bool:
         """Whether the lines of two rounds part after a round of which neither goes on with a member: all are gone."""
         lines = [dict(self._find_line(round_)) for round_ in (one, other)]

@@ -6,6 +6,7 @@ later, when the one who sent it has given the connection up.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +163,11 @@ class Store:
         """Whether the state of a decision was written by the node that has created its slot, and by no other since."""
         writer = next((node for number, node, _ in reversed(self.slots) if number == slot), "")
         return self.authors.get(state_key(slot, term)) == writer
+
+    def has_state_of(self, round_id: str) -> bool:
+        """Whether the state of a job whose last round is this one lies beside the log."""
+        states = [value for key, value in self.values.items() if key.startswith("s/") and value != SPOILT]
+        return any(json.loads(state)["job"]["round_id"] == round_id for state in states)
 
     def fall_silent(self) -> None:
         """Break the waits of those who can't be answered: the server stands still, or a cable was pulled."""
