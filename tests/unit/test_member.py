@@ -31,6 +31,7 @@ from elastic_run.core.protocol.messages import (
     Halt,
     Head,
     Join,
+    LogStart,
     NodeInfo,
     Recovered,
     Refuse,
@@ -90,6 +91,17 @@ def test_a_node_whose_store_lost_the_log_joins_after_it_has_read_a_claim() -> No
     (said,) = commands
     assert isinstance(said, node_messages.Append)
     assert (said.fact.seen, said.fact.store_address.port) == (0, 2)  # type: ignore[union-attr]  # a Join
+
+
+def test_a_node_that_has_read_beyond_the_new_start_of_a_restored_log_goes_back_to_it() -> None:
+    """Another node let the log begin anew while this one was about to, at an earlier slot and in a later term."""
+    member = _member(WAITING)
+    member = replace(member, log=replace(member.log, last_entry=b"lost", former_entry=b"lost"))
+    start = LogStart(3, 13, is_restart=True)
+    member, _ = membership.decide(member, node_messages.StoreRestored(start), 1.0)
+    assert (member.log.next_slot, member.log.term) == (3, 13)
+    _, commands = membership.decide(member, node_messages.HeartbeatWritten(), 99.0)
+    assert node_messages.CreateEntry(3, Claim(14, "a")) in commands
 
 
 def test_a_node_that_found_garbage_in_another_store_looks_for_the_log_at_each_heartbeat() -> None:

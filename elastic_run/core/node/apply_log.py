@@ -108,12 +108,6 @@ class MemberUpdate(StoreUpdate):
         self._look_for_head()
         self._rejoin()
 
-    def _begin_anew(self, start: LogStart) -> None:
-        """Go on from where the log begins, in its term: nobody coordinates there that this node knows of."""
-        self._set_log(next_slot=start.slot, trusted_slot=-1)
-        self._lose_state(start)
-        self._change_coordinator("")
-
     def _is_stuck(self, head: Head) -> bool:
         """Whether it waits for a slot that an old `head` named."""
         return self.member.log.trusted_slot == self.member.log.next_slot and head.slot > self.member.log.trusted_slot

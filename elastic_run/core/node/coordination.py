@@ -106,10 +106,15 @@ class CoordinationUpdate(FactWriter):
         leases = replace(self.member.coordination.leases, heartbeats=MappingProxyType({}))
         self._set_coordination(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
 
-    def _lose_state(self, start: LogStart) -> None:
-        """Go on where the log begins, without the job's state: the next coordinator asks all nodes where they stand."""
+    def _begin_anew(self, start: LogStart) -> None:
+        """Go on where the log begins, in its term, without the job's state: nobody coordinates there.
+
+        The next coordinator asks all nodes where they stand.
+        """
         log = self.member.log
         self._set_log(
+            next_slot=start.slot,
+            trusted_slot=-1,
             last_entry=LOST,
             term=start.term,
             min_term=max(log.min_term, log.term),
@@ -117,6 +122,7 @@ class CoordinationUpdate(FactWriter):
             state_slot=start.slot - 1,
             state_term=0,
         )
+        self._change_coordinator("")
 
     def _look_for_head(self) -> None:
         """Wait a lease for a living coordinator to write `head`, before this node claims to coordinate."""

@@ -78,7 +78,7 @@ class StoreUpdate(RoundUpdate):
         if not self.member.log.last_entry:
             self._forget_log()
         elif event.start is not None:
-            self._lose_state(event.start)
+            self._begin_anew(event.start)
             self._set_round(fetching=None)  # the round was formed in a slot that is lost
         self.enter_reconnected(Reconnected())
         if self.member.state == BEGINNING:
