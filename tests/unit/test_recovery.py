@@ -13,7 +13,7 @@ from elastic_run.core.job.apply_facts import apply_facts
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.job_document import job_to_document
 from elastic_run.core.job.majority import describe_majority
-from elastic_run.core.job.snapshot import identify, make_state, write_state
+from elastic_run.core.job.snapshot import find_newest_state, identify, make_state, write_state
 from elastic_run.core.job.state import AWAITED, ENDED, GATHERING, LIVE, RUNNING, VOID, Gone, Job, LeftLog, Node, Seat
 from elastic_run.core.job.store_change import give_up_awaited, move
 from elastic_run.core.job.view_change import (
@@ -26,11 +26,12 @@ from elastic_run.core.job.view_change import (
     may_go_on,
     restate,
 )
-from elastic_run.core.protocol.job_keys import copy_key
+from elastic_run.core.protocol.job_keys import copy_key, state_key
 from elastic_run.core.protocol.messages import (
     DIED,
     LAST_SEQUENCE,
     SEAT_RUNNING,
+    Claim,
     Copy,
     End,
     Form,
@@ -343,6 +344,13 @@ def test_a_log_that_was_begun_anew_goes_on_from_what_the_store_knows(state: byte
     known = core.receive(replace(known, pending=None), facts, 1, now=0.0, jitter=0.0)
     known = core.receive(known, [], 1, now=99.0, jitter=0.0)
     assert isinstance(known.pending, Recovered if number else Form)
+
+
+def test_the_newest_state_is_that_of_the_last_entry_that_counts() -> None:
+    """Not of a claim, of garbage, or of an entry that a coordinator wrote after a later term had begun."""
+    entries = [None, to_json(Halt(2, 1, "loss")), b"garbage", to_json(Claim(3, "b")), to_json(Halt(2, 1, "late"))]
+    assert find_newest_state(enumerate(entries)) == state_key(1, 2)
+    assert find_newest_state(enumerate(entries[2:])) == state_key(-1, 0)
 
 
 def test_a_coordinator_that_has_the_state_of_before_needs_no_backup() -> None:
