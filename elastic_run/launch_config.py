@@ -100,6 +100,8 @@ class LaunchConfig:
     agent_config: AgentConfig = field(default_factory=AgentConfig)
 
     def __post_init__(self) -> None:
+        # A program may pass on flags that its user has left out: None means the same as "", as with torch.
+        self.run_id, self.rdzv_endpoint = self.run_id or "", self.rdzv_endpoint or ""
         if self.rdzv_timeout != -1:
             self.rdzv_configs["timeout"] = self.rdzv_timeout
         else:

@@ -11,7 +11,7 @@ from elastic_run.agent.api import WorkerSpec
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.node.config import NodeConfig
-from elastic_run.launcher import LaunchConfig
+from elastic_run.launcher import LaunchConfig, elastic_launch
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,11 @@ def test_settings_that_flags_would_take_are_taken() -> None:
     job = JobConfig(restart_window=Window(1), membership_window=Window(0), no_restart_exit_codes=(1, 255))
     config = LaunchConfig(1, 1, 1, max_restarts=0, agent_config=agent, node_config=node, job_config=job)
     assert (config.agent_config, config.node_config, config.job_config) == (agent, node, job)
+
+
+def test_no_name_and_no_endpoint_are_empty() -> None:
+    """A program may pass on flags that its user has left out; torch runs such a job."""
+    left_out: Any = None
+    config = LaunchConfig(1, 1, 1, rdzv_backend="local", run_id=left_out, rdzv_endpoint=left_out)
+    assert (config.run_id, config.rdzv_endpoint) == ("", "")
+    assert elastic_launch(config, "true")() == {0: None}
