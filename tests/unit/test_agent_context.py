@@ -40,6 +40,17 @@ def test_the_guardian_removes_a_temporary_log_directory_only(fields: dict[str, b
     assert context.log_directory == ("" if removed else "/logs")
 
 
+@pytest.mark.parametrize(
+    ("fields", "made"), [({"is_temporary": True}, []), ({"is_temporary": False}, ["job"]), ({}, ["job"])]
+)
+def test_a_log_directory_is_made_for_what_the_end_leaves(fields: dict[str, bool], made: list[str]) -> None:
+    """For the failure.json of a job that ends before its first worker; a temporary directory is not made for it."""
+    found: list[str] = []
+    context = make_context(SimpleNamespace(make_run_log_dir=found.append, run_log_dir="/logs", **fields))
+    assert context.make_log_directory() == ("/logs" if made else "")
+    assert found == made
+
+
 @pytest.mark.parametrize("is_whole_process", [True, False])
 def test_orphans_come_to_the_launchers_own_process_only(
     is_whole_process: bool,  # noqa: FBT001 - a parameter of the test

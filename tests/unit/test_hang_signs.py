@@ -21,6 +21,7 @@ from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
 from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, SignReader, follow, sample_processes
 from elastic_run.agent.driver.process_counters import ProcessCounters
+from elastic_run.core.diagnosis.job_stillness import NO_DETECTION
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
@@ -28,6 +29,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.loop import Loop
 
@@ -139,6 +141,10 @@ class _Clock:
         self._timers[key] = (self.time + seconds, call)
         return SimpleNamespace(cancel=lambda: self._timers.pop(key, None))
 
+    def call_at(self, when: float, call: Callable[[], None]) -> SimpleNamespace:
+        """Take a timer."""
+        return self.call_later(when - self.time, call)
+
     def tick(self) -> None:
         """Let a second pass, and call what is due by then, each once."""
         self.time += 1.0
@@ -242,7 +248,14 @@ def test_a_thread_that_waits_for_a_processor_computes(start: Callable[[str], int
         assert last.has_computing_child
 
 
-def _watch(clock: _Clock, worker: _Worker, on_hang: Callable[[Hang], None]) -> HangDetection:
+def _watch(
+    clock: _Clock,
+    worker: _Worker,
+    on_hang: Callable[[Hang], None],
+    *,
+    job: MultiNodeJob | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> HangDetection:
     return HangDetection(
         cast("Loop", clock),
         worker.round,
@@ -250,9 +263,9 @@ def _watch(clock: _Clock, worker: _Worker, on_hang: Callable[[Hang], None]) -> H
         timeout=60.0,
         heartbeats={},
         recorder=None,
-        job=None,
+        job=job,
         on_hang=on_hang,
-        say=lambda _: None,
+        say=say,
     )
 
 
@@ -355,3 +368,15 @@ def test_the_signs_of_a_worker(last: float | None) -> None:
 def test_a_thread_that_has_ended_does_not_run() -> None:
     """It may end between the look at the list of threads and the look at its state."""
     assert hang_signs._count_sleeps(["4194305"]) == {}
+
+
+def test_a_node_that_detects_no_hangs_is_named_once(worker: _Worker) -> None:
+    """The job's ranks can't be judged without that node's."""
+    lines: list[str] = []
+    job = cast("MultiNodeJob", SimpleNamespace(has_others=True, nodes=2))
+    detection = _watch(_Clock(), worker, list[Hang]().append, job=job, say=lines.append)
+    other = {"host": "node8", "pid": 1, "round": 0, "timeout": NO_DETECTION, "workers": []}
+    detection._judge_job([other])
+    detection._judge_job([other])
+    detection.close()
+    assert lines == ["hangs are not detected: node8 has no --hang-timeout"]

@@ -11,10 +11,12 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.agent import WorkerSpec, health_check_server, local_elastic_agent
+from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.agent.failures import describe_failure
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.multiprocessing import DefaultLogsSpecs
+from elastic_run.multiprocessing.functions import start_processes
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 from tests.support.job_results import worker_end
 
@@ -71,16 +73,21 @@ def test_the_uninterruptible_state_timeout(
     assert make_agent(uninterruptible_state_timeout=argument)._context.options.stuck_timeout == expected
 
 
-def test_the_health_check_is_served_while_the_agent_supervises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable has its port, as for torch's agent; without it nothing listens."""
+@pytest.mark.parametrize("port", ["", "8080"])
+def test_the_health_check_is_served_where_the_user_asks_for_it(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable has its port, as for torch's agent: for our own agent, and for one that replaces other hooks."""
     started: list[str] = []
-    monkeypatch.setattr(local_elastic_agent, "Supervisor", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setenv(contract.ENV_HEALTH_CHECK_PORT, port)
     monkeypatch.setattr(health_check_server, "start", lambda port, _: started.append(port))
+    monkeypatch.setattr(local_elastic_agent, "Supervisor", lambda *_, **__: SimpleNamespace())
     make_agent().supervise()
-    assert started == []
-    monkeypatch.setenv(contract.ENV_HEALTH_CHECK_PORT, "8080")
-    make_agent().supervise()
-    assert started == ["8080"]
+    assert started == [port] * bool(port)
+    monkeypatch.setattr(start_processes, "start_processes", lambda **_: SimpleNamespace(pids=lambda: {0: 70, 1: 71}))
+    agent = make_agent()
+    group = agent.get_worker_group()
+    assign_ranks(group, group_rank=0, group_world_size=1, base_rank=0, world_size=2, role_rank=0, role_world_size=2)
+    assert agent._start_workers(group) == {0: 70, 1: 71}
+    assert started == [port] * 2 * bool(port)
 
 
 @pytest.mark.parametrize(
