@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from elastic_run.multiprocessing.output.descriptors import open_log
 from elastic_run.multiprocessing.output.filters import FilteredCopy
 from elastic_run.multiprocessing.output.logfile import LogFile
+from elastic_run.multiprocessing.output.outlet import Lines
+from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elastic_run.loop import Loop
 
 
 def copy_of(tmp_path: Path, filters: list[str], *takes: tuple[str, bytes]) -> bytes:
@@ -21,8 +25,6 @@ def copy_of(tmp_path: Path, filters: list[str], *takes: tuple[str, bytes]) -> by
     copy = FilteredCopy(LogFile(open_log(str(path)), losses.append), filters)
     for source, data in takes:
         copy.take(source, f"{source}>".encode(), data)
-    for source in {source for source, _ in takes}:
-        copy.end(source)
     copy.close()
     assert not losses
     return path.read_bytes()
@@ -46,9 +48,24 @@ def test_no_match_writes_nothing(tmp_path: Path) -> None:
         ([b"pear ", b"apple ", b"end\nnext\n"], b""),
         ([b"one\napple ", b"end\napple\n"], b"a>apple end\na>apple\n"),
         ([b"apple ", b"\n", b"x\n"], b"a>apple \n"),
-        ([b"apple"], b"a>apple\n"),
+        ([b"apple"], b"a>apple"),
     ],
 )
 def test_parts_of_a_long_line_follow_the_first(tmp_path: Path, parts: list[bytes], expected: bytes) -> None:
     """Of a line in parts the first part decides, and the rest goes with it under one prefix."""
     assert copy_of(tmp_path, ["apple"], *(("a", part) for part in parts)) == expected
+
+
+@pytest.mark.parametrize("limit", [4, 100])
+def test_a_line_that_its_source_leaves_unfinished_is_ended(tmp_path: Path, limit: int) -> None:
+    """In the file as on the console, also of a long line that was copied in parts."""
+    path = tmp_path / "filtered.log"
+    copy = FilteredCopy(LogFile(open_log(str(path)), lambda _: None), ["apple"])
+    bench = Bench()
+    lines = Lines(cast("Loop", bench.loop), bench.stream, b"a>", limit=lambda: limit, copy=copy)
+    for data in (b"one\napple ", b"pie"):
+        lines.take(data)
+    lines.end()
+    copy.close()
+    assert path.read_bytes() == b"a>apple pie\n"
+    assert bench.got == b"a>one\na>apple pie\n"

@@ -38,11 +38,6 @@ class FilteredCopy:
         if text:
             self._file.write(text)
 
-    def end(self, source: object) -> None:
-        """End a source's unfinished line."""
-        if self._inside.pop(source, False):
-            self._file.write(b"\n")
-
     def _is_wanted(self, text: bytes) -> bool:
         return any(needle in text for needle in self._needles)
 

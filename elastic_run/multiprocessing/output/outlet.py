@@ -244,8 +244,6 @@ class Lines(Outlet):
             self._timer.cancel()
         if self._partial or self._is_part_given:
             self._add(b"\n")
-        if self._copy is not None:
-            self._copy.end(self)
         if self._backlog is not None:
             self._backlog.close()
 
