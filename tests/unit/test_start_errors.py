@@ -52,3 +52,21 @@ def test_a_program_without_its_loader_is_not_called_missing(content: bytes, tmp_
 def test_a_program_that_is_not_there_is_called_missing(tmp_path: Path) -> None:
     """No file, no program."""
     assert missing(str(tmp_path / "tool")) == f"{tmp_path / 'tool'}: no such program"
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (FileNotFoundError(errno.ENOENT, "no such file", "tool"), "not_found"),
+        (FileNotFoundError(errno.ENOENT, "no such file"), "not_found"),
+        (FileNotFoundError(errno.ENOENT, "no such file", "/logs/0/stderr.log"), "cannot_start"),
+        (PermissionError(errno.EACCES, "denied", "tool"), "not_executable"),
+        (PermissionError(errno.EACCES, "denied", "/logs/0/stderr.log"), "cannot_start"),
+        (OSError(errno.ENOEXEC, "exec format error", "tool"), "not_executable"),
+        (OSError(errno.ENOMEM, "no memory"), "cannot_start"),
+        (ValueError("embedded null byte"), "cannot_start"),
+    ],
+)
+def test_an_error_about_another_file_is_not_the_programs(error: Exception, verdict: str) -> None:
+    """The verdict, and with it the exit code, follows from the error and from the file that it names."""
+    assert start_failed(1, error, "tool").verdict == verdict
