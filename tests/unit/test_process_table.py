@@ -1,0 +1,19 @@
+"""What is read of /proc, again and again, in the launcher and in the guardian."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elastic_run.multiprocessing.process.process_table import read_stat
+
+
+def test_a_look_at_a_process_leaves_no_descriptor_open() -> None:
+    """The launcher of a job of months looks at its workers many times."""
+    before = [*Path("/proc/self/fd").iterdir()]
+    for _ in range(3):
+        stat = read_stat(os.getpid())
+        assert stat is not None
+        assert (stat.parent, stat.session) == (os.getppid(), os.getsid(0))
+        assert read_stat(4194305) is None
+    assert len([*Path("/proc/self/fd").iterdir()]) == len(before)
