@@ -117,12 +117,12 @@ def test_join_tells_whether_all_have_ended(run: Run) -> None:
     assert job.stdout.splitlines()[-1] == "-9 SIGKILL"
 
 
-@pytest.mark.parametrize(("daemon", "seconds", "said"), [(False, 0.2, ["0", "1"]), (True, 1000, [])])
-def test_the_end_of_the_program(daemon: bool, seconds: float, said: list[str], run: Run) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("options", "seconds", "said"), [("", 0.2, ["0", "1"]), (", daemon=True", 1000, [])])
+def test_the_end_of_the_program(options: str, seconds: float, said: list[str], run: Run) -> None:
     """A program waits at its end for processes that it didn't join, unless they are daemons: those end with it."""
     job = run(
         f"def work(index): time.sleep({seconds}); say(index)",
-        f"spawn(work, join=False, daemon={daemon})",
+        f"spawn(work, join=False{options})",
     )
     assert job.wait_exit() == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == said

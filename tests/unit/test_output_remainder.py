@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
+from elastic_run.multiprocessing.output import remainder
 from elastic_run.multiprocessing.output.remainder import Source, leave
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
 #: Leaves the first descriptor beyond the standard ones, which is close-on-exec.
 _LEAVES = """
 import os
+from elastic_run.multiprocessing.output import remainder
 from elastic_run.multiprocessing.output.remainder import Source, leave
+from tests.support.wait import DEADLINE
 reading, writing = os.pipe()
 leave([Source(reading, [1])], is_exec=True)
 print(reading, flush=True)
@@ -47,3 +52,19 @@ def test_it_reads_from_a_descriptor_of_any_number() -> None:
     """The lowest number that a program can have for a pipe is passed on like any other."""
     program = subprocess.run([sys.executable, "-c", _LEAVES], stdout=subprocess.PIPE, timeout=60, check=True)
     assert program.stdout == b"3\nlate\n"
+
+
+def test_a_reader_that_is_slow_gets_all() -> None:
+    """Also through a pipe that does not block: another process of the same terminal may have made it so."""
+    reading, target = os.pipe()
+    os.set_blocking(target, False)
+    data = bytes(range(256)) * 1024
+    source = Source(-1, [target])
+    writer = threading.Thread(target=remainder._write, args=(source, data), daemon=True)
+    writer.start()
+    with os.fdopen(reading, "rb") as file:
+        assert file.read(len(data)) == data
+    writer.join(DEADLINE)
+    assert not writer.is_alive()
+    assert source.targets == [target]
+    os.close(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import site
+import socket
 import sys
 import zipfile
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.agent.messages import Finish, RoundFailed
 from elastic_run.core.job.config import JobConfig
 from elastic_run.launcher import LaunchConfig
-from elastic_run.multiprocessing.warm import messages
+from elastic_run.multiprocessing.warm import fork_safety, messages, startup_replay
 from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
 from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
@@ -315,3 +316,52 @@ def test_a_program_is_told_a_wrong_list() -> None:
         ValueError, match=r"^preload: 'torch, numpy' is not a list of modules \(torch,numpy\), nor auto$"
     ):
         LaunchConfig(1, 1, 1, agent_config=AgentConfig(preload="torch, numpy"))
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "count"),
+    [
+        ("python train.py -u", ["train.py", "-u"], 0),
+        ("python -u -X dev train.py -u", ["train.py", "-u"], 3),
+        ("python -m train -u", ["-m", "-u"], 0),
+        ("python -u -m train", ["-m"], 1),
+        ("python -X dev -c pass x", ["-c", "x"], 2),
+    ],
+)
+def test_pythons_own_options_are_those_before_the_program(
+    command: str, argv: list[str], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's start is looked at with the options that the workers have."""
+    monkeypatch.setattr(sys, "orig_argv", command.split())
+    monkeypatch.setattr(sys, "argv", argv)
+    assert startup_replay._count_options() == count
+
+
+@pytest.mark.parametrize(
+    ("flags", "position", "expected"),
+    [
+        (os.O_WRONLY, 0, False),
+        (os.O_RDONLY, 4, False),
+        (os.O_RDONLY, 2, True),
+        (os.O_RDWR, 4, True),
+    ],
+)
+def test_a_position_in_a_file_is_what_forks_would_share(
+    flags: int,
+    position: int,
+    expected: bool,  # noqa: FBT001 - a parameter of the test
+    tmp_path: Path,
+) -> None:
+    """A log that is only written, or a file that was read to its end, does no harm."""
+    path = tmp_path / "file"
+    path.write_text("data")
+    descriptor = os.open(path, flags)
+    os.lseek(descriptor, position, os.SEEK_SET)
+    assert fork_safety._has_place(descriptor) is expected
+    os.close(descriptor)
+
+
+def test_a_socket_has_no_position() -> None:
+    """It is both read and written, as are a pipe and a terminal."""
+    with socket.socket() as opened:
+        assert not fork_safety._has_place(opened.fileno())
