@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run.multiprocessing.functions import contexts
-from elastic_run.multiprocessing.functions.contexts import PContext
+from elastic_run.multiprocessing.functions.contexts import PContext, validate_full_rank
+from elastic_run.multiprocessing.functions.spawn import ProcessContext
 
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
 
 
 class EndlessContext(PContext):
@@ -47,3 +49,26 @@ def test_a_wait_takes_its_whole_timeout(
     assert context.wait(timeout, period) is None
     assert slept == pauses
     assert context.looks == len(pauses) + 1
+
+
+@pytest.mark.parametrize("mapping", [{}, {0: 1}, {0: 1, 2: 1}, {0: 1, 1: 1, 2: 1}])
+def test_a_map_needs_exactly_the_local_ranks(mapping: dict[int, int]) -> None:
+    """The message says which ranks it has."""
+    ranks = ", ".join(map(str, mapping)) or "none"
+    with pytest.raises(RuntimeError, match=f"envs must have the local ranks 0, 1, got {ranks}$"):
+        validate_full_rank(mapping, 2, "envs")
+
+
+def test_joined_processes_are_not_waited_for_again() -> None:
+    """A program may ask again whether all have ended."""
+    waits: list[float | None] = []
+
+    def wait(is_done: Callable[[], bool], timeout: float | None) -> None:
+        waits.append(timeout)
+        assert is_done(), "it would wait for ever"
+
+    group: Any = SimpleNamespace(pids={0: 70, 1: 71}, ended={0: 0, 1: 0}, wait=wait, stop=lambda *_: None)
+    context = ProcessContext(group)
+    assert context.join(5.0)
+    assert context.join()
+    assert waits == [5.0]
