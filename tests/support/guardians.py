@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.processes import descendants_of
 from tests.support.wait import DEADLINE, wait_until
 
-_GUARDIANS = 2
+_TITLES = ("guardian of", "second guardian of")
 
 
 def wait_guardians(launcher: int, *, deadline: float = DEADLINE) -> list[int]:
@@ -23,8 +23,8 @@ def wait_guardians(launcher: int, *, deadline: float = DEADLINE) -> list[int]:
 
     def find() -> list[int]:
         titles = {pid: _read_title(pid) for pid in descendants_of(launcher)}
-        found = sorted((pid for pid, title in titles.items() if "guardian of" in title), key=lambda pid: titles[pid])
-        return found if len(found) == _GUARDIANS else []
+        found = [pid for beginning in _TITLES for pid, title in titles.items() if title.startswith(beginning)]
+        return found if len(found) == len(_TITLES) else []
 
     return wait_until(find, deadline=deadline, what=f"two guardians of {launcher}")
 
