@@ -17,7 +17,7 @@ from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.agent.messages import Finish, RoundFailed
 from elastic_run.core.job.config import JobConfig
 from elastic_run.launcher import LaunchConfig
-from elastic_run.multiprocessing.warm import fork_safety, messages, startup_replay
+from elastic_run.multiprocessing.warm import fork_safety, memory_sharing, messages, startup_replay
 from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
 from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
@@ -308,6 +308,16 @@ def test_what_cant_be_measured_saves_nothing() -> None:
     """Processes that have ended, or that share nothing, save nothing."""
     assert measure_sharing([], [os.getpid()]) == 0
     assert measure_sharing([2**22 + 1], []) == 0
+
+
+@pytest.mark.parametrize(("own", "template", "saved"), [(10, 30, 150), (100, 30, 0)])
+def test_the_templates_own_memory_is_taken_off(
+    own: int, template: int, saved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that share less than their template costs save nothing."""
+    memory = {1: (100, own), 2: (100, own), 9: (100, template)}
+    monkeypatch.setattr(memory_sharing, "_read_memory", memory.get)
+    assert measure_sharing([1, 2], [9]) == saved
 
 
 def test_a_program_is_told_a_wrong_list() -> None:

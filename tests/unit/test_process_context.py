@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import signal
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +13,17 @@ import pytest
 
 from elastic_run.multiprocessing.functions import contexts
 from elastic_run.multiprocessing.functions.contexts import PContext, validate_full_rank
-from elastic_run.multiprocessing.functions.spawn import ProcessContext
+from elastic_run.multiprocessing.functions.spawn import (
+    ProcessContext,
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+)
+from elastic_run.multiprocessing.functions.subprocess_handlers import StartedProcess
+from elastic_run.multiprocessing.process.held_signals import HeldSignals
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable
 
 
@@ -72,3 +83,58 @@ def test_joined_processes_are_not_waited_for_again() -> None:
     assert context.join(5.0)
     assert context.join()
     assert waits == [5.0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ProcessRaisedException("it raised", 1, 71),
+        ProcessExitedException("it was killed", 1, 71, -9, "SIGKILL"),
+    ],
+)
+def test_a_failure_can_be_sent_to_another_process(error: ProcessException) -> None:
+    """A program may catch it in a process of its own; it arrives with all of its attributes."""
+    arrived = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert type(arrived) is type(error)
+    assert vars(arrived) == vars(error)
+    assert str(arrived) == str(error)
+
+
+def test_a_started_process_gets_the_signals_of_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As subprocess.Popen has them: none once it has ended."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    group: Any = SimpleNamespace(ended={})
+    process = StartedProcess(group, 0, 70, ("true",))
+    process.terminate()
+    process.kill()
+    assert sent == [(70, signal.SIGTERM), (70, signal.SIGKILL)]
+    group.ended[0] = 0
+    process.terminate()
+    process.kill()
+    assert sent[2:] == []
+
+
+def test_signals_are_held_back_in_the_main_thread() -> None:
+    """And answered afterwards, by the handler of before."""
+    answered: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: answered.append(number))
+    held = HeldSignals((signal.SIGUSR1,))
+    try:
+        held.hold()
+        signal.raise_signal(signal.SIGUSR1)
+        assert answered == []
+        held.release()
+        assert answered == [signal.SIGUSR1]
+    finally:
+        held.give_back()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_no_signals_are_held_back_in_another_thread() -> None:
+    """Python allows no handler there."""
+    held = HeldSignals((signal.SIGUSR1,))
+    thread = threading.Thread(target=held.hold)
+    thread.start()
+    thread.join(DEADLINE)
+    assert held.handlers == {}
