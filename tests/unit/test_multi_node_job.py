@@ -1,0 +1,78 @@
+"""This node's part in a job of several nodes: what it says, and what it tells the agent's machine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_run.agent.driver.job import MultiNodeJob
+from elastic_run.core.agent import messages
+from elastic_run.core.node.messages import Ended
+from elastic_run.core.protocol.decisions import End
+from elastic_run.report import wait_line
+
+
+class _Node:
+    """A node that has joined no job yet."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.fed: list[object] = []
+        nothing: Any = None
+        console: Any = SimpleNamespace(say=self.lines.append)
+        self.job = MultiNodeJob(nothing, nothing, nothing, loop=nothing, feed=self.fed.append, console=console)
+
+
+@pytest.mark.parametrize(
+    ("last_round", "end", "lines"),
+    [
+        (3, End(1, "success", 0), []),
+        (3, End(1, "success", 0, "all have finished"), ["all have finished"]),
+        (
+            -1,
+            End(1, "success", 0, nodes=2),
+            ["the job has ended with success; this node was a spare, the script never ran here: 2 nodes were enough"],
+        ),
+        (-1, End(1, "worker_failed", 7, "a worker failed"), []),
+    ],
+)
+def test_the_end_of_the_job_is_the_agents(last_round: int, end: End, lines: list[str]) -> None:
+    """With the job's verdict and exit code; a success is told here, since the report tells failures only."""
+    node = _Node()
+    node.job._round = last_round
+    node.job._take(Ended(end))
+    assert node.lines == lines
+    finish = messages.Finish(end.verdict, detail=end.detail, exit_code=end.exit_code)
+    assert node.fed == [messages.JobOver(finish)]
+    assert node.job.ended is end
+
+
+def test_the_coordinators_node_knows_the_nodes_that_are_left_out() -> None:
+    """A node that has not joined knows none."""
+    job: Any = _Node().job
+    assert job.list_left_out() == []
+    job._session = SimpleNamespace(list_left_out=lambda: [{"host": "node7"}])
+    assert job.list_left_out() == [{"host": "node7"}]
+
+
+def test_one_line_shows_the_wait_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the workers' progress bars it is not rewritten; the end of the job ends it."""
+    shown: list[tuple[Any, ...]] = []
+
+    def make(*_: object) -> Any:  # noqa: ANN401 - stands for the line
+        shown.append(("made",))
+        return SimpleNamespace(
+            show=lambda texts, *, is_live: shown.append((texts, is_live)), end=lambda last: shown.append(("end", last))
+        )
+
+    monkeypatch.setattr(wait_line, "WaitLine", make)
+    node, texts = _Node(), ("waiting",)
+    event: Any = SimpleNamespace(texts=texts, is_for_nodes=False)
+    for _ in range(2):
+        node.job._show_wait(event)
+    node.job._is_running = True
+    node.job._show_wait(event)
+    node.job._take(Ended(End(1, "success", 0)))
+    assert shown == [("made",), (texts, True), (texts, True), (texts, False), ("end", None)]

@@ -1,0 +1,129 @@
+"""The driver of an agent's rounds: what it tells, and in which order; no worker is started."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic_run.agent import steps
+from elastic_run.agent.driver.round_driver import RoundDriver
+from elastic_run.core.agent import machine, messages
+from elastic_run.core.agent.restart_policy import Failure
+from tests.support.stream_bench import Clockwork
+
+
+class _Driver:
+    """A driver, and what it has told."""
+
+    def __init__(self, *, state: str = machine.RUNNING, stop_reason: str = "", failure: Failure | None = None) -> None:
+        loop: Any = Clockwork()
+        loop.reap_strangers = lambda **options: self.calls.append(("reap", options))
+        self.loop = loop
+        self.calls: list[tuple[Any, ...]] = []
+        self.fed: list[object] = []
+        self.lines: list[str] = []
+        self.context: Any = SimpleNamespace(
+            options=SimpleNamespace(is_whole_process=False),
+            worker_pool=None,
+            adopt_orphans=lambda: True,
+        )
+        history = SimpleNamespace(
+            add_round=lambda *_: failure,
+            tell_folded=lambda _: None,
+            last_ends=(),
+            last_root=None,
+            begin=lambda: self.calls.append(("history begins",)),
+        )
+        parts: Any = SimpleNamespace(
+            context=self.context,
+            loop=self.loop,
+            console=SimpleNamespace(say=self.lines.append),
+            job=None,
+            round_join=SimpleNamespace(is_immediate=True),
+            observation=SimpleNamespace(
+                is_written=False, tell=lambda _: None, begin=lambda: self.calls.append(("observation begins",))
+            ),
+            feed=self.fed.append,
+            find_agent=lambda: SimpleNamespace(state=state, stop_reason=stop_reason),
+            find_history=lambda: history,
+        )
+        background: Any = None
+        self.driver = RoundDriver(
+            parts,
+            None,
+            background=background,
+            on_step=lambda step, duration: self.calls.append((step, duration)),
+            on_timer=lambda *_: None,
+        )
+        current: Any = SimpleNamespace(number=3)
+        self.driver.current = current
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "failure", "told"),
+    [
+        (machine.AFTER_FAILURE, Failure(7), [(steps.FAILED, 0.0), (steps.STOP, 2500.0)]),
+        (machine.AFTER_HALT, None, [(steps.STOP, 2500.0)]),
+        (machine.AFTER_SUCCESS, None, []),
+    ],
+)
+def test_the_end_of_a_round_is_told_in_steps(
+    stop_reason: str, failure: Failure | None, told: list[tuple[str, float]]
+) -> None:
+    """A failure, then the stop with its milliseconds; a round that has succeeded was not stopped."""
+    made = _Driver(stop_reason=stop_reason, failure=failure)
+    made.driver._stopped_at = 1.0
+    made.loop.time = 3.5
+    made.driver._on_gone([])
+    assert made.calls == told
+    assert made.fed == [messages.GroupGone(3, failure=failure, is_unkillable=False)]
+    assert made.driver.failure is failure
+
+
+@pytest.mark.parametrize(
+    ("state", "lines"), [(machine.RUNNING, ["stopping the workers: nodes wait to join"]), (machine.STOPPING, [])]
+)
+def test_nodes_that_wait_halt_the_round(state: str, lines: list[str]) -> None:
+    """As a foreign rendezvous tells it; a line says so, unless the workers are being stopped already."""
+    made = _Driver(state=state)
+    made.driver._stop_for_waiting_nodes(3)
+    assert made.fed == [messages.RoundHalted(3)]
+    assert made.lines == lines
+
+
+def test_what_takes_time_begins_after_the_first_lines() -> None:
+    """The history and the event log."""
+    made = _Driver()
+    made.driver._begin_to_observe()
+    assert made.calls == [("history begins",), ("observation begins",)]
+
+
+@pytest.mark.parametrize(
+    ("pid", "has_pool", "adopts", "reaped"),
+    [
+        (1, False, True, [{}]),
+        (70, True, True, [{}]),
+        (70, False, True, [{"own_session": 5}]),
+        (70, False, False, []),
+    ],
+)
+def test_orphans_are_collected_where_they_come(
+    pid: int,
+    reaped: list[dict[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_pool: bool,
+    adopts: bool,
+) -> None:
+    """To PID 1 and to the parent of templates from all sessions, to another launcher from the workers' sessions."""
+    made = _Driver()
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    monkeypatch.setattr(os, "getsid", {0: 5}.__getitem__)
+    made.context.worker_pool = object() if has_pool else None
+    made.context.adopt_orphans = lambda: adopts
+    made.driver._begin_to_reap()
+    made.driver._begin_to_reap()
+    assert [options for _, options in made.calls] == reaped
