@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -11,6 +12,7 @@ import pytest
 
 from elastic_run.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
 from elastic_run.multiprocessing.output import log_directories
+from elastic_run.multiprocessing.output.worker_output import _describe_loss
 
 
 def environments(count: int, *, run_id: str = "job", restarts: int = 0) -> dict[int, dict[str, str]]:
@@ -248,3 +250,18 @@ def test_plug_ins_can_be_written() -> None:
     plugin = Plugin(log_dir="x", redirects=Std.ALL, tee=Std.NONE, local_ranks_filter=None)
     assert plugin.reify(environments(1)) == LogsDest({0: "here"})
     assert plugin.root_log_dir == "there"
+
+
+@pytest.mark.parametrize(
+    ("number", "beginning"),
+    [
+        (errno.EIO, "the log file /logs/0/stderr.log is incomplete, as other log files may be; "),
+        (errno.ENOSPC, "the file system at / is full (No space left on device): the log file /logs/0/stderr.log "),
+    ],
+)
+def test_a_log_file_that_can_not_be_written_is_told(number: int, beginning: str) -> None:
+    """With the file system where that is full, otherwise with the error."""
+    told = _describe_loss("/logs/0/stderr.log", OSError(number, os.strerror(number)))
+    assert told.startswith(beginning)
+    assert "the console gets all output, and the job goes on" in told
+    assert os.strerror(number) in told

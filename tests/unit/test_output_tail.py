@@ -8,6 +8,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.failure.root_cause import parse_exception
+from elastic_run.multiprocessing.output import last_exception
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 
 if TYPE_CHECKING:
@@ -180,3 +181,20 @@ def test_the_exception_of_a_large_file_is_found(tmp_path: Path, length: int) -> 
         assert exception is not None
         assert (exception.summary, exception.is_certain) == ("ValueError: x", False)
         assert parse_exception(read_tail(str(path), is_thorough=False).decode(errors="replace"), exitcode=1) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "is_adjacent", "expected"),
+    [
+        (b"ValueError", False, True),
+        (b"module.Stop", True, True),
+        (b"Stop", True, True),
+        (b"_Stop", True, True),
+        (b"stop", True, False),
+        (b"_Stop", False, False),
+        (b"two words", True, False),
+    ],
+)
+def test_what_names_an_exception(word: bytes, *, is_adjacent: bool, expected: bool) -> None:
+    """Behind the frames any name of a class does, elsewhere one that no other word of a log ends with."""
+    assert last_exception._names_exception(word, is_adjacent=is_adjacent) is expected
