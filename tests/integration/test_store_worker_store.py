@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -253,6 +254,36 @@ def test_without_torchs_server_ours_takes_over(desk: Desk, python: str) -> None:
     assert "in the agent instead" in line
     assert "\n" not in line
     assert desk.count(desk.renew(store)) == 1
+
+
+def list_descriptors() -> set[str]:
+    """Return this process's open descriptors."""
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/nonexistent/python"])
+@pytest.mark.parametrize("pipes", [2, 1])
+def test_torchs_server_leaves_no_descriptor_open(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, python: str, pipes: int
+) -> None:
+    """Whether its child runs, can't be started, or has no pipe: a job has many rounds."""
+    make_pipe = os.pipe
+    made: list[tuple[int, int]] = []
+
+    def make_pipe_or_fail() -> tuple[int, int]:
+        if len(made) == pipes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(make_pipe())
+        return made[-1]
+
+    before = list_descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", make_pipe_or_fail)
+        store = desk.open("torch", python=python)
+    assert len(made) == pipes
+    store.close()
+    desk.turn_until(lambda: not desk.loop._children)
+    assert list_descriptors() == before
 
 
 def test_a_child_that_fails_says_why(desk: Desk, tmp_path: Path) -> None:

@@ -131,11 +131,12 @@ class TorchServer:
             self._on_lost(f"{reason}; serving the workers' store in the agent instead")
 
     def _close_pipes(self) -> None:
-        if self._life >= 0:
+        if self._stderr >= 0:
             self._loop.remove_reader(self._stderr)
-            os.close(self._life)
             os.close(self._stderr)
-            self._life = self._stderr = -1
+        if self._life >= 0:
+            os.close(self._life)
+        self._life = self._stderr = -1
 
 
 def _stop_listening(listener: _socket.socket) -> None:
