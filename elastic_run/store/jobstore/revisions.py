@@ -37,14 +37,13 @@ class Revisions:
             StoreConnectionError: The answer is older than one that came before the request, or another connection had
                 such an answer since this one began.
         """
-        is_older = found < before
         with self._lock:
-            if not is_older:
+            if found >= before:
                 self.highest = max(self.highest, found)
             elif self.highest >= before:  # else another connection has seen it already
                 self.highest = found
                 self.restores += 1
-            if not is_older and self.restores == restores:
+            if self.restores == restores:
                 return
         message = f"{name} went back to revision {found}: it was restored from a backup"
         raise StoreConnectionError(message, RESTORED)
