@@ -114,9 +114,10 @@ class AgentClient(StoreClient):
         wait = wire.encode(wire.WAIT, *self._list(keys[:1]))
         while True:
             left = deadline - time.monotonic()
-            has_come = left > 0 and self._await(wait, 0, min(deadline, time.monotonic() + _WAIT_AGAIN)) is not None
+            if left > 0:
+                self._await(wait, 0, min(deadline, time.monotonic() + _WAIT_AGAIN))
             values = self._look_once(keys)
-            if values[0] is not None or (left <= 0 and not has_come):
+            if values[0] is not None or left <= 0:
                 return values
 
     def _look_once(self, keys: Sequence[str | bytes]) -> list[bytes | None]:
