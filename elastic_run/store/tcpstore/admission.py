@@ -153,7 +153,6 @@ class Admission:
         elif wire.names_agents(fields):
             raise UnprovedError
         else:
-            self._let_in(connection)
             self._on_worker(connection, operation, fields)
 
     def _challenge(self, connection: Connection, nonce: bytes | int) -> None:
@@ -177,12 +176,9 @@ class Admission:
             raise UnprovedError
         if not token_proof.is_proof(proof, self._key, token_proof.AGENT, *nonces):
             raise UnprovedError(_OTHER_TOKEN)
-        self._let_in(connection)
-        self._on_agent(connection)
-
-    def _let_in(self, connection: Connection) -> None:
         self._forget(connection)
         connection.allow(wire.LAYOUTS, None)
+        self._on_agent(connection)
 
     def _forget(self, connection: Connection) -> None:
         self._nonces.pop(connection, None)
