@@ -31,7 +31,7 @@ class Flood:
 
     Args:
         answer: What it sends first.
-        piece: What it sends again and again.
+        piece: What it sends again and again; nothing to be silent from then on.
     """
 
     def __init__(self, answer: bytes, piece: bytes = _PIECE) -> None:
@@ -50,6 +50,7 @@ class Flood:
             try:
                 while self._piece:
                     self.sent += connection.send(self._piece)
+                connection.recv(1)  # until the client hangs up
             except OSError:
                 pass
 
@@ -130,6 +131,14 @@ def test_an_answer_of_an_etcd_is_bounded(
     connection = open_http(flood(answer, piece))
     with pytest.raises(WireError):
         _read_answer(connection)
+    connection.close()
+
+
+def test_a_server_that_speaks_another_protocol_is_noticed_at_once(flood: Callable[..., Flood]) -> None:
+    """What it says first shows it, though it does not end its line."""
+    connection = open_http(flood(b"another protocol", b""))
+    with pytest.raises(WireError):
+        connection.ask("GET", "/", b"", {}, 10 * DEADLINE)
     connection.close()
 
 

@@ -80,7 +80,6 @@ class HttpConnection:
             StoreTimeoutError: The server did not answer in time.
             WireError: This is not HTTP, or announces a body that is too large.
         """
-        self._socket.is_start = True
         self._socket.room = MESSAGE_LIMIT
         with self._ends_after(timeout):
             # No retries: `HttpClient` chooses the server that is asked next.
