@@ -1,28 +1,22 @@
-"""A store with a token against raw sockets: what a stranger gets, and how our client meets a false server."""
+"""A store with a token against raw sockets: what a stranger gets."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
-import socket
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.loop import Loop
-from elastic_run.store.errors import StoreConnectionError, StoreTokenError
-from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore import admission, server, wire
 from elastic_run.store.tcpstore.admission import TokenRequirement
-from elastic_run.store.tcpstore.client import StoreClient
 from elastic_run.store.tcpstore.listener import open_listener
 from elastic_run.store.tcpstore.server import StoreServer
-from elastic_run.store.tcpstore.token_proof import AGENT, ClientAuthentication, derive_key, make_nonce, prove
+from elastic_run.store.tcpstore.token_proof import AGENT, derive_key, make_nonce, prove
 from tests.support import impostor
-from tests.support.job_stores import torchs_server
-from tests.support.store import LOOPBACK, NONCE, Peer, ServedStore
+from tests.support.store import NONCE, Peer
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -61,6 +55,13 @@ class Bench:
         peer, ours, theirs, _ = self.challenged()
         peer.ask(wire.PROVE, prove(KEY, AGENT, ours, theirs))
         return peer
+
+    def make_older(self) -> admission.Admission:
+        """Let the connections that have proved nothing so far have come a minute ago."""
+        waiting = self.server._admission
+        assert waiting is not None
+        waiting._waiting.update({connection: since - 60.0 for connection, since in waiting._waiting.items()})
+        return waiting
 
     def assert_untouched(self) -> None:
         """Assert that an agent finds what `seed` has written, and nothing else."""
@@ -205,6 +206,14 @@ def test_a_wrong_proof_is_closed(bench: Bench, words: bytes) -> None:
     bench.assert_untouched()
 
 
+def test_a_proof_without_a_challenge_is_told(bench: Bench) -> None:
+    """It is no defect of the server."""
+    stranger = bench.peer()
+    stranger.ask(wire.PROVE, b"x" * wire.PROOF_SIZE)
+    assert stranger.wait_closed() == b""
+    assert len(bench.refused) == 1
+
+
 def test_a_second_challenge_is_refused(bench: Bench) -> None:
     """A connection gets one proof of the server's, no more."""
     stranger, *_ = bench.challenged()
@@ -230,6 +239,16 @@ def test_a_silent_connection_ends(make_bench: Callable[..., Bench], monkeypatch:
     agent.ask(wire.GET, AGENTS_KEY)
     assert agent.take_string() == b"the job"
     assert len(bench.refused) == 1
+
+
+def test_a_connection_has_its_own_time_to_prove_the_token(bench: Bench) -> None:
+    """One that came later is not hung up on with an older one."""
+    older = bench.peer()
+    waiting = bench.make_older()
+    bench.peer().assert_silent()
+    waiting._expire()
+    assert older.wait_closed() == b""
+    assert waiting.waiting == 1
 
 
 def test_silent_strangers_hold_nobody_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,18 +279,20 @@ def test_strangers_leave_descriptors_to_agents(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize(("limit", "left"), [(1024, 50), (200, 1)])
 def test_the_last_descriptor_is_taken_from_a_stranger(
-    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: int, left: int
 ) -> None:
-    """Where few descriptors are left an agent gets that of a stranger, and is not turned away."""
-    monkeypatch.setattr(admission, "_SHORTEST", 0.0)
-    bench = make_bench()
+    """Where few descriptors are left, or none, an agent gets that of a stranger, and is not turned away."""
+    monkeypatch.setattr(server, "_ACCEPT_AGAIN", 0.02)
+    monkeypatch.setattr(admission, "_PROVE_WITHIN", 3600.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     fillers: list[int] = []
     try:
         stranger = bench.peer()
-        while not fillers or fillers[-1] < 1024 - 50:
+        bench.make_older()
+        while not fillers or fillers[-1] < limit - 1 - left:
             fillers.append(os.dup(0))
         bench.assert_untouched()
         assert stranger.wait_closed() == b""
@@ -343,89 +364,7 @@ def test_a_shared_port_keeps_strangers_from_the_agents(make_bench: Callable[...,
     bench.assert_untouched()
 
 
-# --- our client ------------------------------------------------------------------------------------------------------
-def test_our_clients_prove_themselves() -> None:
-    """A client with the token is served, and so is each of its clones."""
-    with (
-        ServedStore(TOKEN) as served,
-        C10dJobStore(LOOPBACK, served.port, "job", authentication=ClientAuthentication(TOKEN)) as store,
-        store.clone() as other,
-    ):
-        store.write({"head": b"1"})
-        assert other.get(["head"]) == [b"1"]
-        assert served.refused == []
-
-
-@pytest.mark.parametrize(
-    ("served_token", "client", "words", "told"),
-    [
-        (b"a", b"b", "has another token than this node", "another token"),
-        (b"a", None, "has a token, and this node was given none", "no token"),
-        (None, b"b", "has no token, and this node was given one", ""),
-    ],
-)
-def test_different_tokens_are_told_on_both_sides(
-    served_token: bytes | None, client: bytes | None, words: str, told: str
-) -> None:
-    """Where the tokens differ, or one side has none, the client says so and the server too."""
-    proving = None if client is None else ClientAuthentication(client)
-    with ServedStore(served_token) as served:
-        with pytest.raises(StoreTokenError, match=words):
-            C10dJobStore(LOOPBACK, served.port, "job", timeout=DEADLINE, authentication=proving)
-        with StoreClient(LOOPBACK, served.port, DEADLINE):
-            pass  # a turn of the server later it has told
-        assert all(told in line for line in served.refused)
-        assert len(served.refused) == bool(told)
-
-
-def test_a_false_server_is_given_nothing() -> None:
-    """A server that can't prove the token gets a nonce from our client, and an empty proof: nothing of the job."""
-    received = bytearray()
-
-    def impersonate(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection:
-            while data := connection.recv(4096):
-                if not received:
-                    connection.sendall(wire.U64.pack(64) + b"n" * 64)
-                received.extend(data)
-
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        thread = threading.Thread(target=impersonate, args=(listener,))
-        thread.start()
-        with pytest.raises(StoreTokenError, match="another token"):
-            C10dJobStore(LOOPBACK, listener.getsockname()[1], "job", authentication=ClientAuthentication(TOKEN))
-        thread.join(DEADLINE)
-    assert bytes(received[:6]) == GREETING + bytes((wire.CHALLENGE,))
-    assert bytes(received[6 + 8 + wire.NONCE_SIZE :]) == wire.encode(wire.PROVE, b"")
-
-
-@pytest.mark.parametrize("kind", ["libuv", "older"])
-def test_torchs_own_store_is_used_with_a_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A store that can't check the token is used, and one line says so; not after another one has proved the token."""
-    proving = ClientAuthentication(TOKEN)
-    with torchs_server(kind) as port:
-        with C10dJobStore(LOOPBACK, port, "job", authentication=proving) as store, store.clone() as other:
-            store.write({"head": b"1"})
-            assert other.get(["head"]) == [b"1"]
-        assert [record.getMessage() for record in caplog.records if "can't check the token" in record.getMessage()]
-        assert len(caplog.records) == 1
-        with ServedStore(TOKEN) as served:
-            C10dJobStore(LOOPBACK, served.port, "job", authentication=proving).close()
-        # Once a store of the job has proved the token, all must.
-        with pytest.raises(StoreConnectionError):
-            C10dJobStore(LOOPBACK, port, "job", timeout=1.0, tries_again=False, authentication=proving)
-
-
-def test_a_foreign_store_that_becomes_ours_must_prove_itself() -> None:
-    """Where our own server takes the place of a store that could not check the token, it is challenged."""
-    proving = ClientAuthentication(TOKEN)
-    proving.accept_foreign("elsewhere")
-    with ServedStore(TOKEN) as served, C10dJobStore(LOOPBACK, served.port, "job", authentication=proving) as store:
-        store.write({"head": b"1"})
-        assert not proving.accepts_foreign
-
-
+# --- other clients -------------------------------------------------------------------------------------------------
 def test_torchs_client_sees_nothing_new(make_bench: Callable[..., Bench]) -> None:
     """The opening of torch's clients is answered with their own nonce, whatever the port is used for."""
     for is_shared in (False, True):
