@@ -164,6 +164,23 @@ def test_what_a_killed_job_left_behind_goes_by_itself(etcd: Etcd) -> None:
         store.remove_job()
 
 
+def test_what_a_killed_job_left_behind_in_version_2_goes_by_itself(etcd: Etcd) -> None:
+    """All that a job wrote is in a directory that etcd removes when nobody renews it, as each node does many times."""
+    with make_v2(etcd.client()) as store:
+        store.append("facts", b"a")
+        api = EtcdV2Client(etcd.client())
+        assert LEFT_BEHIND - 600 < api.read(store._root).ttl <= LEFT_BEHIND
+        api.write(store._root, None, dir=True, ttl=LEFT_BEHIND // 2, prevExist=True)
+        store.heartbeat("n")
+        assert api.read(store._root).ttl <= LEFT_BEHIND // 2
+        assert isinstance(store, EtcdV2JobStore)
+        store._job_renewed_at -= LEFT_BEHIND / 4
+        store.heartbeat("n")
+        assert LEFT_BEHIND - 600 < api.read(store._root).ttl <= LEFT_BEHIND
+        api.http.close()
+        store.remove_job()
+
+
 def _job_lease(store: EtcdJobStore) -> int:
     assert isinstance(store, EtcdV3JobStore)
     return store._job_lease

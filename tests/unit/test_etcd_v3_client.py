@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.store.errors import StoreAccessError
+from elastic_run.store.errors import RESTORED, StoreAccessError, StoreConnectionError
 from elastic_run.store.jobstore import etcd_v3
+from elastic_run.store.jobstore.api import LEFT_BEHIND
 from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
-from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client, parse_news
 from elastic_run.store.jobstore.http_client import Credentials
 from elastic_run.store.jobstore.http_connection import Answer
+from elastic_run.store.jobstore.revisions import Revisions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +37,7 @@ class FakeHttp:
 
     def __init__(self, *answers: tuple[int, dict[str, Any]]) -> None:
         self.answers = list(answers)
+        self.logins: list[tuple[int, dict[str, Any]]] = []
         self.asked: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
         self.moves = 0
 
@@ -53,8 +56,9 @@ class FakeHttp:
         """Answer a call."""
         self.asked.append((path.removeprefix("/v3/"), json.loads(body), headers))
         if path.endswith("auth/authenticate"):
-            return Answer(200, {}, json.dumps({"token": f"token {len(self.asked)}"}).encode())
-        status, document = self.answers.pop(0) if self.answers else (200, _HEADER)
+            status, document = self.logins.pop(0) if self.logins else (200, {"token": f"token {len(self.asked)}"})
+        else:
+            status, document = self.answers.pop(0) if self.answers else (200, _HEADER)
         return Answer(status, {}, json.dumps(document).encode())
 
     def open_answer(self, _method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[object, object]:
@@ -124,6 +128,50 @@ def test_a_node_that_is_dropped_loses_its_lease() -> None:
     assert [(path, request) for path, request, _ in http.asked[1:]] == [("lease/revoke", {"ID": granted})]
 
 
+@pytest.mark.parametrize(("since", "leases"), [(60.0, 1), (LEFT_BEHIND / 4, 2)])
+def test_a_heartbeat_is_one_request(since: float, leases: int) -> None:
+    """It renews the node's lease; that of the job lasts for a day, and is renewed many times in a day."""
+    alive = (200, {"result": {"ID": "7", "TTL": "6"}})
+    http = FakeHttp(alive, alive)
+    store = EtcdV3JobStore(make_api(http), "j", lease=6.0)
+    store._job_renewed_at -= since
+    assert store.write_heartbeat("n", b"2", b"1")
+    assert http.paths() == ["lease/keepalive"] * leases
+    assert len({request["ID"] for _, request, _ in http.asked}) == leases
+
+
+def test_a_heartbeat_whose_lease_ends_meanwhile_is_not_written() -> None:
+    """The node is told so, and says again where it stands."""
+    http = FakeHttp((200, _HEADER), (404, _LEASE_GONE))
+    assert not EtcdV3JobStore(make_api(http), "j", lease=6.0).write_heartbeat("n", b"1")
+    assert http.paths() == ["lease/grant", "kv/put"]
+
+
+def test_the_end_of_a_job_leaves_no_lease() -> None:
+    """Else etcd would hold it for a day."""
+    http = FakeHttp()
+    store = EtcdV3JobStore(make_api(http), "j", lease=6.0)
+    store.append("facts", b"x")
+    lease = http.asked[-1][1]["lease"]
+    http.asked.clear()
+    store.remove_job()
+    assert http.paths() == ["kv/deleterange", "lease/revoke"]
+    assert http.asked[-1][1] == {"ID": lease}
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"error": {"grpc_code": 8, "message": "too many watches"}},
+        {"result": {"canceled": True, "cancel_reason": "too many watches"}},
+    ],
+)
+def test_a_watch_that_etcd_ends_is_lost(news: dict[str, Any]) -> None:
+    """Etcd says why, and the watch is opened again."""
+    with pytest.raises(StoreConnectionError, match=r"etcd ended the watch: .*too many watches"):
+        parse_news(json.dumps(news).encode())
+
+
 def test_a_watch_after_the_first_takes_a_fresh_token() -> None:
     """A watch that etcd ended may have had an old token: the next one asks for another."""
     http = FakeHttp()
@@ -132,6 +180,25 @@ def test_a_watch_after_the_first_takes_a_fresh_token() -> None:
         api.watch("/d/", 1)
     assert http.paths() == ["auth/authenticate", "watch", "auth/authenticate", "watch"]
     assert [headers["Authorization"] for path, _, headers in http.asked if path == "watch"] == ["token 1", "token 3"]
+
+
+def test_a_user_whom_etcd_refuses_is_named_at_once() -> None:
+    """The other servers would say the same."""
+    http = FakeHttp()
+    http.logins = [(400, {"code": 3, "message": "etcdserver: authentication failed, invalid user ID or password"})]
+    with pytest.raises(
+        StoreAccessError, match="etcd at etcd:2379 refuses user 'user': etcdserver: authentication fail"
+    ):
+        make_api(http, Credentials("user", "wrong")).call("kv/range", {})
+    assert http.paths() == ["auth/authenticate"]
+
+
+def test_a_token_that_etcd_cant_give_now_is_asked_for_again() -> None:
+    """As any other call: at another server."""
+    http = FakeHttp()
+    http.logins = [(503, {"code": 14, "message": "etcdserver: leader changed"})]
+    assert make_api(http, Credentials("user", "password")).call("kv/range", {}) == _HEADER
+    assert (http.paths(), http.moves) == (["auth/authenticate", "auth/authenticate", "kv/range"], 1)
 
 
 def test_an_old_token_is_replaced_once() -> None:
@@ -160,3 +227,18 @@ def test_operations_are_cut_into_transactions_that_etcd_takes() -> None:
 def test_a_lease_without_time_is_gone(result: dict[str, str], *, is_there: bool) -> None:
     """The gateway of etcd leaves out what is 0."""
     assert make_api(FakeHttp((200, {"result": result}))).keep_alive(7) is is_there
+
+
+def test_each_connection_hears_once_that_etcd_was_restored() -> None:
+    """The one that gets the smaller number, and those that began before; not one that is opened afterwards."""
+    seen = Revisions()
+    seen.check("etcd", 0, 9, 0)
+    seen.check("etcd", 7, 8, 0)  # an answer that another connection's has overtaken
+    for found in (5, 6):
+        with pytest.raises(StoreConnectionError, match=f"etcd went back to revision {found}: ") as told:
+            seen.check("etcd", 9, found, 0)
+        assert told.value.reason == RESTORED
+    with pytest.raises(StoreConnectionError):
+        seen.check("etcd", 5, 10, 0)
+    seen.check("etcd", 10, 10, 1)
+    assert (seen.highest, seen.restores) == (10, 1)
