@@ -40,6 +40,37 @@ def test_entries_that_are_trimmed_while_they_are_read(
     assert entries == ([b"1"] if trimmed_at > 1 else []) + [b"4", b"5"]
 
 
+def test_a_writer_that_was_stopped_leaves_no_entry_where_the_stream_was_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another node's entry has had the number meanwhile and is gone, the writer takes the next number."""
+    path = f"{tmp_path}/"
+    writer, other = FileJobStore(path, "j"), FileJobStore(path, "j")
+    scan, scans = writer._scan, []
+
+    def scan_late(stream: str) -> tuple[set[int], int]:
+        """Let the number that was free be used and trimmed before the writer uses it."""
+        scans.append(scan(stream))
+        if len(scans) == 1:
+            other.append(stream, b"1")
+            other.trim(stream, 1)
+        return scans[-1]
+
+    monkeypatch.setattr(writer, "_scan", scan_late)
+    writer.append("facts", b"2")
+    assert other.read("facts", 1, 0.0) == ([b"2"], 2)
+
+
+@pytest.mark.parametrize("trimmed", [1, 2, 3])
+def test_a_reader_goes_on_behind_what_was_trimmed(tmp_path: Path, trimmed: int) -> None:
+    """A reader that was slow has missed entries, and reads those that are left."""
+    store = FileJobStore(f"{tmp_path}/", "j")
+    for number in range(1, 5):
+        store.append("facts", b"%d" % number)
+    store.trim("facts", trimmed)
+    assert store.read("facts", 0, 0.0) == ([b"%d" % number for number in range(trimmed + 1, 5)], 4)
+
+
 def test_a_stream_that_is_trimmed_and_a_job_that_is_removed_leave_no_file(tmp_path: Path) -> None:
     """The log in a file is trimmed many times in a long job, and a new job may use the file of an earlier one."""
     store = FileJobStore(str(tmp_path / "store"), "j")
