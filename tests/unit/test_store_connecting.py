@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 import pytest
 
 from elastic_run.store import connecting
-from elastic_run.store.connecting import notice_darkness, resolve
-from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.connecting import notice_darkness, reason_of, resolve
+from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, StoreConnectionError
 
 
 def test_a_name_without_an_address_is_told_with_the_name_servers_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +33,18 @@ def test_the_kernel_breaks_a_connection_that_is_dark_for_so_long() -> None:
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
         assert 20 <= idle + interval * count <= 40
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errno.ECONNREFUSED, REFUSED),
+        (errno.ETIMEDOUT, SILENT),
+        (errno.EHOSTUNREACH, UNREACHABLE),
+        (errno.ENETUNREACH, UNREACHABLE),
+        (errno.ECONNRESET, CLOSED),
+    ],
+)
+def test_what_the_system_says_of_a_connection_has_one_word(error: int, reason: str) -> None:
+    """How long a node tries again, and what its user is told, depends on it."""
+    assert reason_of(OSError(error, "")) == reason
