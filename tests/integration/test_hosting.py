@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
 import pytest
 
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.tcpstore.client import StoreClient
 from elastic_run.store.tcpstore.listener import open_listener
@@ -17,12 +19,13 @@ from tests.support.wait import DEADLINE, stretched
 @pytest.mark.parametrize("is_used", [False, True])
 def test_a_hosted_store_ends_at_once(*, is_used: bool) -> None:
     """`close` ends the thread, the port and every connection in far less than the ten seconds that it would wait."""
+    before = threading.enumerate()
     hosted = HostedStore(open_listener())
     client = StoreClient("127.0.0.1", hosted.port, DEADLINE) if is_used else None
     begun = time.monotonic()
     hosted.close()
     assert time.monotonic() - begun < stretched(2.0)
-    assert not [thread for thread in threading.enumerate() if thread.name == "job-store"]
+    assert set(threading.enumerate()) <= set(before)
     if client is not None:
         with client, pytest.raises(StoreConnectionError):
             client.add("key", 1)
@@ -46,3 +49,16 @@ def test_a_hosted_store_is_not_alone_while_another_node_is_connected() -> None:
     assert alone.wait(DEADLINE)
     own.pop().close()
     hosted.close()
+
+
+def test_a_store_of_which_nobody_was_told_yet_is_served_at_any_port_if_its_own_is_taken() -> None:
+    """Other nodes are told the port where the store is."""
+    with contextlib.closing(open_listener()) as other:
+        taken = other.getsockname()[1]
+        backend = TcpBackend("c10d", "job", [("127.0.0.1", taken)], is_host=True)
+        backend.host_anywhere("127.0.0.1")
+        assert backend.port not in (0, taken)
+        assert backend.endpoint == ("127.0.0.1", backend.port)
+        with StoreClient(*backend.endpoint, DEADLINE) as client:
+            assert client.add("key", 1) == 1
+        backend.close()
