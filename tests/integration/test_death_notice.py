@@ -190,9 +190,10 @@ def test_a_round_that_still_runs_may_go_on_in_another_store(stack: ExitStack) ->
     assert not notice.is_alive()
 
 
-def test_a_notice_ends_though_nobody_listens(stack: ExitStack) -> None:
-    """Where no store comes back the notice ends with its time; one endpoint that refuses ends it at once."""
+def test_a_notice_ends_though_no_agent_comes(stack: ExitStack) -> None:
+    """Where no agent comes to a store the notice ends with its time; one endpoint that refuses ends it at once."""
     ports = [free_port() for _ in range(2)]
+    serve(stack, ports[1])
     dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
     begun = time.monotonic()
     send_death_notice(dead.document(seconds=1.0))
