@@ -11,13 +11,13 @@ class Effort:
 
     Args:
         pairs: Turns that elastic-run and torchrun, or the floor, take.
-        starts: Starts in a row of a job whose workers meet.
+        starts: Starts in a row of a job whose workers connect.
         restarts: Restarts of a job one of whose workers is late.
         kills: Launchers that are killed.
         megabytes: Size of the output that has to arrive whole.
         rounds: Rounds of each number of nodes.
         nodes: The largest number of nodes.
-        meetings: Rounds of each kind in which workers of several nodes meet.
+        connections: Rounds of each kind in which the workers of several nodes connect.
         faults: Planted faults, at most.
     """
 
@@ -28,5 +28,5 @@ class Effort:
     megabytes: int = 200
     rounds: int = 3
     nodes: int = 4000
-    meetings: int = 100
+    connections: int = 100
     faults: int = 1000

@@ -1,6 +1,6 @@
 """Jobs of several nodes, from the command line: start, re-formation, and what becomes of a node's end.
 
-All nodes are agents on this machine; they meet at a c10d endpoint, as torchrun's do.
+All nodes are agents on this machine; their rendezvous is a c10d endpoint, as torchrun's do.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 JSON_FILE = ROOT / "docs" / "benchmarks.json"
 #: The benchmarks' names, in the order in which they run.
 ORDER = (
-    *("start", "warm", "functions", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes"),
-    *("scale", "tee", "diagnosis"),
+    *("start", "warm", "functions", "memory", "detection", "orphans", "worker_connections", "nodes"),
+    *("node_connections", "scale", "tee", "diagnosis"),
 )
 _VERSION = 4
 

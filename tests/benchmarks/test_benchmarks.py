@@ -13,15 +13,15 @@ from tests.benchmarks import (
     detection,
     diagnosis,
     functions,
-    meetings,
-    meetings_of_nodes,
     memory,
+    node_connections,
     nodes,
     orphans,
     scale,
     start,
     tee,
     warm,
+    worker_connections,
 )
 from tests.benchmarks.__main__ import BENCHMARKS
 from tests.benchmarks.busyness import share_between
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-_EFFORT = Effort(pairs=2, starts=3, restarts=2, kills=4, megabytes=1, rounds=2, meetings=3)
+_EFFORT = Effort(pairs=2, starts=3, restarts=2, kills=4, megabytes=1, rounds=2, connections=3)
 _INSTALLATION = Installation(Path(), "python", ("elastic-run",), ("torchrun",), ("ft_launcher",))
 _FLOOD = tee.Flood(100.0, 0.5, 16.0, Damage(0, 0, 0), is_log_whole=True, lines=7)
 
@@ -64,10 +64,10 @@ _REPLACED: dict[ModuleType, dict[str, Callable[..., object]]] = {
     },
     detection: {"tell_after_death": _one, "end_after_death": _one, "restart_after_death": _one},
     orphans: {"seconds_to_empty": lambda _, launcher, **__: math.inf if launcher == "torchrun" else 0.5},
-    meetings: {
+    worker_connections: {
         "busy_ports": nullcontext,
         "failure_of_start": _always("failed"),
-        "rounds_met": _always([True, False, True]),
+        "connected_rounds": _always([True, False, True]),
     },
     nodes: {
         "start_nodes": _one,
@@ -78,10 +78,10 @@ _REPLACED: dict[ModuleType, dict[str, Callable[..., object]]] = {
         "reform_after_term": _some,
         "replace_by_spare": _some,
     },
-    meetings_of_nodes: {
-        "meet_after_failures": lambda _, times: iter([None] * times),
-        "meet_newcomers": lambda _, times: iter([None] * times),
-        "meet_at_new_masters": lambda _, times: iter([None] * (times - 1)),
+    node_connections: {
+        "connect_after_failures": lambda _, times: iter([None] * times),
+        "connect_new_nodes": lambda _, times: iter([None] * times),
+        "connect_to_new_masters": lambda _, times: iter([None] * (times - 1)),
     },
     scale: {
         name: lambda size, *_, **__: scale.Round(size, 0.1, 20 * size, 5000 * size, 0.2)
@@ -127,8 +127,8 @@ def test_what_lived_on_is_a_share_and_has_no_time() -> None:
 
 def test_failures_are_counted() -> None:
     """A figure of failures is their number, and keeps which they were."""
-    starts, restarts = meetings.measure(_INSTALLATION, _EFFORT)
-    (*_, replacements) = meetings_of_nodes.measure(_INSTALLATION, _EFFORT)
+    starts, restarts = worker_connections.measure(_INSTALLATION, _EFFORT)
+    (*_, replacements) = node_connections.measure(_INSTALLATION, _EFFORT)
     assert [figure.elastic_run for figure in (starts, restarts, replacements)] == [3.0, 1.0, 1.0]
     assert restarts.values == {"elastic-run": [[0.0, 1.0, 0.0]]}
     assert replacements.values == {"elastic-run": [[0.0, 0.0, 1.0]]}

@@ -14,15 +14,15 @@ import pytest
 from tests.benchmarks import (
     detection,
     functions,
-    meetings,
-    meetings_of_nodes,
     memory,
+    node_connections,
     nodes,
     orphans,
     scale,
     start,
     tee,
     warm,
+    worker_connections,
 )
 from tests.benchmarks.comparison import compare, interleave, take_turns
 from tests.benchmarks.installation import Installation, install
@@ -151,15 +151,15 @@ def test_killed_launcher_leaves_nothing(installation: Installation, to_guardian:
         assert seconds < inf
 
 
-def test_workers_meet_while_ports_are_taken(installation: Installation) -> None:
-    """Start after start the workers meet at the master's address, while other programs take and release ports."""
-    with meetings.busy_ports(installation):
-        assert [meetings.failure_of_start(installation) for _ in range(10)] == [""] * 10
+def test_workers_connect_while_ports_are_taken(installation: Installation) -> None:
+    """Start after start the workers connect at the master's address, while other programs take and release ports."""
+    with worker_connections.busy_ports(installation):
+        assert [worker_connections.failure_of_start(installation) for _ in range(10)] == [""] * 10
 
 
-def test_workers_meet_when_one_is_late(installation: Installation) -> None:
+def test_workers_connect_when_one_is_late(installation: Installation) -> None:
     """A rank that comes late finds the others waiting, restart after restart."""
-    assert meetings.rounds_met(installation, 3) == [True] * 4
+    assert worker_connections.connected_rounds(installation, 3) == [True] * 4
 
 
 def test_two_nodes_start_in_a_quarter_of_the_time(installation: Installation) -> None:
@@ -188,12 +188,16 @@ def test_a_lost_node_is_made_up_for_at_once(installation: Installation) -> None:
 
 
 @pytest.mark.parametrize(
-    "meet",
-    [meetings_of_nodes.meet_after_failures, meetings_of_nodes.meet_newcomers, meetings_of_nodes.meet_at_new_masters],
+    "connect",
+    [
+        node_connections.connect_after_failures,
+        node_connections.connect_new_nodes,
+        node_connections.connect_to_new_masters,
+    ],
 )
-def test_workers_of_several_nodes_meet(installation: Installation, meet: meetings_of_nodes.Meet) -> None:
-    """Restart after restart, arrival after arrival, master after master, all workers meet at the master's address."""
-    assert meetings_of_nodes.count_met(meet(installation, 5)) == (5, "")
+def test_workers_of_several_nodes_connect(installation: Installation, connect: node_connections.Connect) -> None:
+    """All workers connect at the master's address after each restart, arrival of a node and replacement of rank 0."""
+    assert node_connections.count_connections(connect(installation, 5)) == (5, "")
 
 
 def test_many_nodes_form_a_round() -> None:

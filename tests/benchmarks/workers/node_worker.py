@@ -1,8 +1,8 @@
 """A worker on one of several nodes, each line with the nanoseconds of the host's clock.
 
-``up NANOSECONDS GROUP_RANK WORLD_SIZE`` first. With the argument ``meet`` it comes late at random, meets all others at
-MASTER_ADDR:MASTER_PORT and says ``met``, with the same words. When a byte arrives on stdin, the first worker of the
-node says ``died`` and dies. ``told`` when a SIGTERM ends it.
+``up NANOSECONDS GROUP_RANK WORLD_SIZE`` first. With the argument ``connect`` it comes late at random, connects to all
+others at MASTER_ADDR:MASTER_PORT and says ``connected``, with the same words. When a byte arrives on stdin, the first
+worker of the node says ``died`` and dies. ``told`` when a SIGTERM ends it.
 """
 
 import os
@@ -26,7 +26,7 @@ def stop(*_: object) -> None:
 
 signal.signal(signal.SIGTERM, stop)
 say("up")
-if sys.argv[1:] == ["meet"]:
+if sys.argv[1:] == ["connect"]:
     time.sleep(random.choice((0.0, 0.05, 0.1, 0.2, 0.5)))  # noqa: S311 - no secret
 
     from elastic_run.store.tcpstore.client import StoreClient
@@ -35,9 +35,9 @@ if sys.argv[1:] == ["meet"]:
     store = StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=60.0)
     store.set(f"came/{os.environ['RANK']}", "1")
     store.wait([f"came/{other}" for other in range(size)])
-    if store.add("met", 1) > size:
+    if store.add("connected", 1) > size:
         sys.exit("this store is not a fresh one")
-    say("met")
+    say("connected")
 if os.environ["LOCAL_RANK"] == "0" and os.read(0, 1):
     say("died")
     os._exit(1)

@@ -1,7 +1,7 @@
-"""Meet all other ranks at MASTER_ADDR:MASTER_PORT, and fail unless everyone came.
+"""Connects to all other ranks at MASTER_ADDR:MASTER_PORT, and fails unless all of them came.
 
-With an argument the job is to restart that often: rank 0 fails after each meeting but the last, and one rank, another
-each time, comes late: 3 s once, 0.05 to 0.3 s otherwise.
+With an argument the job is to restart that often: rank 0 fails in each round but the last, and one rank, another each
+time, comes late: 3 s once, 0.05 to 0.3 s otherwise.
 """
 
 import os
@@ -20,8 +20,8 @@ from elastic_run.store.tcpstore.client import StoreClient  # noqa: E402 - who is
 store = StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=60.0)
 store.set(f"came/{attempt}/{rank}", str(attempt))
 store.wait([f"came/{attempt}/{other}" for other in range(size)])
-if store.add("met", 1) > size:
+if store.add("connected", 1) > size:
     sys.exit("this store is not a fresh one")
-os.write(1, b"met %d\n" % attempt)
+os.write(1, b"connected %d\n" % attempt)
 if rank == 0 and attempt < restarts:
     os._exit(1)
