@@ -66,18 +66,28 @@ script has the name of a command, write its directory: elastic-run ./help.
 
 
 def render_help(flags: Sequence[Flag]) -> str:
-    """Return the text of --help: the most used flags and examples."""
-    by_name = {flag.name: flag for flag in flags}
-    paragraphs = [_USAGE, _render_group("Most used flags", [by_name[name] for name in MOST_USED])]
-    examples = "\n".join(f"  {command}\n      {text}" for command, text in EXAMPLES)
-    paragraphs.append(f"Examples\n{examples}\n")
+    """Return the text of --help: the most used flags, examples, and the names of the commands."""
     names = textwrap.fill(", ".join(COMMANDS), WIDTH, initial_indent="  ", subsequent_indent="  ")
-    paragraphs.append(f"Commands (elastic-run help explains them)\n{names}\n")
-    paragraphs.append(
+    commands = f"Commands (elastic-run help explains them)\n{names}\n"
+    return "\n".join([_USAGE, *_render_most_used(flags), commands, _render_end(flags)])
+
+
+def render_command_help(flags: Sequence[Flag]) -> str:
+    """Return the text of `elastic-run help`: that of --help, but with the table of the commands."""
+    return "\n".join([_USAGE, render_commands(), *_render_most_used(flags), _render_end(flags)])
+
+
+def _render_most_used(flags: Sequence[Flag]) -> list[str]:
+    by_name = {flag.name: flag for flag in flags}
+    examples = "\n".join(f"  {command}\n      {text}" for command, text in EXAMPLES)
+    return [_render_group("Most used flags", [by_name[name] for name in MOST_USED]), f"Examples\n{examples}\n"]
+
+
+def _render_end(flags: Sequence[Flag]) -> str:
+    return (
         "[PET_...] is the environment variable that sets the flag.\n"
         f"--help-all shows all {len(flags)} flags and the exit codes.\n"
     )
-    return "\n".join(paragraphs)
 
 
 def render_commands() -> str:

@@ -20,10 +20,11 @@ def _run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[st
 
 
 def test_help_lists_every_command() -> None:
-    """`elastic-run help` shows each command in a line of its own, and then the help of the flags."""
+    """`elastic-run help` shows each command once, in a line of its own, and then the most used flags."""
     shown = _run("help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert all(f"\n  {name} " in shown.stdout for name in COMMANDS)
+    assert shown.stdout.count("Commands (") == 1
     assert "--nproc-per-node" in shown.stdout
 
 

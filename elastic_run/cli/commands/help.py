@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_run.cli.commands import COMMANDS, run
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.help import render_commands, render_help
+from elastic_run.cli.help import render_command_help
 from elastic_run.cli.stdout import print_text
 
 TYPE_CHECKING = False
@@ -31,5 +31,5 @@ def main(words: Sequence[str]) -> int:
     command = parser.parse_args(words).command
     if command is not None:
         return run([command, "--help"])
-    print_text(f"{render_commands()}\n{render_help(FLAGS)}")
+    print_text(render_command_help(FLAGS))
     return 0
