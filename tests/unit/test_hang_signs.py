@@ -373,7 +373,7 @@ def test_a_thread_that_has_ended_does_not_run() -> None:
 def test_a_node_that_detects_no_hangs_is_named_once(worker: _Worker) -> None:
     """The job's ranks can't be judged without that node's."""
     lines: list[str] = []
-    job = cast("MultiNodeJob", SimpleNamespace(has_others=True, nodes=2))
+    job = cast("MultiNodeJob", SimpleNamespace(has_others=True, nodes=2, is_member=lambda _: True))
     detection = _watch(_Clock(), worker, list[Hang]().append, job=job, say=lines.append)
     other = {"host": "node8", "pid": 1, "round": 0, "timeout": NO_DETECTION, "workers": []}
     detection._judge_job([other])

@@ -387,11 +387,11 @@ def test_a_template_is_gone_when_its_forks_have_ended() -> None:
     client = TemplateClient(nothing, nothing, on_news=lambda *_: None)
     loop: Any = SimpleNamespace(watch_exit=ends.__setitem__)
     client._loop = loop
-    assert client.is_gone
+    seen = [client.is_gone]
     for pid in (70, 71):
         fork: Any = SimpleNamespace(pid=pid, kill=lambda: None)
         client.discard(fork)
     for pid in (70, 71):
-        assert not client.is_gone
+        seen.append(client.is_gone)
         ends[pid](-9)
-    assert client.is_gone
+    assert [*seen, client.is_gone] == [True, False, False, True]
