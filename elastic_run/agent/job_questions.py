@@ -30,11 +30,10 @@ _LONGEST_NAME = 200
 def answer_question(view: AgentView, question: str, deliver: Callable[[Document], None]) -> None:
     """Give this node's answer to a question to a function, now or a moment later, in the loop."""
     kind, _, words = question.partition(" ")
-    place = None if view.job is None else view.job.place
-    nodes, round_id = (0, "") if place is None else (place.group_world_size, place.round_id)
+    of_round = {"round_id": "", "round_nodes": 0} if view.job is None else view.job.describe_round()
 
     def deliver_of_round(document: Document) -> None:
-        deliver({**document, "round_id": round_id, "round_nodes": nodes})
+        deliver({**document, **of_round})
 
     if kind == DRAIN:
         deliver_of_round({"asked": question, **_leave_if_named(view, words)})

@@ -175,6 +175,11 @@ class Session(ABC):
             detail: One sentence for the user.
         """
 
+    @property
+    @abstractmethod
+    def has_place(self) -> bool:
+        """Whether this node runs a round, or was in the job's last one; not if the job went on without it."""
+
     @abstractmethod
     def tell_status(self, document: Document, question: str) -> None:
         """Answer for this node, after `StatusAsked`. Never blocks.

@@ -26,7 +26,7 @@ def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str,
     view: Any = SimpleNamespace(
         context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=1)),
         find_agent=lambda: SimpleNamespace(round=3),  # it has not begun the round: the warm workers are not ready
-        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1, group_world_size=2, round_id="4/1/a")),
+        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1), describe_round=dict),
         memory={},
         loop=SimpleNamespace(call_soon=lambda call: call()),
         stop=lambda number, sender: stops.append((number, sender)),
@@ -63,7 +63,7 @@ def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.Monkey
     parts: Any = SimpleNamespace(loop=None, context=None, find_agent=None, say=None)
     parts.job = job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
     told: list[tuple[dict[str, Any], str]] = []
-    job._session = cast("Any", SimpleNamespace(tell_status=lambda *words: told.append(words)))
+    job._session = cast("Any", SimpleNamespace(has_place=False, tell_status=lambda *words: told.append(words)))
     job._take(StatusAsked("status"))
     assert told == []
     open_control(parts, cast("Any", SimpleNamespace(watches=SimpleNamespace(describe_hang=None))), started=0.0)
@@ -86,3 +86,16 @@ def test_other_nodes_are_asked_in_a_round_with_others_only(nodes: int | None, qu
     job.gather_status(question, 1.0, told.append)
     assert gathered == [question] * is_asked
     assert told == [[]] * (not is_asked)
+
+
+@pytest.mark.parametrize(
+    ("has_place", "described"),
+    [(True, {"round_id": "4/1/a", "round_nodes": 2}), (False, {"round_id": "", "round_nodes": 0})],
+)
+def test_a_node_without_which_the_job_went_on_names_no_round(*, has_place: bool, described: dict[str, Any]) -> None:
+    """It waits, and knows only its former round: a node that asks all nodes would take that one for the job's."""
+    parts: Any = SimpleNamespace(say=None)
+    job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
+    job.place = cast("Any", SimpleNamespace(group_world_size=2, round_id="4/1/a"))
+    job._session = cast("Any", SimpleNamespace(has_place=has_place))
+    assert job.describe_round() == described

@@ -133,6 +133,15 @@ class MultiNodeJob:
         """Whether an answer to a question to all nodes comes from a node of the current round."""
         return self.place is not None and document["round_id"] == self.place.round_id
 
+    def describe_round(self) -> dict[str, Any]:
+        """Return which round this node runs, or has run last, for its answers to questions to all nodes.
+
+        If the job went on without this node, it names no round: its answer would stand for another node's.
+        """
+        place = self.place if self._session is not None and self._session.has_place else None
+        nodes, round_id = (0, "") if place is None else (place.group_world_size, place.round_id)
+        return {"round_id": round_id, "round_nodes": nodes}
+
     @property
     def judges_hangs(self) -> bool:
         """Whether this node asks the others when its own ranks make no progress: in a large job only one node does."""

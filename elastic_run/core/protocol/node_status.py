@@ -3,8 +3,8 @@
 docs/see-into-a-running-job.md says what they mean. A document of another node comes over the network: it is shown only
 where each field has its type. Unknown fields are passed over, so a newer release may add some.
 
-Each document names the round that its node was given last, and the number of nodes of that round. So an asker knows
-which answers are missing, although nodes that wait for a round answer too.
+Each document names the round that its node runs or has run last, and the number of nodes of that round. So an asker
+knows which answers are missing, although nodes without which the job went on answer too: they name no round.
 """
 
 from __future__ import annotations

@@ -298,6 +298,11 @@ class JobSession(Session):
             context.events.deliver(Lost("store_lost", command.detail))
 
     # --- the state of all nodes, where somebody asks ----------------------------------------------------------------
+    @property
+    def has_place(self) -> bool:
+        driver = self._context.sender.member_driver
+        return driver is not None and driver.member.round.place is not None
+
     def tell_status(self, document: Document, question: str) -> None:
         self._context.status_answers.add(dict(document), question)
 
