@@ -14,7 +14,21 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.job_document import job_to_document
 from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.snapshot import find_newest_state, identify, make_state, write_state
-from elastic_run.core.job.state import AWAITED, ENDED, GATHERING, LIVE, RUNNING, VOID, Gone, Job, LeftLog, Node, Seat
+from elastic_run.core.job.state import (
+    AWAITED,
+    ENDED,
+    GATHERING,
+    LIVE,
+    MOVED,
+    RUNNING,
+    SILENT,
+    VOID,
+    Gone,
+    Job,
+    LeftLog,
+    Node,
+    Seat,
+)
 from elastic_run.core.job.store_change import give_up_awaited, move
 from elastic_run.core.job.view_change import (
     View,
@@ -41,6 +55,7 @@ from elastic_run.core.protocol.messages import (
     MessageError,
     NodeInfo,
     PreviousRound,
+    Ready,
     Recovered,
     SeatDead,
     StoreAddress,
@@ -203,6 +218,15 @@ def test_a_round_that_no_copy_knows_is_newer_than_a_prepare_before_it() -> None:
 def test_a_rounds_id_tells_its_term(round_id: str, term: int) -> None:
     """Garbage tells none."""
     assert read_term(round_id) == term
+
+
+@pytest.mark.parametrize(("reason", "is_back"), [(SILENT, True), (MOVED, False)])
+def test_a_node_that_has_not_come_to_this_log_comes_with_its_join(reason: str, *, is_back: bool) -> None:
+    """Without the rank that only a `Join` tells it would be taken for a newcomer."""
+    known = Node("b", NodeInfo("b", 1, 1), STORE_ADDRESS, 1, 0, 0.0)
+    job = Job(round=2, round_id="2/1/a", config=CONFIG, gone=MappingProxyType({"b": Gone("b", 1, reason, "", known)}))
+    job = apply_facts(job, [Ready("b", 2, 2, "2/1/a", "stopped", STORE_ADDRESS)], 0.0)
+    assert ("b" in job.nodes) == is_back
 
 
 @pytest.mark.parametrize(

@@ -339,9 +339,12 @@ class _JobUpdate:
         self._nodes[fact.node] = node
 
     def _return(self, name: str) -> Node | None:
-        """Take back a node that was silent for a while."""
+        """Take back a node that was silent for a while; one that has yet to come to this log says `Join` first.
+
+        Its `Ready` may arrive before that in a store that was restored. Only the `Join` tells which rank it had.
+        """
         gone = self._gone.get(name)
-        if gone is None or gone.reason not in (SILENT, MOVED) or gone.was is None:
+        if gone is None or gone.reason != SILENT or gone.was is None:
             return None
         del self._gone[name]
         self._set_seat(gone.was.rank, LIVE)
