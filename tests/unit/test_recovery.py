@@ -357,7 +357,7 @@ _RUNNING = Job(1, 4, round=2, round_id="2/1/a", incarnation="a.1", config=_ONE_S
         (_write(_RUNNING), 2),
         (_write(Job(1, 4)), 0),
         (_write(Job(1, 4), former=_RUNNING), 2),
-        (_write(replace(_RUNNING, phase=ENDED)), 0),  # nodes have gone on from before this end
+        (_write(replace(_RUNNING, phase=ENDED)), 2),  # nodes have gone on from before this end
     ],
 )
 def test_a_log_that_was_begun_anew_goes_on_from_what_the_store_knows(state: bytes | None, number: int) -> None:
@@ -368,6 +368,7 @@ def test_a_log_that_was_begun_anew_goes_on_from_what_the_store_knows(state: byte
     known = core.receive(replace(known, pending=None), facts, 1, now=0.0, jitter=0.0)
     known = core.receive(known, [], 1, now=99.0, jitter=0.0)
     assert isinstance(known.pending, Recovered if number else Form)
+    assert known.job.phase == RUNNING
 
 
 def test_the_newest_state_is_that_of_the_last_entry_that_counts() -> None:

@@ -159,7 +159,7 @@ def take_backup(coordinator: Coordinator, data: bytes | None, now: float) -> Coo
         former = job if found.former is None else job_from_document(found.former, now)
     except MessageError:
         return coordinator
-    if coordinator.former is not None or not former.round or former.phase == ENDED:
+    if coordinator.former is not None or not former.round:
         return coordinator
     return replace(coordinator, former=former, copies=MappingProxyType({former.copy: former}))
 

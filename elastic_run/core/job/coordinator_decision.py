@@ -12,7 +12,7 @@ from elastic_run.core.job.apply_facts import Silent, apply_facts
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.reported_failure import verdict_exit_code
-from elastic_run.core.job.state import GATHERING, HALTING, RUNNING, WARNED
+from elastic_run.core.job.state import ENDED, GATHERING, HALTING, RUNNING, WARNED
 from elastic_run.core.job.view_change import (
     find_ahead,
     find_view,
@@ -129,8 +129,9 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
     if may_go_on(view, job, config, waited):
         term = max(coordinator.term, view.highest_term + 1)
         # Not all members may have read that the round was warned or halted: it is said again in this log.
-        # The cause of a failure is awaited anew, once the node that failed is here.
-        if job.phase in (RUNNING, WARNED, HALTING):
+        # The cause of a failure is awaited anew, once the node that failed is here. A restored store may have the end of
+        # a job with which nodes have gone on from before that: the same end may follow once more.
+        if job.phase in (RUNNING, WARNED, HALTING, ENDED):
             job = replace(job, phase=RUNNING, until=None)
         job = replace(job, term=term, since=coordinator.began)
         recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.incarnation)
