@@ -12,6 +12,7 @@ FOREIGN = "not a store"  # what answers there speaks another protocol
 UNREADY = "not ready"  # the store answers that it can't serve now: it elects a leader, or is too busy
 
 FULL = "no room"  # the server has no descriptor left for one more connection
+REPLACED = "replaced by another store"  # its id is another one, or somebody has deleted it
 RESTORED = "restored from a backup"  # the store answers with less than it knew before
 
 

@@ -139,6 +139,27 @@ def test_a_node_whose_heartbeat_was_removed_says_again_where_it_stands(stack: Ex
     assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]
 
 
+@pytest.mark.parametrize("part", ["/b/", ""], ids=["heartbeats", "all keys"])
+def test_a_job_goes_on_after_its_keys_in_etcd_were_deleted(stack: ExitStack, part: str) -> None:
+    """The nodes write their heartbeats again, so that they are not lost again and again; the job ends with success."""
+    etcd = stack.enter_context(Etcd())
+    parameters = RendezvousParameters("etcd-v3", str(etcd.endpoints[0]), "job", 2, 2, "127.0.0.1", **FAST)
+    nodes = [stack.enter_context(handler_node(parameters, _SETUP)) for _ in range(2)]
+    for node in nodes:
+        node.wait_for(Formed)
+    wait_until(lambda: has_heartbeats(etcd))
+    etcd.delete_keys(part)
+    wait_until(lambda: has_heartbeats(etcd))
+    for node in nodes:
+        node.finish()
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
+
+
+def has_heartbeats(etcd: Etcd) -> bool:
+    """Whether both nodes have one."""
+    return sum("/b/" in key for key in etcd.list_keys()) == 2
+
+
 def test_a_node_that_is_far_from_its_store_is_halted_at_once(stack: ExitStack) -> None:
     """Its looks at the coordinator follow each other without a pause, and don't keep the log of decisions from it."""
     conf = {**FAST, "last_call_timeout": "0"}

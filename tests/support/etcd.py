@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -206,6 +207,13 @@ class Etcd:
             return [item.key for item in api.read("\0", "\0", keys_only=True).items]
         finally:
             api.http.close()
+
+    def delete_keys(self, part: str) -> None:
+        """Delete the keys of version 3 that contain this, as somebody does who makes room."""
+        for key in self.list_keys():
+            if part in key:
+                encoded = base64.b64encode(key.encode()).decode()
+                self._get(0, "POST", "/v3/kv/deleterange", key=encoded)
 
     def _get(self, member: int, method: str, path: str, **request: object) -> dict[str, Any]:
         client = self.client(member, timeout=1.0)

@@ -37,6 +37,16 @@ def test_a_node_that_was_dropped_comes_back(space: JobSpace) -> None:
     assert not writer.write(store)
 
 
+def test_a_heartbeat_that_is_seen_to_be_gone_is_written_anew(space: JobSpace) -> None:
+    """The next one tells it, and is there; without a heartbeat nothing can be gone."""
+    writer, store = HeartbeatWriter("n"), MemoryJobStore(space)
+    writer.lose()
+    assert not writer.write(store)
+    writer.lose()
+    assert writer.write(store)
+    assert not writer.write(store)
+
+
 def test_a_node_that_goes_leaves_no_heartbeat_behind(space: JobSpace) -> None:
     """A node that has said that it goes doesn't heartbeat again once its heartbeat was removed."""
     writer, store = HeartbeatWriter("n"), MemoryJobStore(space)

@@ -30,7 +30,7 @@ from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER_NODES
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
 from elastic_run.rendezvous.elastic.left_out_nodes import list_left_out
 from elastic_run.report.wait_texts import FIRST
-from elastic_run.store.errors import StoreAccessError, StoreError
+from elastic_run.store.errors import REPLACED, StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,6 +127,8 @@ class CoordinatorThread:
                 self._connection.drop()
                 self._is_final_decision = False
                 if not self._is_over:
+                    if getattr(error, "reason", None) == REPLACED:
+                        self._context.signals.check_store()
                     self._connection.pause(error)
                     self._restart_leases()
         self._connection.drop()

@@ -147,12 +147,16 @@ class NodeHeartbeats:
             # This process was stopped, or the machine slept: a heartbeat that did not change meanwhile shows nothing.
             member_driver.feed(node_messages.Interrupted())
         node = watched or context.node
+        # A lease of etcd can be renewed although somebody has deleted the heartbeat that hangs on it.
+        nodes = {node, context.node} if is_after_write and store.expires_heartbeats else {node}
         if store.reads_beside or is_after_write:
-            heartbeats, asked = self._reader.read_beside(store, [node], job_keys.STATUS_REQUEST)
+            heartbeats, asked = self._reader.read_beside(store, [*nodes], job_keys.STATUS_REQUEST)
             context.status_answers.note_request(asked)
         else:
-            heartbeats = self._reader.read(store, [node])
+            heartbeats = self._reader.read(store, [*nodes])
         self._last_read = time.monotonic()
+        if context.node in nodes and heartbeats[context.node] is None and store.expires_heartbeats:
+            self._writer.lose()
         if watched:
             member_driver.feed(node_messages.CoordinatorHeartbeatRead(watched, heartbeats[node]))
         member_driver.run_store_tasks(store, context.sender.store_id)
@@ -173,6 +177,11 @@ class HeartbeatWriter:
         self._node = node
         self._last: int | None = None
         self._was_dropped = False
+
+    def lose(self) -> None:
+        """Note that the last heartbeat is gone: the next one is written anew, and tells it."""
+        if self._last is not None:
+            self._last, self._was_dropped = None, True
 
     def write(self, store: JobStore, *, comes_back: bool = True) -> bool:
         """Write a heartbeat in place of the last one.

@@ -8,7 +8,7 @@ connection to the store that the sender has found.
 from __future__ import annotations
 
 from elastic_run.rendezvous.elastic.decision_log import wait_entry
-from elastic_run.store.errors import CLOSED, REFUSED, RESTORED, StoreAccessError, StoreError
+from elastic_run.store.errors import CLOSED, REFUSED, REPLACED, RESTORED, StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _LONGEST_WAIT = 30.0
 _MOMENT = 0.5
 #: Seconds before a store that refuses us is asked again; the sender, which is refused as well, tells the agent.
 _REFUSED = 5.0
-#: After these the sender looks at once whether the store is still there.
-_BROKEN = (CLOSED, REFUSED, RESTORED)
+#: After these the sender looks at once whether the store is still there, and opens a shared connection again.
+_BROKEN = (CLOSED, REFUSED, REPLACED, RESTORED)
 
 
 class LogReader:
@@ -58,18 +58,13 @@ class LogReader:
                 self._connection.drop()
                 is_broken = getattr(error, "reason", None) in _BROKEN
                 if is_broken:
-                    self._wake_sender()
+                    self._context.signals.check_store()
                 self._connection.pause(error)
                 # A store that is only slow would be slower if all senders came again at once.
                 if self._connection.is_shared and not is_broken:
-                    self._wake_sender()
+                    self._context.signals.check_store()
         self._connection.drop()
         context.connections.remove(self._connection)
-
-    def _wake_sender(self) -> None:
-        """Let the sender look whether the store is still there; it opens a shared connection again."""
-        self._context.signals.has_lost_log.set()
-        self._context.signals.wake.set()
 
     def _interrupt(self) -> None:
         """Wake the log reader from another thread; a shared connection is closed by its owner only."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 
 from elastic_run.store.backoff import Backoff, draw_fraction
-from elastic_run.store.errors import FULL, REFUSED, SILENT, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.errors import FULL, REFUSED, REPLACED, SILENT, StoreConnectionError, StoreTimeoutError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class StoreConnection:
         if self.store_id is None or self.store_id != expected or opened.restores != self.expected_restores():
             opened.close()
             message = f"the store at {self._backend.name} was replaced by another store"
-            raise StoreConnectionError(message)
+            raise StoreConnectionError(message, REPLACED)
         return opened
 
     def identify(self, store_id: bytes) -> None:
