@@ -155,6 +155,24 @@ def test_a_job_goes_on_after_its_keys_in_etcd_were_deleted(stack: ExitStack, par
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_job_goes_on_after_its_directory_was_removed(stack: ExitStack, tmp_path: Path, *, is_early: bool) -> None:
+    """So it does where the store is a directory, before the first heartbeats and after them."""
+    conf = {**FAST, "store_type": "file"}
+    parameters = RendezvousParameters("c10d", str(tmp_path / "store"), "job", 2, 2, "127.0.0.1", **conf)
+    nodes = [stack.enter_context(handler_node(parameters, _SETUP)) for _ in range(2)]
+    for node in nodes:
+        node.wait_for(Formed)
+    directory = tmp_path / "store.d"
+    if not is_early:
+        wait_until(lambda: len([*directory.rglob("b/*")]) == len(nodes))
+    directory.rename(tmp_path / "away")  # a node may write there at the same time
+    wait_until(lambda: len([*directory.rglob("b/*")]) == len(nodes))
+    for node in nodes:
+        node.finish()
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
+
+
 def has_heartbeats(etcd: Etcd) -> bool:
     """Whether both nodes have one."""
     return sum("/b/" in key for key in etcd.list_keys()) == 2

@@ -128,8 +128,8 @@ class SessionSignals:
         has_sent: The store has confirmed all facts. The sender sets it; the closing thread waits for it and clears it.
         has_failed_over: A decision to move the store was read, or no other node uses this node's store any more. The
             member's thread sets it, or the store's; the closing thread waits for it.
-        has_lost_log: The log reader's connection has broken, or the coordinator's leads to another store. These threads
-            set it; the sender clears it, and checks the store.
+        has_lost_log: The log reader's connection has broken, the coordinator's leads to another store, or this node's
+            heartbeat is gone. The threads that find it set it; the sender clears it, and checks the store.
         failovers: The endpoints to which the store moves. The member's thread appends one; the sender takes it, and
             goes there.
         formed_at: Monotonic seconds at which this node read that its last round was formed, or None. The member's

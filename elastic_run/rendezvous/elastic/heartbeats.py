@@ -104,8 +104,11 @@ class NodeHeartbeats:
         state = None if member_driver is None else member_driver.member.state
         # A node that was dropped before its first heartbeat reads so in the log, unless it waited all the time.
         is_unknown = self._writer.is_first and state == WAITING
+        is_first = self._writer.is_first
         was_dropped = self._writer.write(store, comes_back=state != LEAVING)
         context.sender.last_heartbeat_at = now
+        if was_dropped or is_first:
+            context.signals.check_store()  # somebody may have emptied the store, since the last heartbeat or before it
         if member_driver is None:
             return
         member_driver.feed(node_messages.HeartbeatWritten(was_dropped, is_unknown))

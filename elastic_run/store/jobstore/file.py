@@ -280,7 +280,8 @@ class FileJobStore(JobStore):
             raise
         except OSError as error:
             self.close()
-            message = f"the job store in {self.name} fails: {error.strerror}: {error.filename}"
+            place = f": {error.filename}" if error.filename else ""
+            message = f"the job store in {self.name} fails: {error.strerror}{place}"
             raise StoreConnectionError(message, UNREACHABLE) from error
 
     def _check_open(self) -> None:
