@@ -222,6 +222,7 @@ def test_an_unhealthy_node_that_is_to_serve_the_store_serves_it(
     assert [agent.stdout for agent in others] == ["world 3\n"] * 3
     assert sick.wait_exit() == UNHEALTHY
     assert sick.stdout == ""
+    assert "was a spare" not in sick.stderr
 
 
 def test_an_unhealthy_node_of_which_nobody_knows_ends_at_once(launch: Launch, worker: Worker, check: Check) -> None:

@@ -311,7 +311,7 @@ class MultiNodeJob:
     def _tell_success(self, end: End) -> None:
         if end.detail:
             self._say(end.detail)
-        if self._round < 0:
+        if self._round < 0 and not self._has_left:
             self._say(f"the job has ended with success; {_describe_spare(end.nodes)}")
 
     def _show_wait(self, event: sessions.Waiting) -> None:
