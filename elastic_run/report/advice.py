@@ -48,6 +48,10 @@ _ERRORS: dict[int, str] = {
     errno.ENFILE: "The machine's limit of open files is reached: `sysctl fs.file-max` shows it.",
     errno.EMFILE: "Raise the limit of open files of a process: `ulimit -n` shows it.",
     errno.ENOMEM: "Too little memory: `free -h`, `ulimit -v`, and the container's or scheduler's limit show it.",
+    errno.EADDRNOTAVAIL: (
+        "No network interface of this machine has that address, or not any more: `ip addr` shows the addresses, "
+        "--local-addr chooses one."
+    ),
     errno.EAGAIN: "Raise the limit of processes and threads: `ulimit -u`, and pids.max of the control group.",
 }
 #: What the detail says where a directory for temporary files is needed and none was found.
@@ -56,11 +60,23 @@ _TEMPORARY_PLACES = (
     "TMPDIR, /tmp and /var/tmp are full, read-only, or this user may not write there: `df -h` and `ls -ld` show it; "
     "TMPDIR or --log-dir names another place."
 )
-#: What the detail says of a program that may be executed but is no program for this kernel: `chmod +x` does not help.
-_NO_FORMAT = "not in a format that can be executed"
-_BUILT_FOR = "If it is a binary, it was built for another processor: compare `file PROGRAM` with `uname -m`."
-#: For the refusal "--node-rank=1 was given to two nodes": the advice for other refusals does not fit it.
-_RANK_TWICE = "Give each node a --node-rank of its own, from 0 on."
+#: Verdicts of which the general advice does not fit some details: the verdict, words of the detail, the advice.
+_BY_DETAIL = (
+    (
+        "not_executable",
+        "not in a format that can be executed",
+        "If it is a binary, it was built for another processor: compare `file PROGRAM` with `uname -m`.",
+    ),
+    ("refused", " was given to two nodes: ", "Give each node a --node-rank of its own, from 0 on."),
+    (
+        "rendezvous",
+        "etcd at ",
+        (
+            "etcd answers, but does not serve this node. Check its space (`etcdctl endpoint status`, `etcdctl alarm "
+            "list`), its log, and user, password and certificates in --rdzv-conf."
+        ),
+    ),
+)
 _LOG_DISK_FULL = (
     "The disk of the log directory is full, and a worker whose output is redirected there fails when it prints: "
     "`df -h` shows the disk, --log-dir chooses another."
@@ -73,18 +89,20 @@ def advice(result: JobResult) -> str | None:
     Args:
         result: The end of the job.
     """
-    if result.verdict == "refused" and result.detail.startswith("--node-rank="):
-        return _RANK_TWICE
     if result.verdict == "cannot_start" and result.signal is None:
         return _advise_start(result.detail)
     if result.root is None:
-        known = _BUILT_FOR if _NO_FORMAT in result.detail else _VERDICTS.get(result.verdict)
-        return None if result.signal is not None else known
+        return None if result.signal is not None else _advise_verdict(result)
     if result.verdict == "unkillable_worker":
         return _VERDICTS[result.verdict]
     if result.causes[0].kind == LOG_DISK_FULL:
         return _LOG_DISK_FULL
     return result.causes[0].help or None
+
+
+def _advise_verdict(result: JobResult) -> str | None:
+    found = (text for verdict, words, text in _BY_DETAIL if verdict == result.verdict and words in result.detail)
+    return next(found, _VERDICTS.get(result.verdict))
 
 
 def _advise_start(detail: str) -> str:

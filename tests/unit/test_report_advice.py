@@ -86,6 +86,7 @@ def raised(name: str, message: str = "") -> JobResult:
                 (errno.ENFILE, "Too many open files in system", "fs.file-max"),
                 (errno.ENOMEM, "Cannot allocate memory", "ulimit -v"),
                 (errno.EAGAIN, "Resource temporarily unavailable", "ulimit -u"),
+                (errno.EADDRNOTAVAIL, "can't listen on 192.0.2.1: Cannot assign requested address", "ip addr"),
             )
         ),
         (
@@ -98,6 +99,14 @@ def raised(name: str, message: str = "") -> JobResult:
         ),
         (result(verdict="internal_error", exit_code=205), "report"),
         (result(verdict="rendezvous", exit_code=201), "elastic-run doctor"),
+        (
+            result(
+                verdict="rendezvous",
+                exit_code=201,
+                detail="the store at e:2379 could not be reached for 20 s: etcd at e:2379: database space exceeded",
+            ),
+            "etcd answers",
+        ),
         (result(verdict="nodes_lost", exit_code=206), "lost nodes"),
         (result(verdict="refused", exit_code=208), "same flags, script, token"),
         (

@@ -168,7 +168,8 @@ def bind_public_port(port: int) -> _socket.socket:
 def _explain(error: OSError, host: str, port: int) -> OSError:
     if error.errno == errno.EADDRINUSE and port:
         return PortTakenError(port)
-    return OSError(error.errno, f"can't listen on {host}:{port}: {error.strerror}")
+    where = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}") if port else host
+    return OSError(error.errno, f"can't listen on {where}: {error.strerror}")
 
 
 # --- which process has the port ---------------------------------------------------------------------------------------
