@@ -255,6 +255,9 @@ def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
 
 def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
     """Say in one line why no job was started, or that it ended by a defect of ours, and return the exit code."""
+    if isinstance(error, ImportError) and str(error.name).startswith("elastic_run."):
+        say(f"error: {error}: the files of elastic-run are not those that this process began with")
+        return contract.EXIT_INTERNAL_ERROR
     from elastic_run.rendezvous.errors import RendezvousError, is_kind  # noqa: PLC0415 - only on this way
 
     if isinstance(error, (UsageError, RendezvousError)):

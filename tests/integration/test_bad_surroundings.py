@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import elastic_run
 from elastic_run import contract
 from elastic_run.cli.commands import COMMANDS
 from tests.support.launch import ELASTIC_RUN
@@ -171,3 +174,38 @@ def test_a_restart_makes_removed_directories_again(
     (run,) = {path.parent for path in cleaned.rglob("failure.json") if not path.parent.is_symlink()}
     assert (run / "attempt_1/0/stdout.log").read_text() == "runs\n"
     assert (run.parent / "latest").exists() == any("log-dir" in flag for flag in flags)
+
+
+@pytest.mark.parametrize("fails", [(), (0,), (0, 1)], ids=["success", "restart", "failure"])
+def test_a_job_ends_well_after_its_package_was_removed(
+    launch: Launch, worker: Worker, tmp_path: Path, fails: tuple[int, ...]
+) -> None:
+    """`pip install` may replace files while a job runs: exit code, restart and report stay as they are."""
+    site, gate = tmp_path / "site", tmp_path / "gate"
+    shutil.copytree(Path(elastic_run.__file__).parent, site / "elastic_run")
+    script = worker(f"""
+        say("attempt", attempt)
+        if attempt == 0: open({str(gate)!r}).read()
+        if attempt in {fails}: raise RuntimeError("attempt failed")
+    """)
+    os.mkfifo(gate)
+    env = {"PYTHONPATH": str(site), contract.ENV_CONTROL_DIR: str(tmp_path)}
+    job = launch("--max-restarts=1", "--log-dir=logs", script, env=env, cwd=tmp_path)
+    wait_until(lambda: any(tmp_path.glob("elastic-run-*/*.sock")), what="the agent's socket")
+    shutil.rmtree(site)
+    gate.write_text("", encoding="utf-8")
+    assert job.wait_exit() == (1 if 1 in fails else 0), job.stderr
+    assert job.stdout.count("attempt") == 1 + len(fails[:1])
+    assert ("RuntimeError: attempt failed" in job.stderr.partition("-- elastic-run: ")[2]) == (1 in fails)
+    assert "files of elastic-run" not in job.stderr
+
+
+def test_a_package_that_was_removed_too_early_is_told(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """One line and the code of an internal error, and no traceback."""
+    site = tmp_path / "site"
+    shutil.copytree(Path(elastic_run.__file__).parent, site / "elastic_run")
+    shutil.rmtree(site / "elastic_run" / "report")
+    job = launch(worker("say('runs')"), env={"PYTHONPATH": str(site)}, cwd=tmp_path)
+    assert job.wait_exit() == contract.EXIT_INTERNAL_ERROR
+    assert "Traceback" not in job.stderr
+    assert job.stderr.splitlines()[-1].endswith(": the files of elastic-run are not those that this process began with")

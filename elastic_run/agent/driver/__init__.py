@@ -22,6 +22,7 @@
 | `job_reports` | tells a job of several nodes what became of this node's rounds |
 | `joining` | joins a round, through the job or through a rendezvous handler |
 | `last_output` | time and text of a worker's last output |
+| `late_imports` | the modules that only the end or a restart of a job needs |
 | `machine_driver` | feeds the state machine, one event at a time |
 | `observation` | passes events to the event log and the metrics, once the workers run |
 | `parts` | the parts of one agent that several of these modules need |

@@ -227,7 +227,7 @@ class Supervisor:
             return self._conclude()
         try:
             self._machine.begin()
-            self._loop.call_later(_SETTLED, self._open_control)
+            self._loop.call_later(_SETTLED, self._settle)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
             # A defect, or Ctrl-C in a program that has kept SIGINT to itself: the workers get their grace all the same.
@@ -235,8 +235,9 @@ class Supervisor:
             raise
         return self._conclude()
 
-    def _open_control(self) -> None:
-        from elastic_run.agent.driver.control import open_control  # noqa: PLC0415 - the workers come first
+    def _settle(self) -> None:
+        from elastic_run.agent.driver import late_imports  # noqa: F401, PLC0415 - the workers come first
+        from elastic_run.agent.driver.control import open_control  # noqa: PLC0415 - ditto
 
         self._control = open_control(self._parts, self._rounds, started=self._started)
 
