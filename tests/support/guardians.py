@@ -23,8 +23,8 @@ def wait_guardians(launcher: int, *, deadline: float = DEADLINE) -> list[int]:
 
     def find() -> list[int]:
         titles = {pid: _read_title(pid) for pid in descendants_of(launcher)}
-        found = [pid for beginning in _TITLES for pid, title in titles.items() if title.startswith(beginning)]
-        return found if len(found) == len(_TITLES) else []
+        found = {title: pid for pid, text in titles.items() for title in _TITLES if text.startswith(title)}
+        return [found[title] for title in _TITLES] if len(found) == len(_TITLES) else []
 
     return wait_until(find, deadline=deadline, what=f"two guardians of {launcher}")
 
