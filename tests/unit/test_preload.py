@@ -7,8 +7,7 @@ import site
 import socket
 import sys
 import zipfile
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,10 +21,8 @@ from elastic_run.multiprocessing.warm import fork_safety, memory_sharing, messag
 from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
 from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
-from elastic_run.multiprocessing.warm.template_client import TemplateClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 _PYTHON = sys.executable
@@ -378,20 +375,3 @@ def test_a_socket_has_no_position() -> None:
     """It is both read and written, as are a pipe and a terminal."""
     with socket.socket() as opened:
         assert not fork_safety._has_place(opened.fileno())
-
-
-def test_a_template_is_gone_when_its_forks_have_ended() -> None:
-    """The end of the job waits for nothing else."""
-    ends: dict[int, Callable[[int], None]] = {}
-    nothing: Any = None
-    client = TemplateClient(nothing, nothing, on_news=lambda *_: None)
-    loop: Any = SimpleNamespace(watch_exit=ends.__setitem__)
-    client._loop = loop
-    seen = [client.is_gone]
-    for pid in (70, 71):
-        fork: Any = SimpleNamespace(pid=pid, kill=lambda: None)
-        client.discard(fork)
-    for pid in (70, 71):
-        seen.append(client.is_gone)
-        ends[pid](-9)
-    assert [*seen, client.is_gone] == [True, False, False, True]
