@@ -39,7 +39,8 @@ ROOT = Path(__file__).parents[1]
 #: Room -> its tests in `tests/integration` and `tests/parity`, as patterns of file names.
 INTEGRATION: dict[str, str] = {
     "agent": "supervision restarts unkillable_workers custom_agents early_start hang* health_* metrics_port status "
-    "stacks* many_nodes_ends agent_steps",
+    "stacks* many_nodes_ends agent_steps background control_socket denied_paths event_log fault_injection "
+    "flight_recorder foreign_rendezvous interrupts preload_worker_pool timer_agents unnamed_signals wait_line",
     "cli": "command_line commands explain kept_output logs_and_stop wrong_setups indexed_job launch doctor report_page "
     "stacks_command status top",
     "cluster": "denied_paths status slurm_steps slurm_health waiting_causes worker_slurm",
@@ -49,7 +50,7 @@ INTEGRATION: dict[str, str] = {
     "diagnosis": "doctor* fault_injection flight_recorder stack* hang native_stacks",
     "events": "event_*",
     "metrics": "metrics_port",
-    "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* "
+    "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* interrupts "
     "start_processes spawn preload* seat_record",
     "rendezvous": "elastic_* retry_deadlines hosting open_ports fencing heartbeats death_notice seat_record token "
     "log_start round_stores",
