@@ -9,10 +9,12 @@ import pytest
 
 from elastic_run.agent.driver.control import open_control
 from elastic_run.agent.driver.job import MultiNodeJob
-from elastic_run.agent.job_questions import answer_question
+from elastic_run.agent.job_questions import answer_drain, answer_question
 from elastic_run.rendezvous.session import StatusAsked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_run.agent.agent_view import AgentView
 
 
@@ -99,3 +101,34 @@ def test_a_node_without_which_the_job_went_on_names_no_round(*, has_place: bool,
     job.place = cast("Any", SimpleNamespace(group_world_size=2, round_id="4/1/a"))
     job._session = cast("Any", SimpleNamespace(has_place=has_place))
     assert job.describe_round() == described
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("node8", [("node7", False), ("node8", True)]), ("node7", [("node7", True)]), ("node9", None)]
+)
+def test_a_drain_is_answered_by_the_nodes_that_it_reaches(
+    name: str, nodes: list[tuple[str, bool]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is not named asks the others, with the round; a node that leaves answers for itself."""
+    monkeypatch.setattr("os.getpid", lambda: 70)
+    questions: list[str] = []
+    replies: list[dict[str, Any]] = []
+
+    def gather(question: str, _: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+        questions.append(question)
+        if nodes is not None:
+            deliver([{"host": host, "pid": 71, "is_leaving": leaves} for host, leaves in nodes if host != "node7"])
+
+    group = SimpleNamespace(group_rank=0, group_world_size=2)
+    view: Any = SimpleNamespace(
+        context=SimpleNamespace(hostname="node7", group=group),
+        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=0), gather_status=gather),
+        memory={},
+        loop=SimpleNamespace(call_soon=lambda call: call()),
+        stop=lambda *_: None,
+    )
+    request: Any = SimpleNamespace(view=view, arguments={"node": name}, reply=replies.append)
+    answer_drain(request)
+    assert questions == ([] if name == "node7" else [f"drain 4 {name}"])
+    told = [[(node["host"], node["is_leaving"]) for node in reply["nodes"]] for reply in replies]
+    assert told == ([] if nodes is None else [nodes])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from elastic_run.multiprocessing.process import descendants
 from elastic_run.multiprocessing.process.process_table import read_stat
 
 
@@ -17,3 +20,10 @@ def test_a_look_at_a_process_leaves_no_descriptor_open() -> None:
         assert (stat.parent, stat.session) == (os.getppid(), os.getsid(0))
         assert read_stat(4194305) is None
     assert len([*Path("/proc/self/fd").iterdir()]) == len(before)
+
+
+def test_descendants_are_found_at_any_depth() -> None:
+    """Each process below one that was found, whatever the order of the pids; no other one."""
+    parents = {2: 7, 3: 2, 5: 3, 7: 1, 8: 1, 9: 8}
+    living: Any = {pid: SimpleNamespace(parent=parent) for pid, parent in parents.items()}
+    assert descendants._with_descendants({7}, living) == {7, 2, 3, 5}
