@@ -228,10 +228,11 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
         return
     from elastic_run.multiprocessing.errors import write_parent_error_file  # noqa: PLC0415 - only after a failure
     from elastic_run.report import render, write_failure_file  # noqa: PLC0415
+    from elastic_run.report.text import shows_colors  # noqa: PLC0415
 
     if job_result.log_dir:
         job_result.failure_file = write_failure_file(job_result, job_result.log_dir, console.say)
-    lines = render(job_result, width=console.columns, color=_is_terminal(2))
+    lines = render(job_result, width=console.columns, color=shows_colors(2, os.environ))
     from elastic_run.report.annotations import find_annotation  # noqa: PLC0415 - only after a failure
 
     if annotation := find_annotation(job_result, os.environ):
@@ -244,7 +245,3 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
             console.say(drain)
     if job_result.root is not None:
         write_parent_error_file(job_result.root, os.environ)
-
-
-def _is_terminal(fd: int) -> bool:
-    return os.isatty(fd) and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")

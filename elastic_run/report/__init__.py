@@ -22,7 +22,7 @@
 | `root_cause_document` | a root cause as a document for the other nodes, and back |
 | `stack_lines` | the lines that say where the workers are |
 | `status_table` | the text of `elastic-run status`: a row for each worker, and which stand out |
-| `text` | printable text: width in columns, wrapping, shortening |
+| `text` | printable text: width in columns, wrapping, shortening; whether a terminal shows colours |
 | `trace` | the lines of a traceback that tell most |
 | `wait_line` | shows on a terminal, in one line, for whom a node waits |
 | `wait_notices` | when a waiting node is told which nodes are missing, and how long is left |

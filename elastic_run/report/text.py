@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import unicodedata
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Characters of a text that are looked at, half of them at each end.
 _LIMIT = 2 * 1024
@@ -36,6 +41,11 @@ def printable(text: str) -> str:
         text = f"{text[: _LIMIT // 2]} {_ELLIPSIS} {text[-_LIMIT // 2 :]}"
     text = _ANSI.sub("", text)
     return text if text.isascii() and text.isprintable() else "".join(_visible(character) for character in text)
+
+
+def shows_colors(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether a descriptor is a terminal that shows colours, and the user wants them."""
+    return os.isatty(fd) and environ.get("TERM") != "dumb" and not environ.get("NO_COLOR")
 
 
 def columns(text: str) -> int:

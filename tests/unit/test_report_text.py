@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 
 import pytest
 
 from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.report.text import columns, elide, printable, shorten, wrap
+from elastic_run.report.text import columns, elide, printable, shorten, shows_colors, wrap
 from elastic_run.report.trace import trace_lines
 from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span
 from tests.support.job_results import worker_end
@@ -38,6 +40,27 @@ def test_of_a_huge_text_both_ends_are_kept() -> None:
     assert text.startswith("head")
     assert text.endswith("tail")
     assert len(text) < 3000
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_show_them(environ: dict[str, str], expected: bool) -> None:  # noqa: FBT001 - the case
+    """A terminal gets colours unless it is dumb or NO_COLOR is set to a text; a pipe never gets them."""
+    host, terminal = pty.openpty()
+    out, into = os.pipe()
+    try:
+        assert shows_colors(terminal, environ) is expected
+        assert not shows_colors(into, environ)
+    finally:
+        for fd in (host, terminal, out, into):
+            os.close(fd)
 
 
 def test_columns_are_what_a_terminal_takes() -> None:

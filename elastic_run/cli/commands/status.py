@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 
 from elastic_run import contract
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
@@ -14,6 +13,7 @@ from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.control.wire import VERSION
 from elastic_run.notices import say
 from elastic_run.report.status_table import find_left_out, render_status
+from elastic_run.report.text import shows_colors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
         nodes,
         label=job.label,
         width=shutil.get_terminal_size().columns,
-        color=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+        color=shows_colors(1, os.environ),
     )
     print_text("\n".join(lines) + "\n")
     return contract.EXIT_SUCCESS

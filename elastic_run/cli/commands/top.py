@@ -13,6 +13,7 @@ from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
 from elastic_run.report.status_table import render_status
+from elastic_run.report.text import shows_colors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,5 +78,5 @@ def _draw(job: RunningJob, width: int) -> Text | None:
     nodes, errors = ask_nodes(job, JOB_STATUS)
     if not nodes:
         return Text("\n".join(errors)) if errors else None
-    lines = render_status(nodes, label=job.label, width=width, color="NO_COLOR" not in os.environ)
+    lines = render_status(nodes, label=job.label, width=width, color=shows_colors(1, os.environ))
     return Text.from_ansi("\n".join([*lines, *errors]))
