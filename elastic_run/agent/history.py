@@ -335,7 +335,7 @@ class History:
 
     def _count_oom_kills(self) -> OomKills | None:
         """Return the kills since this was last called; None the first time."""
-        from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it
+        from elastic_run.cluster.oom_counters import read_oom_kills  # noqa: PLC0415 - the workers start before it
 
         before, self._oom_kills = self._oom_kills, read_oom_kills()
         return None if before is None else self._oom_kills.since(before)

@@ -16,6 +16,7 @@ can show it other machines.
 | `machine` | the scheduler's name of this machine, and how it is taken out of use |
 | `memory_limit` | the memory limit of the control groups |
 | `numa` | which CPUs each worker is bound to, near its GPU |
+| `oom_counters` | the kills that the kernel's OOM killer has counted |
 | `programs` | finds a program as the system does, and the directory that denies access to it |
 | `requeue` | asks Slurm to run a stopped job again |
 | `slurm` | the Slurm step of this launcher: nodes, launchers, addresses |

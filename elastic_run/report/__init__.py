@@ -16,7 +16,6 @@
 | `job_history` | launchers, rounds, members and workers of a job, as its event logs tell |
 | `job_result` | how a job ended: the record that report, failure.json and error file are made of |
 | `lines` | the lines of the launcher while the job runs |
-| `memory` | counts the kills of the kernel's OOM killer while the job ran |
 | `other_workers` | how the workers ended that are not the root cause |
 | `peer_loss` | the workers of a node that may be the cause when others have lost a peer, as the other nodes read them |
 | `root_cause_document` | a root cause as a document for the other nodes, and back |
@@ -36,20 +35,16 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.failure.oom_kills import OomKills as OomKills
     from elastic_run.report.failure import render as render
     from elastic_run.report.failure_json import failure_document as failure_document
     from elastic_run.report.failure_json import write_failure_file as write_failure_file
     from elastic_run.report.job_result import Attempt as Attempt
     from elastic_run.report.job_result import JobResult as JobResult
-    from elastic_run.report.memory import read_oom_kills as read_oom_kills
 
 _HOMES = {
     "Attempt": "job_result",
     "JobResult": "job_result",
-    "OomKills": "elastic_run.core.failure.oom_kills",
     "failure_document": "failure_json",
-    "read_oom_kills": "memory",
     "render": "failure",
     "write_failure_file": "failure_json",
 }

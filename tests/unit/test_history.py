@@ -8,12 +8,11 @@ import pytest
 
 from elastic_run.agent import history as module
 from elastic_run.agent.history import History
-from elastic_run.cluster import denied_paths
+from elastic_run.cluster import denied_paths, oom_counters
 from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
 from elastic_run.core.protocol.decisions import End
-from elastic_run.report import memory
 from elastic_run.report.root_cause_document import encode_root_cause
 from tests.support.job_results import stopped, worker_end
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 def test_kills_count_from_the_first_start_of_workers_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later start of workers hides no kill, and each kill is told once."""
     readings = iter([OomKills(3, 7), OomKills(4, 9), OomKills(4, 9)])
-    monkeypatch.setattr(memory, "read_oom_kills", lambda: next(readings))
+    monkeypatch.setattr(oom_counters, "read_oom_kills", lambda: next(readings))
     history = History(cast("AgentContext", None), cast("Senders", None), lambda _: None)
     history.begin()
     history.begin()

@@ -122,7 +122,9 @@ def test_a_drain_is_answered_by_the_nodes_that_it_reaches(
     group = SimpleNamespace(group_rank=0, group_world_size=2)
     view: Any = SimpleNamespace(
         context=SimpleNamespace(hostname="node7", group=group),
-        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=0), gather_status=gather),
+        job=SimpleNamespace(
+            place=SimpleNamespace(round=4, group_rank=0), gather_status=gather, describe_round=dict[str, Any]
+        ),
         memory={},
         loop=SimpleNamespace(call_soon=lambda call: call()),
         stop=lambda *_: None,
