@@ -203,7 +203,7 @@ def _find_start_method(config: LaunchConfig, entrypoint: Callable[..., Any] | st
     """Return how function workers are started; the default can't start a function of a notebook's cell."""
     if not callable(entrypoint) or config.start_method != "spawn":
         return config.start_method
-    from elastic_run.multiprocessing.functions.pickling import choose_start_method  # noqa: PLC0415 - commands need no multiprocessing
+    from elastic_run.multiprocessing.functions.start_methods import choose_start_method  # noqa: PLC0415 - commands need no multiprocessing
 
     return choose_start_method(entrypoint)
 

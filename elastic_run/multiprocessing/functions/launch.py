@@ -23,16 +23,15 @@ import signal
 import sys
 from multiprocessing import reduction, resource_tracker, spawn, util
 
-from elastic_run.multiprocessing.functions.pickling import (
-    pickle_for_child,
+from elastic_run.multiprocessing.functions.pickling import pickle_for_child, refuse_unsendable
+from elastic_run.multiprocessing.functions.results import VALUE, ResultReader, open_result_pipe
+from elastic_run.multiprocessing.functions.start_methods import (
     refuse_local,
     refuse_method,
     refuse_uncallable,
     refuse_unguarded_main,
-    refuse_unsendable,
     refuse_without_interpreter,
 )
-from elastic_run.multiprocessing.functions.results import VALUE, ResultReader, open_result_pipe
 from elastic_run.multiprocessing.functions.worker import ForkSetup, FunctionWorker
 from elastic_run.multiprocessing.process import fork_exec, stack_pipe
 from elastic_run.multiprocessing.process.descriptors import open_unnamed
