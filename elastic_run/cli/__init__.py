@@ -12,7 +12,7 @@
 | `cluster_values` | values that follow from the cluster's scheduler, where no flag names them |
 | `slurm_step` | values that follow from the Slurm step of this launcher |
 | `indexed_job` | values that follow from the indexed Job of Kubernetes of this pod |
-| `meeting_place` | refuses a place where the launchers of a scheduler's job can't meet |
+| `endpoint_checks` | refuses an endpoint by which the launchers of a scheduler's job can't find each other |
 | `derivation` | the record of such values |
 | `node_gpus` | one worker for each GPU of this node; more workers than GPUs |
 | `threads` | OpenMP threads of each worker |

@@ -119,9 +119,9 @@ def _derive_nodes(
         raise UsageError(message)
     derived: dict[str, object] = {}
     if names_place:
-        from elastic_run.cli.meeting_place import check_meeting_place  # noqa: PLC0415 - rare
+        from elastic_run.cli.endpoint_checks import check_endpoint  # noqa: PLC0415 - rare
 
-        check_meeting_place(args, "pod of the Job", _name_first(pod))
+        check_endpoint(args, "pod of the Job", _name_first(pod))
     else:
         try:
             derived = {"rdzv_backend": "c10d", "rdzv_endpoint": pod.find_endpoint(most)}

@@ -154,7 +154,7 @@ def _derive_nodes(
         )
         raise UsageError(message)
     if names_place:
-        _check_place(step, args, given_flags)
+        _check_endpoint(step, args, given_flags)
     else:
         if least > step.task_count:
             message = (
@@ -185,13 +185,13 @@ def _describe_other_number(step: Step, args: Namespace) -> list[str]:
     return [f"{told}: {launchers - most} of them {'is a spare' if launchers - most == 1 else 'are spares'}"]
 
 
-def _check_place(step: Step, args: Namespace, given_flags: Container[str]) -> None:
-    """Refuse a place, given by the user, where the launchers of a step of several nodes can't meet."""
+def _check_endpoint(step: Step, args: Namespace, given_flags: Container[str]) -> None:
+    """Refuse an endpoint, given by the user, by which the launchers of a step can't find each other."""
     if len(step.nodes) == 1:
         return
-    from elastic_run.cli.meeting_place import check_first_master, check_meeting_place  # noqa: PLC0415 - rare
+    from elastic_run.cli.endpoint_checks import check_endpoint, check_first_master  # noqa: PLC0415 - rare
 
-    check_meeting_place(args, "node of the Slurm step", step.nodes[0])
+    check_endpoint(args, "node of the Slurm step", step.nodes[0])
     if "node_rank" not in given_flags and step.task_count == len(step.nodes):
         check_first_master(args, step.nodes)
 

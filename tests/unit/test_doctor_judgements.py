@@ -28,8 +28,8 @@ from elastic_run.diagnosis.doctor.checks import FAMILIES, run_checks
 from elastic_run.diagnosis.doctor.control_groups import GroupLimits
 from elastic_run.diagnosis.doctor.finding import Finding, Subject, problem
 from elastic_run.diagnosis.doctor.interfaces import Interface
-from elastic_run.diagnosis.doctor.meeting import NodeReport, describe_network, judge_meeting
 from elastic_run.diagnosis.doctor.names import Lookup
+from elastic_run.diagnosis.doctor.node_reports import NodeReport, describe_network, judge_node_reports
 from elastic_run.diagnosis.doctor.ports import PortState
 from elastic_run.diagnosis.doctor.report import render_report
 from elastic_run.diagnosis.doctor.resource_limits import Limits
@@ -318,20 +318,20 @@ def test_a_pair_is_named_with_what_is_known_of_its_directions() -> None:
     """Datagrams tell the direction; without them the connections do, if one of the two fails."""
     silent = "no answer"
     lost = [report("a", failures={1: silent}, heard="1"), report("b", failures={0: silent}, heard="")]
-    assert texts(judge_meeting(lost)) == ["problem: packets from a to b get lost"]
+    assert texts(judge_node_reports(lost)) == ["problem: packets from a to b get lost"]
     refused = [report("a", failures={1: "nobody listens"}, heard="1"), report("b", heard="0")]
-    assert texts(judge_meeting(refused)) == ["problem: a can't connect to b"]
+    assert texts(judge_node_reports(refused)) == ["problem: a can't connect to b"]
     apart = [report("a", failures={1: silent}), report("b", failures={0: silent})]
-    assert texts(judge_meeting(apart)) == ["problem: a and b can't reach each other"]
+    assert texts(judge_node_reports(apart)) == ["problem: a and b can't reach each other"]
 
 
 def test_a_node_that_reaches_no_other_is_named_once() -> None:
     """Not each of its pairs; and of many pairs the first ones are named."""
     lonely = [report("a", failures={2: "no answer"}), report("b", failures={2: "no answer"}), report("c")]
-    (found,) = judge_meeting(lonely)
+    (found,) = judge_node_reports(lonely)
     assert found.what == "c and the other nodes can't reach each other, though all of them have met"
     many = [report(str(rank), failures={rank + 1 - 2 * (rank % 2): "no answer"}) for rank in range(12)]
-    assert texts(judge_meeting(many))[-1] == "problem: 2 more pairs can't reach each other"
+    assert texts(judge_node_reports(many))[-1] == "problem: 2 more pairs can't reach each other"
 
 
 def test_nodes_that_differ_are_named() -> None:
@@ -342,7 +342,7 @@ def test_nodes_that_differ_are_named() -> None:
         report("b", facts={"torch": "2.12", "Python": "3.12"}, findings=own, clock=50.0, reduction="timeout"),
         report("c", facts={"torch": "2.13", "Python": "3.11"}, clock=100.0, rate=1e8),
     ]
-    assert texts(judge_meeting(nodes)) == [
+    assert texts(judge_node_reports(nodes)) == [
         "problem: torch is not the same on all nodes: b 2.12, but 2.13 on 2",
         "problem: Python is not the same on all nodes: c 3.11, but 3.12 on 2",
         "problem: an all-reduce of all nodes fails on b",

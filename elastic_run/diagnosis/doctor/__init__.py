@@ -13,9 +13,9 @@ file system for one; so each family runs in a thread, and a family that does not
 | `finding` | the finding of a check, and the subject of all checks |
 | `gpus` | the GPUs answer, and no other process holds their memory |
 | `interfaces` | the network interfaces that variables name exist |
-| `meeting` | findings from the reports of all nodes of a job |
 | `names` | host names have addresses, and name servers answer |
 | `network_probe` | connections and datagrams from node to node |
+| `node_reports` | findings from the reports of all nodes of a job |
 | `ports` | the endpoint's port is free here, or can be reached |
 | `probe_worker` | the program that `doctor` starts on each node, to report to the other nodes |
 | `python` | interpreter, virtual environment, torch |

@@ -14,8 +14,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from elastic_run.diagnosis.doctor.finding import Finding, problem
-from elastic_run.diagnosis.doctor.meeting import NodeReport, describe_network, judge_meeting
 from elastic_run.diagnosis.doctor.network_probe import Listener, measure_rate, try_connection
+from elastic_run.diagnosis.doctor.node_reports import NodeReport, describe_network, judge_node_reports
 from elastic_run.diagnosis.doctor.report import describe_findings, read_findings
 from elastic_run.rendezvous.elastic.addresses import find_local_address
 from elastic_run.store.errors import StoreError
@@ -143,7 +143,7 @@ def main() -> None:
         with StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _TO_MEET) as store:
             reports = Probe(own, store, rank, size).run()
         facts = {**own["facts"], **describe_network(reports)}
-        result = describe_findings([report.host for report in reports], judge_meeting(reports), facts)
+        result = describe_findings([report.host for report in reports], judge_node_reports(reports), facts)
     except (StoreError, OSError) as error:
         what = f"{own['hosts'][0]} has met the other nodes, but lost them or reaches no worker's port"
         remedy = "look at the doctor's report on the other nodes; open all TCP ports between the nodes"

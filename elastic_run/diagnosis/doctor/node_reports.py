@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["NodeReport", "describe_network", "judge_meeting"]
+__all__ = ["NodeReport", "describe_network", "judge_node_reports"]
 
 #: Seconds between clocks, and the share of the median rate, from which on a node is named.
 _CLOCKS = 10.0
@@ -46,7 +46,7 @@ class NodeReport:
     reduction: float | str = 0.0
 
 
-def judge_meeting(nodes: Sequence[NodeReport]) -> list[Finding]:
+def judge_node_reports(nodes: Sequence[NodeReport]) -> list[Finding]:
     """Return the findings on the nodes and between them, problems first.
 
     Args:

@@ -1,4 +1,4 @@
-"""Refuses a place at which the launchers of a scheduler's job can't meet: each of its nodes would be there alone.
+"""Refuses an endpoint, or a master's address, by which the launchers of a scheduler's job can't find each other.
 
 srun and an indexed Job give all launchers one command line. If it names this machine (localhost), every launcher comes
 to a store of its own: an elastic job would silently become as many jobs as it has nodes, any other waits in vain.
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-__all__ = ["check_first_master", "check_meeting_place"]
+__all__ = ["check_endpoint", "check_first_master"]
 
 #: Backends whose store one of the nodes serves. An etcd at localhost may be a proxy on each node.
 _SERVED_BY_NODES = ("c10d", "static")
 
 
-def check_meeting_place(args: Namespace, launchers: str, first: str) -> None:
-    """Refuse a place that leads each launcher to its own machine.
+def check_endpoint(args: Namespace, launchers: str, first: str) -> None:
+    """Refuse an endpoint that leads each launcher to its own machine.
 
     Args:
         args: The command line.
@@ -31,7 +31,7 @@ def check_meeting_place(args: Namespace, launchers: str, first: str) -> None:
     Raises:
         UsageError: No launcher would find another one.
     """
-    flag, hosts = _read_place(args)
+    flag, hosts = _read_endpoint(args)
     port = args.rdzv_endpoint.rpartition(":")[2]
     from elastic_run.rendezvous.elastic.addresses import names_loopback  # noqa: PLC0415 - rare
 
@@ -58,7 +58,7 @@ def check_first_master(args: Namespace, nodes: Sequence[str]) -> None:
     Raises:
         UsageError: The node of rank 0 could not serve there.
     """
-    flag, hosts = _read_place(args)
+    flag, hosts = _read_endpoint(args)
     names = [node.partition(".")[0] for node in nodes]
     host = hosts[0].partition(".")[0] if args.rdzv_backend == "static" and hosts else ""
     if host not in names[1:]:
@@ -70,8 +70,8 @@ def check_first_master(args: Namespace, nodes: Sequence[str]) -> None:
     raise UsageError(message)
 
 
-def _read_place(args: Namespace) -> tuple[str, list[str]]:
-    """Return the flag that names the place, and the hosts in it; none where a store of the site is named."""
+def _read_endpoint(args: Namespace) -> tuple[str, list[str]]:
+    """Return the flag that names the endpoint, and its hosts; none where a store of the site is named."""
     if args.rdzv_backend not in _SERVED_BY_NODES or (args.rdzv_backend == "c10d" and not args.rdzv_endpoint):
         return "", []
     if not args.rdzv_endpoint:
