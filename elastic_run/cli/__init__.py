@@ -17,7 +17,7 @@
 | `node_gpus` | one worker for each GPU of this node; more workers than GPUs |
 | `threads` | OpenMP threads of each worker |
 | `faults` | the value of ``--inject-fault`` |
-| `config` | values that no flag gives; from a checked namespace to a `LaunchConfig` and the command of the workers |
+| `config` | values that no flag gives; the token; the `LaunchConfig` and the workers' command, from checked values |
 | `config_file` | the file of ``--config``: TOML to checked values |
 | `explain` | the text of ``--explain``: values with their origins, the job and the workers' command |
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |

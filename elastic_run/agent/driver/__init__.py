@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `check_process` | one run of a command beside the workers, with a timeout |
-| `context` | the agent's options, and the parts that all rounds share: guardian, token, limit of descriptors |
+| `context` | the agent's options; the parts that all rounds share: guardian, token, descriptors; the removal of files |
 | `control` | opens the control socket, for `elastic-run status` and other commands |
 | `d_state` | watches for workers in uninterruptible sleep (state D) |
 | `early_start` | starts the first round's workers before the supervisor is imported |
@@ -40,7 +40,7 @@
 | `step` | one step of the state machine, for the event log |
 | `supervisor` | the loop: events to the state machine, commands to the parts |
 | `template_start` | starts the templates of warm workers, and chooses their environment variables |
-| `time_limit` | tells that the scheduler will end the job soon, and stops the workers in time |
+| `time_limit` | tells that the scheduler will end the job soon, and stops the workers; `context` gives the time |
 | `timers` | the pipe and the expiry of the workers' timers |
 | `waiting_nodes` | asks a foreign rendezvous whether nodes wait |
 | `watches` | starts and ends the watches of a round: state D, timers, waiting nodes, silence, hangs, resources |

@@ -11,7 +11,7 @@
 | `exclusion` | which machines the job goes on without, since failures keep beginning on them |
 | `formation` | when a round is formed, and of which nodes |
 | `job_document` | the job's state as a document, with relative times |
-| `machine` | the policy of the job: `decide` gives the next decision |
+| `machine` | the policy of the job: `decide` gives the next decision, such as to end a round for new nodes |
 | `majority` | which nodes of the last round are needed, so that no other store's log can form a round |
 | `rank_claims` | two nodes with one fixed rank |
 | `node_versions` | whether the nodes of a round have different versions of torch |

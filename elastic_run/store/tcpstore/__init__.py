@@ -11,13 +11,13 @@
 | `listener` | the port, open before its number is told |
 | `memory_store` | the data: keys, values, counters, queues and streams |
 | `opening` | how a client opens its connection and proves the token |
-| `request_handler` | what the server answers to each operation |
+| `request_handler` | what the server answers to each operation, also when a wait ends |
 | `server` | the server, on the agent's loop |
 | `stream_keys` | the keys of a stream of entries |
 | `token_proof` | a client proves that it knows the token, and so does the server |
 | `torch_child` | the program that runs torch's server in a child process |
 | `torch_server` | torch's server in that child process, followed by ours if it dies |
-| `waits` | clients that wait for keys |
+| `waits` | which clients wait for which keys |
 | `wire` | the wire format |
 | `worker_store` | the store that an agent serves to its workers, a fresh one each round |
 """
