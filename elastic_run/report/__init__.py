@@ -9,7 +9,7 @@
 | `event_history` | reads event logs, and folds them into the history of jobs |
 | `event_schema` | the events of the event log with their fields |
 | `failure_json` | failure.json |
-| `failure_rules` | reads rules with hints for known failures, ours and the user's; `core.failure.diagnose` applies them |
+| `failure_rules` | reads rules for known failures, ours and the user's; `core.failure.diagnose` applies them |
 | `failure` | the closing report |
 | `hang_lines` | the lines that say that the job hangs |
 | `history_page` | the page of a job's history |

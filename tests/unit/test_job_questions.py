@@ -111,19 +111,23 @@ def test_a_drain_is_answered_by_the_nodes_that_it_reaches(
 ) -> None:
     """A node that is not named asks the others, with the round; a node that leaves answers for itself."""
     monkeypatch.setattr("os.getpid", lambda: 70)
+    of_round = {"round_id": "4/1/a", "round_nodes": 2}
     questions: list[str] = []
     replies: list[dict[str, Any]] = []
 
     def gather(question: str, _: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
         questions.append(question)
         if nodes is not None:
-            deliver([{"host": host, "pid": 71, "is_leaving": leaves} for host, leaves in nodes if host != "node7"])
+            others = [(host, leaves) for host, leaves in nodes if host != "node7"]
+            deliver([{"host": host, "pid": 71, "is_leaving": leaves, **of_round} for host, leaves in others])
 
     group = SimpleNamespace(group_rank=0, group_world_size=2)
     view: Any = SimpleNamespace(
         context=SimpleNamespace(hostname="node7", group=group),
         job=SimpleNamespace(
-            place=SimpleNamespace(round=4, group_rank=0), gather_status=gather, describe_round=dict[str, Any]
+            place=SimpleNamespace(round=4, group_rank=0),
+            gather_status=gather,
+            describe_round=lambda: of_round,
         ),
         memory={},
         loop=SimpleNamespace(call_soon=lambda call: call()),
