@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from elastic_run.agent import steps
+from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.restart_policy import Failure
+from elastic_run.core.failure import root_cause
 from tests.support.stream_bench import Clockwork
 
 
@@ -127,3 +129,23 @@ def test_orphans_are_collected_where_they_come(
     made.driver._begin_to_reap()
     made.driver._begin_to_reap()
     assert [options for _, options in made.calls] == reaped
+
+
+@pytest.mark.parametrize(("exitcode", "looks"), [(1, [False]), (-6, [False]), (-9, [])])
+def test_a_lost_peer_is_looked_for_quickly(exitcode: int, looks: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other workers wait for the answer, so a large log file is not searched; a killed worker has lost no peer."""
+    found: list[bool] = []
+
+    def end_of(_: object, *, is_thorough: bool = True) -> bool:
+        found.append(is_thorough)
+        return True
+
+    monkeypatch.setattr(root_cause, "has_lost_rank", bool)
+    current: Any = SimpleNamespace(
+        _ended_at={0: (0.0, exitcode, False)},
+        output=SimpleNamespace(catch_up=lambda _: None),
+        _context=SimpleNamespace(group=SimpleNamespace(workers=[SimpleNamespace(local_rank=0)])),
+        _end_of=end_of,
+    )
+    assert Round.is_secondary(current, 0) is bool(looks)
+    assert found == looks
