@@ -282,6 +282,13 @@ def test_parent_error_file(launch: Launch, worker: Worker, tmp_path: Path) -> No
     assert "Traceback" in message["extraInfo"]["py_callstack"]
 
 
+def test_an_error_file_that_nobody_reads_holds_nobody_up(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A named pipe without a reader kept the launcher from its end, also after SIGTERM."""
+    os.mkfifo(tmp_path / "pipe")
+    env = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "pipe")}
+    assert launch("--standalone", worker("sys.exit(3)"), env=env).wait_exit() == 3
+
+
 _PYTHON = sys.executable
 _ELASTIC_RUN = (_PYTHON, "-m", "elastic_run")
 

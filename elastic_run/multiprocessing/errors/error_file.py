@@ -97,10 +97,15 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
     if isinstance(data["message"], dict) and root.exitcode:
         data["message"]["errorCode"] = root.exitcode
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", opener=_open_at_once) as file:
             json.dump(data, file)
     except OSError:
         return  # it is a courtesy to the launcher above; our own report has told everything
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a named pipe that nobody reads is an error, and does not block."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def compose_error(root: WorkerEnd) -> dict[str, Any]:
