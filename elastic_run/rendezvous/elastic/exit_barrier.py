@@ -74,11 +74,8 @@ def wait_sent(context: SessionContext, deadline: float) -> None:
     while True:
         # Cleared before it is asked, so that what is confirmed in between is seen.
         context.signals.has_sent.clear()
-        if not context.has_unsent:
-            return
-        context.signals.wake.set()
         left = deadline - time.monotonic()
-        if left <= 0 or not context.signals.has_sent.wait(left):
+        if not context.has_unsent or left <= 0 or not context.signals.has_sent.wait(left):
             return
 
 

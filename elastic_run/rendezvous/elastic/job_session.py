@@ -362,7 +362,7 @@ class JobSession(Session):
         """Say that this node goes, and end its term, so that nobody has to find out by a lease."""
         if self._context.signals.is_unhealthy:
             # Its user waits for nothing, and the others should know why it does not come: it may not be there yet.
-            self._has_begun.wait(max(0.0, deadline - time.monotonic()))
+            self._has_begun.wait(deadline - time.monotonic())
         else:
             deadline = min(deadline, time.monotonic() + _LEAVE_TIME)
         exit_barrier.wait_sent(self._context, deadline)
