@@ -160,7 +160,6 @@ class CoordinatorThread:
         if coordinator.wants is not None and proposal is None:
             copy = decision_log.get_document(store, job_keys.copy_key(coordinator.wants))
             self._coordinator = core.take_copy(coordinator, copy, now=now, jitter=_jitter())
-            self._complain()
         elif proposal is not None:
             self._coordinator = self._write(store, coordinator, proposal)
         elif (cleanup := slots.unfinished_cleanup(coordinator)) is not None:
@@ -169,6 +168,7 @@ class CoordinatorThread:
             self._coordinator = self._look(store, coordinator, now)
         else:
             self._coordinator = self._listen(store, coordinator, now)
+        self._complain(self._coordinator)
 
     def _start_term(self, store: JobStore) -> Coordinator:
         command = self._command
@@ -308,10 +308,7 @@ class CoordinatorThread:
         self._has_listened = True
         if is_last and not entries:
             return core.resign(coordinator)
-        coordinator = core.receive(coordinator, entries, position, now=time.monotonic(), jitter=_jitter())
-        self._coordinator = coordinator
-        self._complain()
-        return coordinator
+        return core.receive(coordinator, entries, position, now=time.monotonic(), jitter=_jitter())
 
     def _await_batch(self, coordinator: Coordinator) -> None:
         """Let more facts come, if many nodes gather and facts came just now; the first of a rush is read at once."""
@@ -319,10 +316,10 @@ class CoordinatorThread:
         if self._has_read_facts and coordinator.job.phase == GATHERING and nodes >= _CROWD:
             self._context.signals.closing.wait(max(_BATCH_PAUSE, nodes * _BATCH_PAUSE_PER_NODE))
 
-    def _complain(self) -> None:
+    def _complain(self, coordinator: Coordinator) -> None:
         """Tell of garbage, once: whoever writes garbage may write other garbage for ever."""
-        if self._coordinator is not None and self._coordinator.complaint and not self._complaint:
-            self._complaint = self._coordinator.complaint
+        if coordinator.complaint and not self._complaint:
+            self._complaint = coordinator.complaint
             _log.warning("elastic-run: unreadable messages of nodes are ignored from now on: %s", self._complaint)
 
     @property
