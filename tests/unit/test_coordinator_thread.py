@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +14,12 @@ from elastic_run.core.node.messages import Coordinate
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.elastic import handler
+from elastic_run.rendezvous.elastic import coordinator_thread, handler
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread
 from elastic_run.rendezvous.elastic.job_session import JobSession
+from elastic_run.rendezvous.elastic.store_connection import StoreConnection
+from elastic_run.store.errors import SILENT, StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup
 from tests.support.wait import NotingEvent
@@ -48,6 +50,25 @@ def join(store: MemoryJobStore, context: SessionContext, numbers: range) -> None
         store_address = messages.StoreAddress("127.0.0.1", 1)
         fact = messages.Join(node=node, sequence=1, node_info=info, config=context.config, store_address=store_address)
         store.append(job_keys.FACTS, messages.to_json(fact))
+
+
+class FailingStore(MemoryJobStore):
+    """A store whose first read of facts fails, which takes a while."""
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        super().__init__()
+        self.reader: CoordinatorThread | None = None
+        self._clock = clock
+
+    def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
+        """Fail once; the second time the thread is stopped."""
+        if self._clock.now > 0.0:
+            assert self.reader is not None
+            self.reader.stop()
+            return super().read(stream, position, min(timeout, 0.0))
+        self._clock.now = 9.0
+        message = "nothing answers"
+        raise StoreConnectionError(message, SILENT)
 
 
 class RestoredStore(MemoryJobStore):
@@ -84,6 +105,27 @@ def test_a_crowd_is_read_in_batches(nodes: int, pauses: list[float]) -> None:
     join(store, context, range(nodes, nodes + 1))
     turn_until(nodes + 1)
     assert closing.waits == pytest.approx(pauses)
+
+
+def test_after_an_outage_all_leases_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats that could not be read are no sign of a death."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(coordinator_thread, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    store = FailingStore(clock)
+    context, _ = make_context(store.space)
+    store.reader = thread = CoordinatorThread(context, Coordinate(term=1, slot=0, state_slot=-1, state_term=0))
+    monkeypatch.setattr(StoreConnection, "store", store)
+    thread._run()
+    assert thread._last_look == 9.0
+
+
+def test_a_thread_that_is_stopped_before_it_begins_ends() -> None:
+    """Another node may have begun the next term at once."""
+    context, _ = make_context(JobSpace())
+    thread = CoordinatorThread(context, Coordinate(term=1, slot=0, state_slot=-1, state_term=0))
+    thread.stop()
+    thread._run()
+    assert thread._coordinator is None
 
 
 @pytest.mark.parametrize("lost", ["d/1", job_keys.LOG_START])

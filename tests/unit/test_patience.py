@@ -103,6 +103,17 @@ def test_a_store_that_comes_back_by_itself_is_tried_for_the_join_timeout(monkeyp
         assert trial.find_loss(REFUSED) == 90
 
 
+def test_an_attempt_takes_no_longer_than_the_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempts end in time for the first line to the user; once the store answers the wait begins anew."""
+    trial = Trial(monkeypatch, conf={"join_timeout": 90})
+    trial.wait_limit.begin()
+    assert (trial.wait_limit.time_left, trial.wait_limit.attempt_limit) == (90.0, 2.0)
+    trial.now = _BEGIN + 30.0
+    assert (trial.wait_limit.time_left, trial.wait_limit.attempt_limit) == (60.0, 60.0)
+    trial.reach()
+    assert (trial.wait_limit.time_left, trial.wait_limit.attempt_limit) == (90.0, 90.0)
+
+
 def test_the_user_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first line comes after 2 s, after a lease where the store answered before; the next ones every 10 s."""
     assert Trial(monkeypatch).find_lines(SILENT, 40) == [2, 12, 22, 32]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job import config
-from elastic_run.core.node.messages import Ended, Formed, StoreRestored
+from elastic_run.core.node.messages import Ended, Formed, Refused, StoreRestored
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.messages import LogStart
 from elastic_run.rendezvous.backend_table import read_settings
@@ -18,7 +18,7 @@ from elastic_run.rendezvous.elastic import heartbeats
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
-from elastic_run.rendezvous.elastic.store_connection import StoreConnection
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
 from elastic_run.rendezvous.session import Notice
 from elastic_run.report import wait_notices
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
@@ -119,6 +119,16 @@ def test_a_store_without_room_for_more_is_no_hindrance(node: Node, backend: Noti
     backend.failure = StoreConnectionError("takes no more connections", FULL)
     node.done()
     assert node.wait_for(Ended).end.verdict == "success"
+
+
+def test_a_node_that_was_refused_asks_nothing_more(node: Node, backend: NotingBackend) -> None:
+    """A job with a token refuses a node that has none, which waits to be closed."""
+    backend.space.values[STORE_ID] = b"signed"
+    node.start()
+    assert "this node was given none" in node.wait_for(Refused).detail
+    node.close()
+    (only,) = backend.opened
+    assert only.uses == [("get", STORE_ID)]
 
 
 def test_the_coordinator_is_looked_at_one_pause_after_a_round_was_formed(backend: NotingBackend) -> None:
