@@ -8,6 +8,7 @@ import pytest
 
 from elastic_run.rendezvous.elastic import addresses
 from elastic_run.rendezvous.elastic.addresses import (
+    find_listening,
     find_local_address,
     find_trouble,
     is_own_host,
@@ -56,6 +57,17 @@ def test_the_address_of_the_interface_that_reaches_the_endpoint() -> None:
     towards_anywhere = find_local_address("127.0.0.1", 1, 1.0)
     assert find_local_address(towards_anywhere, 1, 1.0) == towards_anywhere
     assert is_own_host(towards_anywhere, 1.0)
+
+
+@pytest.mark.parametrize("has_ipv6", [True, False])
+def test_all_loopback_addresses_are_tried_at_any_port(monkeypatch: pytest.MonkeyPatch, *, has_ipv6: bool) -> None:
+    """Only root may bind most of the others."""
+
+    def can_bind(family: int, address: tuple[str, int]) -> bool:
+        return address[1] == 0 and (has_ipv6 or family == socket.AF_INET)
+
+    monkeypatch.setattr(addresses, "can_bind", can_bind)
+    assert find_listening("localhost", 1.0).hosts == ("127.0.0.1", "::1")[: 1 + has_ipv6]
 
 
 def test_trouble_has_a_name() -> None:

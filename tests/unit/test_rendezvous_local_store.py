@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.rendezvous.local_store import LocalStore
+from elastic_run.rendezvous import local_store
+from elastic_run.rendezvous.local_store import LocalStore, make_local_store
 from elastic_run.store.errors import StoreTimeoutError
 
 
@@ -45,3 +46,9 @@ def test_as_many_values_as_keys() -> None:
     """Keys without values are refused."""
     with pytest.raises(ValueError, match="shorter"):
         LocalStore().multi_set(["a", "b"], ["1"])
+
+
+def test_a_program_without_torch_gets_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch is not imported for it."""
+    monkeypatch.setattr(local_store, "find_torch_stores", lambda: None)
+    assert isinstance(make_local_store(), LocalStore)
