@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
-from elastic_run.core.protocol.job_keys import FACTS, HEAD
+from elastic_run.core.protocol.codec import decode, encode
+from elastic_run.core.protocol.job_keys import FACTS, HEAD, decision_key, state_key
 from elastic_run.core.protocol.messages import (
     SEAT_UNTOLD,
     Assignment,
     Head,
     Leave,
+    Resign,
     SeatDead,
     StoreAddress,
+    read_decision,
     read_fact,
     to_json,
 )
@@ -155,6 +158,17 @@ def test_a_store_that_comes_later_is_told_too(stack: ExitStack) -> None:
     assert not notice.is_alive()
 
 
+def test_a_log_that_stands_still_is_told_once(stack: ExitStack) -> None:
+    """However often the notice looks whether it has gone on."""
+    ports = [free_port() for _ in range(2)]
+    serve(stack, ports[0])
+    store = open_at(stack, ports[0])
+    store.create(STORE_ID, b"store first")
+    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    send_death_notice(dead.document(seconds=1.2))
+    assert len(read_all(store)) == 2
+
+
 def test_a_store_is_told_again_when_its_log_has_come_to_the_round(stack: ExitStack) -> None:
     """A log that did not know of the round when it was told is told once more when it does, and no third time."""
     ports = [free_port() for _ in range(2)]
@@ -234,6 +248,24 @@ def test_etcd_is_told(stack: ExitStack, kind: str) -> None:
     facts = read_all(store)
     assert len(facts) == 2
     assert is_told(facts)
+
+
+@pytest.mark.parametrize("coordinator", ["victim", "other"])
+def test_the_term_of_a_dead_coordinator_is_ended(stack: ExitStack, tmp_path: Path, coordinator: str) -> None:
+    """By the entry behind its last one, with the state as of that; the term of another node goes on."""
+    dead = Dead(stack, "c10d", str(tmp_path / "store"), config={"store_type": "file"})
+    store = stack.enter_context(dead.backend.open(_SECONDS))
+    store.create(STORE_ID, b"store there")
+    head = Head(5, 2, coordinator, 3, 5, 2, is_running=True, state_slot=5, state_term=2, incarnation="red")
+    store.write({HEAD: to_json(head), state_key(5, 2): encode({"slot": 5, "round": 3})})
+    send_death_notice(dead.document())
+    entry, before, behind = store.get([decision_key(6), state_key(5, 2), state_key(6, 2)])
+    if coordinator == "victim":
+        assert entry is not None
+        assert behind is not None
+        assert (read_decision(entry), before, decode(behind)) == (Resign(2, "victim"), None, {"slot": 6, "round": 3})
+    else:
+        assert (entry, behind) == (None, None)
 
 
 def test_a_file_is_told(stack: ExitStack, tmp_path: Path) -> None:

@@ -182,6 +182,19 @@ def test_an_agent_that_was_told_of_no_round_may_have_confirmed_one(directory: Re
     record.close()
 
 
+def test_an_agent_notes_what_it_confirms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it says so: its death may be all that the others learn."""
+    monkeypatch.setenv(ENV_RECORD_DIR, str(tmp_path))
+    deaths = DeathProofs(JOB)
+    deaths.open("node")
+    prepared = Copy("red", 3, 1, 7, 1)
+    deaths.note_fact(Join("node", 2, None, None, _STORE_ADDRESS, prepared=prepared), AWAY)  # type: ignore[arg-type]  # not read
+    seat = read(deaths.path).seat
+    assert seat is not None
+    assert seat.store_id == "store 2"
+    deaths.close(is_over=True)
+
+
 def test_a_record_that_cannot_be_written_is_emptied(
     directory: RecordDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
