@@ -13,6 +13,7 @@ from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.tcpstore.client import StoreClient
 from elastic_run.store.tcpstore.listener import open_listener
+from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, stretched
 
 
@@ -49,6 +50,34 @@ def test_a_hosted_store_is_not_alone_while_another_node_is_connected() -> None:
     assert alone.wait(DEADLINE)
     own.pop().close()
     hosted.close()
+
+
+@pytest.mark.parametrize(("kind", "serves_workers", "doubt"), [("c10d", False, ""), ("static", True, "rank 0")])
+def test_only_the_node_of_rank_0_doubts_an_address_of_no_interface(
+    kind: str, doubt: str, *, serves_workers: bool
+) -> None:
+    """With `static` its number may be missing or wrong; a user who says that a node serves the store knows it."""
+    port = free_port()
+    backend = TcpBackend(kind, "job", [("203.0.113.1", port)], is_host=True, serves_workers=serves_workers)
+    backend.prepare()
+    assert backend.port == port
+    assert doubt in backend.doubt
+    assert bool(backend.doubt) == bool(doubt)
+    backend.close()
+
+
+def test_a_job_with_another_id_at_the_same_store_is_named() -> None:
+    """On both sides; the node that serves the store says how to come to it before."""
+    port = free_port()
+    backend, other = (
+        TcpBackend("c10d", name, [("127.0.0.1", port)], is_host=name == "job") for name in ("job", "typo")
+    )
+    backend.prepare()
+    assert backend.find_local_address() == "127.0.0.1"
+    assert "other nodes need" in backend.find_doubts("first")
+    assert "first came here with --rdzv-id=job" in other.find_doubts("second")
+    assert "second came here with --rdzv-id=typo" in backend.find_doubts("first")
+    backend.close()
 
 
 def test_a_store_of_which_nobody_was_told_yet_is_served_at_any_port_if_its_own_is_taken() -> None:
