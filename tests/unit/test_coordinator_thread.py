@@ -19,7 +19,7 @@ from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
-from elastic_run.store.errors import SILENT, StoreConnectionError
+from elastic_run.store import errors
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup
 from tests.support.wait import NotingEvent
@@ -68,7 +68,7 @@ class FailingStore(MemoryJobStore):
             return super().read(stream, position, min(timeout, 0.0))
         self._clock.now = 9.0
         message = "nothing answers"
-        raise StoreConnectionError(message, SILENT)
+        raise errors.StoreConnectionError(message, errors.SILENT)
 
 
 class RestoredStore(MemoryJobStore):
