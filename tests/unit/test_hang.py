@@ -213,11 +213,11 @@ def test_an_observer_that_was_away_begins_anew() -> None:
 def test_a_worker_that_has_ended_does_not_count() -> None:
     """Its end is a sign; the others are judged without it."""
     watch, _ = hang.tick(HangWatch(60.0), 0.0, {0: Signs((0,), 0.0), 1: Signs((0,), 0.0)})
-    watch, _ = hang.tick(watch, 1.0, {0: Signs((0,), 0.0), 1: Signs((0,), 0.0)})
-    watch = hang.look(watch, 1.0, {0: LOADS, 1: WAITS})
-    watch, wants_look = hang.tick(watch, 2.0, {0: Signs((0,), 0.0)})
+    watch, _ = hang.tick(watch, 0.8, {0: Signs((0,), 0.0), 1: Signs((0,), 0.0)})
+    watch = hang.look(watch, 0.8, {0: LOADS, 1: WAITS})
+    watch, wants_look = hang.tick(watch, 1.6, {0: Signs((0,), 0.0)})
     assert not wants_look
-    assert hang.measure(watch, 2.0) == {0: Stillness(LOADS.place, waits=False, same=2.0, idle=2.0)}
+    assert hang.measure(watch, 1.6) == {0: Stillness(LOADS.place, waits=False, same=1.6, idle=1.6)}
     assert hang.measure(replace(watch, ranks={}), 2.0)[0].same == 0
     assert hang.count_seconds({}) == 0
 
@@ -235,17 +235,45 @@ def test_looks_are_few_where_ranks_compute_in_turns() -> None:
     assert 20 < looks <= 64
 
 
-def test_a_rank_that_has_just_moved_is_still_from_then_on() -> None:
-    """Another stack is progress up to the tick before, or up to the look before if that is later."""
-    watch, _ = hang.tick(HangWatch(60.0), 0.0, {0: Signs((0,), 0.0)})
-    watch, _ = hang.tick(watch, 1.0, {0: Signs((0,), 0.0)})
-    watch = hang.look(watch, 1.0, {0: LOADS})
-    watch, _ = hang.tick(watch, 2.0, {0: Signs((0,), 0.0)})
-    moved = replace(LOADS, stack="other")
-    assert hang.measure(hang.look(watch, 2.0, {0: moved}), 2.0)[0].idle == 0
-    watch, _ = hang.tick(watch, 3.0, {0: Signs((0,), 0.0)})
-    assert hang.measure(hang.look(watch, 3.0, {0: moved}), 3.0)[0].idle == 1
-    assert hang.measure(hang.look(watch, 3.0, {0: replace(moved, is_running=True)}), 3.0)[0].idle == 0
+def test_a_rank_that_has_moved_since_the_look_before_is_still_from_this_look_on() -> None:
+    """It may have moved just now. It is still from the tick before on only if that tick showed what it did."""
+    watch, _ = hang.tick(HangWatch(8.0), 0.0, {0: Signs((0,), 0.0)})
+
+    def look_at(now: float, look: Look, cpu: float) -> float:
+        nonlocal watch
+        watch, _ = hang.tick(watch, now, {0: Signs((0,), cpu)})
+        watch = hang.look(watch, now, {0: look})
+        return hang.measure(watch, now)[0].idle
+
+    assert look_at(0.8, LOADS, 0.0) == 0.8
+    assert look_at(2.8, replace(LOADS, stack="b"), 0.0) == 0
+    assert look_at(4.8, replace(LOADS, stack="c"), 1.0) == 0
+    assert look_at(5.6, replace(LOADS, stack="d", is_running=True), 1.0) == 0
+    assert look_at(7.6, replace(LOADS, stack="e"), 2.0) == 0
+    assert look_at(8.4, replace(LOADS, stack="f"), 2.0) == 0
+    assert look_at(9.2, LOADS, 3.0) == 0
+    watch, _ = hang.tick(watch, 10.0, {0: Signs((0,), 4.0)})
+    assert look_at(10.8, replace(LOADS, stack="g"), 4.0) == pytest.approx(0.8)
+
+
+def moves_after(pause: float, begin: float) -> Callable[[float], tuple[Signs, Look]]:
+    """Return a rank that goes to another place after each pause, and gives no sign."""
+    return lambda now: (Signs((0,), 0.0), replace(LOADS, stack=f"line {(now + begin) // pause}"))
+
+
+@pytest.mark.parametrize("timeout", [5.0, 10.0, 60.0])
+@pytest.mark.parametrize("begin", [0.0, 0.1, 0.5, 1.1, 2.3])
+def test_a_rank_that_moves_before_the_timeout_is_no_hang(timeout: float, begin: float) -> None:
+    """However shortly before: no verdict names more seconds than have passed since the last progress."""
+    assert find_verdict(still(WAITS), moves_after(0.99 * timeout, begin * timeout), timeout=timeout) is None
+
+
+def test_a_tick_that_is_late_makes_no_rank_still() -> None:
+    """The agent was stopped for three seconds: what the ranks did meanwhile is unknown."""
+    watch, _ = hang.tick(HangWatch(10.0), 0.0, {0: Signs((0,), 0.0)})
+    watch, wants_look = hang.tick(watch, 3.0, {0: Signs((0,), 0.0)})
+    assert wants_look
+    assert hang.measure(hang.look(watch, 3.0, {0: LOADS}), 3.0)[0].idle == pytest.approx(0.8)
 
 
 def test_a_hang_is_told_once() -> None:

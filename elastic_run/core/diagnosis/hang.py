@@ -6,8 +6,9 @@ Rules
 - Signs (heartbeats, bytes of output) are read at every tick. A new sign is progress, and ends what is known of the
   rank.
 - A look is the rank's stack, its number of collectives, and what its processes did. It is taken where a tick brings no
-  sign. Another stack or another number is progress; so a rank has to be still in two looks at least. A rank is still
-  from the tick before its first look on, if it has not computed since.
+  sign. Another stack or another number is progress; so a rank has to be still in two looks at least.
+- A rank that has moved since its last look is still from this look on: it may have moved just now. If the tick before
+  showed its progress, a sign or processor time, and nothing has shown any since, it is still from that tick on.
 - Processor time, wake-ups, reads and writes of a rank at the same stack are progress, with two exceptions. A rank that
   waits in a collective (its stack or its flight recorder says so) gets nothing done by what its other processes do.
   A GPU that computes for a rank counts like its processor time, unless the rank waits: NCCL's wait keeps a GPU busy.
@@ -142,9 +143,10 @@ class HangWatch:
         longest_tick: Seconds between two ticks, at most.
         signs: Of the last tick, by rank.
         busy: Ranks that used a processor in the tick before the last look.
+        calmed: Ranks that did so in the tick before the look before, and not in that of the last look.
         ranks: What is known of ranks since their last progress.
         ticked_at: When the last tick was, or None.
-        previous_at: When the tick before that was, or None.
+        previous_at: When the tick before that was.
         looked_at: When the last look since the last sign was, or None.
         longest: The longest stillness that ended by itself.
         told: The looks of the hang that was told, or None.
@@ -154,9 +156,10 @@ class HangWatch:
     longest_tick: float = _LONGEST_TICK
     signs: Mapping[int, Signs] = field(default_factory=dict)
     busy: frozenset[int] = frozenset()
+    calmed: frozenset[int] = frozenset()
     ranks: Mapping[int, _Rank] = field(default_factory=dict)
     ticked_at: float | None = None
-    previous_at: float | None = None
+    previous_at: float = 0.0
     looked_at: float | None = None
     longest: float = 0.0
     told: Mapping[int, Look] | None = None
@@ -183,10 +186,11 @@ def tick(watch: HangWatch, now: float, signs: Mapping[int, Signs]) -> tuple[Hang
     Returns:
         What is known now, and whether to look at the ranks.
     """
-    seconds = None if watch.ticked_at is None else now - watch.ticked_at
-    before = watch.signs
+    if watch.ticked_at is None:
+        return replace(watch, signs=signs, ticked_at=now), False
+    seconds, before = now - watch.ticked_at, watch.signs
     watch = replace(watch, signs=signs, ticked_at=now, previous_at=watch.ticked_at)
-    if seconds is None or seconds > max(_ABSENCE * watch.period, _ABSENCE_SECONDS):
+    if seconds > max(_ABSENCE * watch.period, _ABSENCE_SECONDS):
         return replace(watch, ranks={}, busy=frozenset(), looked_at=None), False
     moved = {rank for rank in signs if rank not in before or signs[rank].marks != before[rank].marks}
     if moved or before.keys() - signs.keys():
@@ -194,7 +198,7 @@ def tick(watch: HangWatch, now: float, signs: Mapping[int, Signs]) -> tuple[Hang
         return replace(watch, ranks=kept, longest=_longest(watch, now), looked_at=None), False
     busy = frozenset(rank for rank in signs if signs[rank].cpu - before[rank].cpu > _allow(seconds))
     if _is_look_due(watch, now, has_change=busy != watch.busy):
-        return replace(watch, busy=busy), True
+        return replace(watch, busy=busy, calmed=watch.busy - busy), True
     return watch, False
 
 
@@ -272,7 +276,7 @@ def _follow(watch: HangWatch, rank: int, seen: Look, now: float) -> _Rank:
     known = watch.ranks.get(rank)
     if known is None or _has_moved(known.look, seen):
         is_computing = rank in watch.busy or seen.is_running or seen.has_running_child or seen.is_gpu_busy
-        since = now if is_computing and not seen.is_open else _begin(watch, known, now)
+        since = now if is_computing and not seen.is_open else _begin(watch, rank, now)
         return _Rank(seen, now, since, since)
     seconds, before = now - known.looked_at, known.look
     if abs(seen.moved - before.moved) > _TRICKLE * seconds and not seen.waits:
@@ -286,10 +290,12 @@ def _follow(watch: HangWatch, rank: int, seen: Look, now: float) -> _Rank:
     return _Rank(seen, now, known.same_since, idle_since)
 
 
-def _begin(watch: HangWatch, known: _Rank | None, now: float) -> float:
-    """Return when a rank became still that gave no sign in this tick: at the tick before, unless a look came since."""
-    before = now if watch.previous_at is None else watch.previous_at
-    return now if known is not None and known.looked_at >= before else before
+def _begin(watch: HangWatch, rank: int, now: float) -> float:
+    """Return from when on a rank is still that has moved since its last look, and shows no progress at this one."""
+    known = watch.ranks.get(rank)
+    if known is not None and (rank not in watch.calmed or known.looked_at >= watch.previous_at):
+        return now
+    return max(watch.previous_at, now - watch.period)  # what a late tick has missed is unknown
 
 
 def _has_moved(before: Look, after: Look) -> bool:
