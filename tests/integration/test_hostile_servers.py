@@ -50,7 +50,8 @@ class Flood:
             try:
                 while self._piece:
                     self.sent += connection.send(self._piece)
-                connection.recv(1)  # until the client hangs up
+                while connection.recv(65536):
+                    pass  # until the client hangs up
             except OSError:
                 pass
 
@@ -155,6 +156,20 @@ def test_a_line_of_a_watch_is_bounded(flood: Callable[..., Flood], monkeypatch: 
     connection.ask("GET", "/", b"", {}, DEADLINE)
     with pytest.raises(StoreConnectionError, match="in one piece"):
         connection.receive_lines(DEADLINE)
+
+
+def test_each_line_of_a_watch_comes_as_soon_as_it_ends(flood: Callable[..., Flood]) -> None:
+    """Whatever pieces the server sends it in; the next line may be a long time off."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    pieces = [b"1\n", b"2", b"2\n\n3\n4", b"4\n"]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    connection = open_http(flood(head + chunks, b""))
+    connection.ask("GET", "/", b"", {}, DEADLINE)
+    lines: list[bytes] = []
+    while len(lines) < 4 and (more := connection.receive_lines(DEADLINE)):
+        lines += more
+    assert lines == [b"1", b"22", b"3", b"44"]
+    connection.close()
 
 
 def test_entries_together_are_unpacked_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
