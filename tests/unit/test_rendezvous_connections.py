@@ -288,7 +288,7 @@ def test_a_store_that_was_emptied_later_is_told_all_again(node: Node, backend: N
 def test_a_store_that_moves_meanwhile_is_followed(
     node: Node, backend: NotingBackend, moment: Callable[[NotingStore, str, str], bool]
 ) -> None:
-    """The node goes where the host has said, and opens no other connection to the host that leaves."""
+    """The node goes where the host has said, says so, and opens no other connection to the host that leaves."""
     left: list[int] = []
 
     def move(_: NotingStore) -> None:
@@ -304,6 +304,8 @@ def test_a_store_that_moves_meanwhile_is_followed(
     node.wait_for(Formed)
     node.finish()
     assert node.wait_for(Ended).end.verdict == "success"
+    texts = [event.text for _, event in node.events if isinstance(event, Notice)]
+    assert f"the node that serves the store at memory leaves; going on at {ELSEWHERE}" in texts
     # The coordinator's thread, which began before, may have opened its own.
     later = [store for store in backend.opened[left[0] :] if store.space is former]
     assert not [store for store in later if not store.is_coordinators]
