@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from elastic_run.rendezvous.elastic.status_exchange import LIMIT, StatusAnswers,
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: The fields of a node of a round of one node, and of a node that waits for a round.
 IN_ROUND = {"round_id": "1/1/a", "round_nodes": 1}
@@ -87,9 +90,16 @@ def answer_from(
     return thread
 
 
-def test_all_nodes_are_asked_and_the_answers_are_removed(space: JobSpace) -> None:
-    """The asker has them as soon as the last one has come; garbage of before and between is passed over."""
+def test_all_nodes_are_asked_and_the_answers_are_removed(space: JobSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The asker has them as soon as the last one has come, and asks once; garbage of before is passed over."""
     store = MemoryJobStore(space)
+    write, questions = store.write, []
+
+    def note(values: Mapping[str, bytes]) -> None:
+        questions.append(values[STATUS_REQUEST])
+        write(values)
+
+    monkeypatch.setattr(store, "write", note)
     old = json.dumps({"version": 1, "node": document("old")}).encode()
     for entry in (old, b"\xff", b"[]", b'{"version": 2}', b'{"version": 1, "node": {"host": 3}}'):
         store.append(find_stream(STATUS), entry)
@@ -98,6 +108,7 @@ def test_all_nodes_are_asked_and_the_answers_are_removed(space: JobSpace) -> Non
     nodes.join()
     assert sorted(node["host"] for node in found) == ["a", "b", "c"]
     assert store.read(find_stream(STATUS), 0, 0.0)[0] == []
+    assert len(questions) == 1
 
 
 @pytest.mark.parametrize(
