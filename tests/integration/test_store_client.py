@@ -108,7 +108,7 @@ def test_a_wait_whose_end_crossed_is_a_success() -> None:
 
 
 def test_queues_and_barriers(client: StoreClient) -> None:
-    """Queues give values in order and say when they are empty; a barrier lets all go at once."""
+    """Queues give values in order, say when they are empty, or wait; a barrier lets all go at once."""
     client.queue_push("q", "1")
     client.queue_push("q", "2")
     assert client.queue_len("q") == 2
@@ -121,6 +121,9 @@ def test_queues_and_barriers(client: StoreClient) -> None:
         thread.join(DEADLINE)
     with pytest.raises(StoreTimeoutError, match="not 2 at barrier"):
         client.barrier("c", 2, 0.01)
+    client.set_timeout(0.05)
+    with pytest.raises(StoreTimeoutError):
+        client.queue_pop("q")
 
 
 def test_limits_are_checked_before_sending(client: StoreClient) -> None:
