@@ -53,7 +53,7 @@ INTEGRATION: dict[str, str] = {
     "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* interrupts "
     "start_processes spawn preload* seat_record",
     "rendezvous": "elastic_* retry_deadlines hosting open_ports fencing heartbeats death_notice seat_record token "
-    "log_start round_stores",
+    "log_start round_stores rendezvous_plugin health_check status torch_helpers",
     "report": "report_* event_log last_exceptions stacks_command wait_line waiting_causes supervision",
     "store": "store_* job_stores* hostile_servers full_stores log_start token",
     "timer": "timer*",
