@@ -292,6 +292,22 @@ def test_a_look_that_takes_longer_than_a_tick_is_no_progress(worker: _Worker) ->
     assert 60 <= _find_hang(worker, answer) <= 64
 
 
+def test_a_tick_that_is_due_in_a_look_comes_when_the_look_has_ended(worker: _Worker) -> None:
+    """The timeout may end during a look that takes long: the next look, and the verdict, wait for no other tick."""
+    clock, found = _Clock(), list[Hang]()
+    detection = _watch(clock, worker, found.append)
+    while clock.time < 62:
+        clock.tick()
+        if worker.asked and clock.time < 40:
+            worker.answer(0)
+    worker.answer(0)
+    assert worker.asked
+    assert found == []
+    worker.answer(0)
+    assert found[0].seconds >= 60
+    detection.close()
+
+
 def _show_thread(monkeypatch: pytest.MonkeyPatch, count_sleeps: Callable[[], int]) -> None:
     """Let the worker have a thread that always runs when it is looked at."""
     monkeypatch.setattr(hang_signs, "list_running_threads", lambda pid, **_: [f"{pid}/task/2"])

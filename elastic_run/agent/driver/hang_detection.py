@@ -112,6 +112,7 @@ class HangDetection:
         self._has_said_without = False
         self._watch = hang.HangWatch(timeout)
         self._is_looking = False
+        self._is_tick_due = False
         self._looks_at = 0.0
         self._look: _Questions | None = None
         self._is_closed = False
@@ -147,23 +148,21 @@ class HangDetection:
         return hang.measure(self._watch, self._loop.now() if at is None else at)
 
     def _tick(self) -> None:
-        wants_look = self._take_signs()
-        self._timer = self._loop.call_later(hang.count_pause(self._watch, self._loop.now()), self._tick)
-        if wants_look:
-            self._is_looking = True
-            self._looks_at = self._loop.now()
-            self._look = _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
-        elif self._job is not None and not self._is_looking:
-            self._judge()
-
-    def _take_signs(self) -> bool:
-        """Read the signs of progress; return whether the ranks' stacks have to be read as well."""
+        now = self._loop.now()
         if self._is_looking:  # stacks that are written and not yet read would be taken for output
-            self._watch = replace(self._watch, ticked_at=self._loop.now())
-            return False
+            self._watch = replace(self._watch, ticked_at=now)
+            self._is_tick_due = True
+            self._timer = self._loop.call_later(self._watch.period, self._tick)
+            return
         signs = self._signs.read()
-        self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
-        return wants_look and bool(signs)
+        self._watch, wants_look = hang.tick(self._watch, now, signs)
+        self._timer = self._loop.call_later(hang.count_pause(self._watch, now), self._tick)
+        if wants_look and signs:
+            self._is_looking = True
+            self._looks_at = now
+            self._look = _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
+        elif self._job is not None:
+            self._judge()
 
     def _conclude(
         self, dumps: Mapping[int, Dump], answers: Mapping[int, str], samples: Mapping[int, ProcessSample]
@@ -176,6 +175,10 @@ class HangDetection:
         self._dumps = dumps
         self._watch = hang.look(self._watch, self._looks_at, looks)
         self._judge()
+        if self._is_tick_due and not self._is_closed:
+            self._is_tick_due = False
+            self._timer.cancel()
+            self._tick()
 
     def _judge(self) -> None:
         """Tell of a hang if no rank here has made progress for the timeout, and none on the other nodes."""
