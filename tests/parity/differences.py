@@ -75,7 +75,8 @@ def _is_restart(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa:
 
 
 def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
-    return key == "notice of threads" and len(theirs) == 4 and len(ours) == 1
+    # A line of torchrun's own workers may tear, and leave an empty one.
+    return key == "notice of threads" and len([line for line in theirs if line]) == 3 and len(ours) == 1
 
 
 def _is_stack_pipe(_case: Case, key: str, theirs: object, ours: object) -> bool:
@@ -247,7 +248,10 @@ DIFFERENCES = (
     Difference(
         name="nohup",
         reason="a job under nohup must survive the terminal",
-        documented="a signal that was ignored (`nohup`) is handled all the same | it stays ignored",
+        documented=(
+            "SIGHUP ends the job also under `nohup`, which makes programs ignore it | a signal that was ignored at the "
+            "start stays ignored"
+        ),
         seen_in="nohup",
         covers=_is_nohup,
     ),
