@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.hosts import virtual_hosts
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def test_stop_lets_neither_go_on(tmp_path: Path) -> None:
             assert "of 1" not in agent.stdout
 
 
+@pytest.mark.long
 def test_stop_goes_on_together_again(tmp_path: Path) -> None:
     """With `stop` the two train together again when the cut is mended in time."""
     with virtual_hosts(2) as hosts:

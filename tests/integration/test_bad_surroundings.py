@@ -157,7 +157,13 @@ raise RuntimeError("the second attempt")
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--tee=3",), ("--redirects=3", "--log-dir=cleaned/logs"), ("--log-dir=cleaned",)]
+    "flags",
+    [
+        (),
+        pytest.param(("--tee=3",), marks=pytest.mark.long),
+        ("--redirects=3", "--log-dir=cleaned/logs"),
+        pytest.param(("--log-dir=cleaned",), marks=pytest.mark.long),
+    ],
 )
 def test_a_restart_makes_removed_directories_again(
     launch: Launch, worker: Worker, tmp_path: Path, flags: tuple[str, ...]

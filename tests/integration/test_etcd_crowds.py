@@ -81,6 +81,7 @@ def test_a_crowd_outlives_an_etcd_that_stops(stack: ExitStack) -> None:
     assert time.monotonic() - resumed < stretched(_LEASE + 1 + _SOON)
 
 
+@pytest.mark.long
 def test_a_crowd_that_comes_while_etcd_hangs_forms_its_round_soon_after(stack: ExitStack) -> None:
     """Agents that started in vain, all at once, are in a round soon after etcd goes on."""
     etcds = make_etcds(stack)

@@ -302,8 +302,16 @@ say("end")
     [
         ("wrong-collective", "rank 1 calls broadcast as collective number 1 of group 'inner', rank 0 calls all_reduce"),
         # Gloo ends a rank that gets more bytes than it expects, which then leaves no dump.
-        ("wrong-shape", r"cause rank 1 calls all_reduce of \[8\] as collective number 1 of group 'inner', rank 0 "),
-        ("skip-collective", "rank 0 waits in all_reduce number 1 of group 'inner', ranks 1-2 wait in all_reduce"),
+        pytest.param(
+            "wrong-shape",
+            r"cause rank 1 calls all_reduce of \[8\] as collective number 1 of group 'inner', rank 0 ",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "skip-collective",
+            "rank 0 waits in all_reduce number 1 of group 'inner', ranks 1-2 wait in all_reduce",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_collective_that_differs(fault: str, cause: str, launch: Launch, worker: Worker) -> None:

@@ -139,7 +139,9 @@ def test_a_node_whose_heartbeat_was_removed_says_again_where_it_stands(stack: Ex
     assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]
 
 
-@pytest.mark.parametrize("part", ["/b/", ""], ids=["heartbeats", "all keys"])
+@pytest.mark.parametrize(
+    "part", [pytest.param("/b/", id="heartbeats", marks=pytest.mark.long), pytest.param("", id="all keys")]
+)
 def test_a_job_goes_on_after_its_keys_in_etcd_were_deleted(stack: ExitStack, part: str) -> None:
     """The nodes write their heartbeats again, so that they are not lost again and again; the job ends with success."""
     etcd = stack.enter_context(Etcd())
@@ -155,7 +157,7 @@ def test_a_job_goes_on_after_its_keys_in_etcd_were_deleted(stack: ExitStack, par
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
 
 
-@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("is_early", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_job_goes_on_after_its_directory_was_removed(stack: ExitStack, tmp_path: Path, *, is_early: bool) -> None:
     """So it does where the store is a directory, before the first heartbeats and after them."""
     conf = {**FAST, "store_type": "file"}

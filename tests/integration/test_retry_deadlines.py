@@ -60,7 +60,7 @@ def test_an_etcd_that_goes_silent_is_given_up_in_time(stack: ExitStack) -> None:
         assert 7 - 0.1 <= time.monotonic() - begun < stretched(7 + 0.5 + _LATE)
 
 
-@pytest.mark.parametrize("is_mended", [True, False])
+@pytest.mark.parametrize("is_mended", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_store_that_answers_and_takes_no_writes_is_out_of_reach(stack: ExitStack, *, is_mended: bool) -> None:
     """A node of an etcd whose quota is used up says so, goes on if there is room again, and else gives up in time."""
     etcd = stack.enter_context(Etcd())
