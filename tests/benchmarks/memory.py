@@ -80,7 +80,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         alone(
             [watch_hang_detection(installation, _TICKING) for _ in range(effort.pairs)],
             benchmark="memory",
-            name=f"processor time of the launcher with --hang-timeout=600, {_WATCHED} workers asleep",
+            name=f"processor time of the launcher's processes with --hang-timeout=600, {_WATCHED} workers asleep",
             unit="% of a core",
             bar=Bar(0.1),
             note=f"over {_TICKING:g} s each time, after the first look at the workers",
@@ -125,15 +125,16 @@ def watch_hang_detection(installation: Installation, seconds: float) -> float:
         seconds: To count processor time over.
 
     Returns:
-        The processor time of the launcher, in percent of a core.
+        The processor time of the launcher's processes, in percent of a core.
     """
     command = installation.launcher("elastic-run", _WATCHED, "--hang-timeout=600", installation.worker("sleeper"))
     with Job(command, directory=installation.directory) as job:
-        job.wait_lines(_WATCHED)
+        workers = {int(words[0]) for words in job.wait_lines(_WATCHED)}
         time.sleep(_FIRST_LOOK)
-        before, began_at = _processor_time(job.pid), time.monotonic()
+        before, began_at = _processor_times(job.pid, workers), time.monotonic()
         time.sleep(seconds)
-        return 100 * (_processor_time(job.pid) - before) / (time.monotonic() - began_at)
+        after, passed = _processor_times(job.pid, workers), time.monotonic() - began_at
+        return 100 * sum(after[pid] - before[pid] for pid in before.keys() & after.keys()) / passed
 
 
 def forbidden_imports(installation: Installation) -> set[str]:
@@ -175,9 +176,10 @@ def _wakes(pid: int) -> int:
     return sum(int(fields[2]) for fields in _read_schedstats(pid))
 
 
-def _processor_time(pid: int) -> float:
-    """Return the seconds that a process's threads have had a processor."""
-    return sum(int(fields[0]) for fields in _read_schedstats(pid)) / 1e9
+def _processor_times(launcher: int, workers: set[int]) -> dict[int, float]:
+    """Return the seconds that each of a launcher's processes has had a processor, by pid."""
+    pids = [launcher, *(set(descendants_of(launcher)) - workers)]
+    return {pid: sum(int(fields[0]) for fields in _read_schedstats(pid)) / 1e9 for pid in pids}
 
 
 def _read_schedstats(pid: int) -> list[list[str]]:

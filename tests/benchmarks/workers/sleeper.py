@@ -4,4 +4,5 @@ import os
 import signal
 
 os.write(1, b"%d\n" % os.getpid())
-signal.pause()
+while True:
+    signal.pause()  # returns after each signal, such as that of a look at the stacks
