@@ -109,6 +109,7 @@ def test_a_job_outlives_faults_that_overlap(store: str, tmp_path: Path) -> None:
     tell(Story(seed=5, count=5, store=store, every=2.0, longest=4.0), tmp_path, say=print)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_job_outlives_a_stranger_who_fills_and_reads_its_store(tmp_path: Path) -> None:
     """All nodes train on while somebody on their network fills the job's store and reads it in one huge reply."""

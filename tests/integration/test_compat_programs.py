@@ -117,6 +117,7 @@ subprocess.run([sys.executable, "-c", code], check=True)
 """
 
 
+@pytest.mark.long
 def test_a_program_is_run_as_python_would_run_it(environment: Path, tmp_path: Path) -> None:
     """`python -m elastic_run.compat` runs a script, a module and a command in a process with torch's paths changed."""
     (tmp_path / "mine.py").write_text(SHOW, encoding="utf-8")

@@ -7,6 +7,8 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
+
 from elastic_run.rendezvous.elastic.other_jobs import describe_place, exchange_ids
 from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.launch import ELASTIC_RUN
@@ -123,6 +125,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.long
 def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Callable[[str], Path], tmp_path: Path) -> None:
     """Each side has a line with its own value, and with the other's where that can be known.
 

@@ -12,7 +12,7 @@ SEEDS = 20_000
 #: Seeds of one test: a failure is reported before all have run.
 CHUNK = 1_000
 #: Seeds beyond these are drawn where time is: `make test-long`, and CI.
-SHORT = 2_000
+SHORT = 1_000
 #: Seeds in each of which the store is restored at least three times.
 RESTORED = 500
 _CHUNKS = [pytest.param(first, marks=[pytest.mark.long] * (first >= SHORT)) for first in range(0, SEEDS, CHUNK)]
