@@ -60,7 +60,7 @@ _TEMPORARY_PLACES = (
     "TMPDIR, /tmp and /var/tmp are full, read-only, or this user may not write there: `df -h` and `ls -ld` show it; "
     "TMPDIR or --log-dir names another place."
 )
-#: Verdicts of which the general advice does not fit some details: the verdict, words of the detail, the advice.
+#: Advice for details that need another advice than their verdict has in general: verdict, words of the detail, advice.
 _BY_DETAIL = (
     (
         "not_executable",

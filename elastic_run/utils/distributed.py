@@ -106,11 +106,11 @@ def _make_torch_store(
 
 
 def _wait_for_all(store: Any, world_size: int, timeout: float) -> None:  # noqa: ANN401 - torch's
-    from elastic_run.utils import store as meeting  # noqa: PLC0415 - only with a store of torch's
+    from elastic_run.utils import store as torch_store  # noqa: PLC0415 - only with a store of torch's
 
     try:
-        meeting.barrier(store, world_size, key_prefix="_tcp_store/num_members", barrier_timeout=timeout)
-    except meeting._store_error() as error:  # noqa: SLF001 - ours
+        torch_store.barrier(store, world_size, key_prefix="_tcp_store/num_members", barrier_timeout=timeout)
+    except torch_store._store_error() as error:  # noqa: SLF001 - ours
         message = f"not all {world_size} members have joined within {timeout} s"
         raise TimeoutError(message) from error
 

@@ -20,7 +20,7 @@ from elastic_run.worker.place import Place, find_place
 if TYPE_CHECKING:
     import torch
 
-    from elastic_run.worker.joining import Meeting
+    from elastic_run.worker.joining import RankBarrier
 
 __all__ = ["WorkerContext", "init_distributed", "is_main", "local_rank", "rank", "world_size"]
 
@@ -62,7 +62,7 @@ class _Joined:
 
     def __init__(self) -> None:
         self.context: WorkerContext | None = None
-        self.meeting: Meeting | None = None
+        self.barrier: RankBarrier | None = None
         self.pid = 0
         self.count = 0
 
@@ -173,7 +173,7 @@ def _join(place: Place, choice: Choice, limit: dt.timedelta) -> WorkerContext:
             os.environ.setdefault(name, value)
     if choice.index is not None:
         torch.cuda.set_device(choice.index)
-    _joined.meeting = join(place, choice, timeout=limit, generation=_joined.count)
+    _joined.barrier = join(place, choice, timeout=limit, generation=_joined.count)
     if not _joined.count:
         atexit.register(_leave)
     _joined.count += 1
@@ -220,8 +220,8 @@ def _leave() -> None:
 
     from elastic_run.worker.leaving import destroy_groups, has_failed, keep_groups  # noqa: PLC0415 - at the end
 
-    meeting, context = _joined.meeting, _joined.context
-    if os.getpid() != _joined.pid or meeting is None or context is None:
+    barrier, context = _joined.barrier, _joined.context
+    if os.getpid() != _joined.pid or barrier is None or context is None:
         return  # a forked child: the group is its parent's
     is_failure = has_failed()
     if dist.is_initialized():
@@ -230,4 +230,4 @@ def _leave() -> None:
         elif "nccl" not in context.backend:  # NCCL's own destructor doesn't wait: it aborts
             keep_groups()
     if not is_failure:
-        meeting.part()
+        barrier.wait_leaving()

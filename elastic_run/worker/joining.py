@@ -1,4 +1,4 @@
-"""How workers come together: the store first, then the process group, then one all-reduce that proves it.
+"""How the workers of a job connect: the store first, then the process group, then one all-reduce that proves it.
 
 torch alone leaves a worker that waits for a missing rank without its name: until the timeout, then with the message of
 some layer below. So each rank writes its host's name into the store before anything else: the other ranks are missing.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.worker.devices import Choice
     from elastic_run.worker.place import Place
 
-__all__ = ["Meeting", "join"]
+__all__ = ["RankBarrier", "join"]
 
 #: Ranks that a message names one by one.
 _NAMED = 8
@@ -32,18 +32,18 @@ _NAMED = 8
 _NETWORK = "look at firewalls between the nodes, and where they have several interfaces at GLOO_ or NCCL_SOCKET_IFNAME"
 #: How long the store's worker lets the others leave before it takes the store with it; and how long after a failure,
 #: which gloo tells some ranks several times later than others.
-_FAREWELL, _LINGER = dt.timedelta(seconds=10), dt.timedelta(seconds=60)
+_LEAVE_LIMIT, _LEAVE_LIMIT_AFTER_FAILURE = dt.timedelta(seconds=10), dt.timedelta(seconds=60)
 #: The store keeps the ranks that are there under this key; with a number, for a group that is destroyed and made again.
 _PREFIX = "elastic_run/worker"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """One coming together of all ranks, and the store it takes place in.
+class RankBarrier:
+    """The waits of all ranks for each other, in the workers' store: before the process group is made, and at the end.
 
     Attributes:
         place: Which worker this is.
-        store: The workers' store, under a prefix of this meeting's own.
+        store: The workers' store, under a prefix of this barrier's own.
         timeout: How long each wait may take.
     """
 
@@ -51,7 +51,7 @@ class Meeting:
     store: Store
     timeout: dt.timedelta
 
-    def arrive(self) -> None:
+    def wait_all_ranks(self) -> None:
         """Wait until all ranks are here: the last one says so to all.
 
         Raises:
@@ -66,11 +66,11 @@ class Meeting:
             problem = "not all ranks have arrived"
             raise self.failure(problem, error, noted="host") from error
 
-    def connected(self) -> None:
+    def note_connected(self) -> None:
         """Note that this rank has made its process group."""
         self.store.set(f"connected/{self.place.rank}", "1")
 
-    def part(self, wait_limit: dt.timedelta = _FAREWELL) -> None:
+    def wait_leaving(self, wait_limit: dt.timedelta = _LEAVE_LIMIT) -> None:
         """Let the worker that serves the store end last: the others ask it for the missing ranks, or just end.
 
         Args:
@@ -114,7 +114,7 @@ class Meeting:
         return f"{rank} on {self.store.get(key).decode()}" if self.store.check([key]) else str(rank)
 
 
-def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int) -> Meeting:
+def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int) -> RankBarrier:
     """Make the process group and prove that it works.
 
     Args:
@@ -129,28 +129,28 @@ def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int
     from torch.distributed import PrefixStore  # type: ignore[attr-defined] # noqa: PLC0415 - it is public, says its page
 
     store = PrefixStore(f"{_PREFIX}/{generation}", _open_store(place, timeout))
-    meeting = Meeting(place, store, timeout)
+    barrier = RankBarrier(place, store, timeout)
     try:
-        meeting.arrive()
-        _connect(meeting, choice)
+        barrier.wait_all_ranks()
+        _connect(barrier, choice)
     except JoinError:
-        atexit.register(meeting.part, _LINGER)  # then the error has been printed
+        atexit.register(barrier.wait_leaving, _LEAVE_LIMIT_AFTER_FAILURE)  # then the error has been printed
         raise
-    return meeting
+    return barrier
 
 
-def _connect(meeting: Meeting, choice: Choice) -> None:
+def _connect(barrier: RankBarrier, choice: Choice) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     try:
-        _make_group(meeting, choice)
+        _make_group(barrier, choice)
     except RuntimeError as error:
-        failure = meeting.failure("the process group could not be made", error, noted="connected")
+        failure = barrier.failure("the process group could not be made", error, noted="connected")
         raise failure from error
     try:
-        _prove(meeting, choice)
+        _prove(barrier, choice)
     except RuntimeError as error:
-        failure = meeting.failure("the first all-reduce failed", error, noted="connected")
+        failure = barrier.failure("the first all-reduce failed", error, noted="connected")
         if "nccl" not in choice.backend:  # there a group with an unfinished collective may never be destroyed
             dist.destroy_process_group()
         raise failure from error
@@ -188,7 +188,7 @@ def _store_failure(place: Place, timeout: dt.timedelta, error: Exception) -> Joi
     return JoinError(f"{where} {problem} ({advice}). torch says: {_first_line(error)}")
 
 
-def _make_group(meeting: Meeting, choice: Choice) -> None:
+def _make_group(barrier: RankBarrier, choice: Choice) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -199,26 +199,26 @@ def _make_group(meeting: Meeting, choice: Choice) -> None:
     bound = None if choice.index is None or "nccl" not in choice.backend else torch.device(choice.device)
     dist.init_process_group(
         choice.backend,
-        store=meeting.store,
-        rank=meeting.place.rank,
-        world_size=meeting.place.world_size,
-        timeout=meeting.timeout,
+        store=barrier.store,
+        rank=barrier.place.rank,
+        world_size=barrier.place.world_size,
+        timeout=barrier.timeout,
         device_id=bound,
     )
-    meeting.connected()
+    barrier.note_connected()
 
 
-def _prove(meeting: Meeting, choice: Choice) -> None:
+def _prove(barrier: RankBarrier, choice: Choice) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
     one = torch.ones(1, device=choice.device)
     keep_tensor(one)
     work = dist.all_reduce(one, async_op=True)
-    work.wait(meeting.timeout)
-    if one.item() != meeting.place.world_size:
+    work.wait(barrier.timeout)
+    if one.item() != barrier.place.world_size:
         message = (
-            f"the sum over {meeting.place.world_size} ranks is {one.item():g} instead of {meeting.place.world_size}"
+            f"the sum over {barrier.place.world_size} ranks is {one.item():g} instead of {barrier.place.world_size}"
         )
         raise RuntimeError(message)
 

@@ -55,9 +55,17 @@ class Plan:
 
     def command(self, nodes: int, directory: Path) -> list[str | Path]:
         """Return the command line of every agent."""
-        meeting = [f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=chaos"]
+        rendezvous = [f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=chaos"]
         size = [f"--nnodes=2:{nodes}", f"--nproc-per-node={self.workers}"]
-        return [*self.launcher, *size, *meeting, *self.flags, f"--log-dir={directory / 'logs'}", _TRAINING, directory]
+        return [
+            *self.launcher,
+            *size,
+            *rendezvous,
+            *self.flags,
+            f"--log-dir={directory / 'logs'}",
+            _TRAINING,
+            directory,
+        ]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from elastic_run.control.client import ask
 from elastic_run.control.socket_directory import find_sockets
 from elastic_run.control.wire import Call, ControlError
 from tests.support.launch import launch as start
-from tests.support.meeting import wait_coordinated
+from tests.support.local_rendezvous import wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run import contract
 from tests.support.launch import launch as run
-from tests.support.meeting import place, wait_coordinated
+from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 

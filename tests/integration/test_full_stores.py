@@ -16,7 +16,7 @@ from elastic_run.store.stream import Stream
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.launch import ELASTIC_RUN
-from tests.support.meeting import place, wait_coordinated
+from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import Node, free_port, tcp_node
 from tests.support.wait import DEADLINE, wait_until
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from tests.support.meeting import place, wait_coordinated
+from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.shortened import TELLS_SOON, shortened
 from tests.support.wait import stretched, wait_until

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.protocol.job_keys import FACTS
-from tests.support.meeting import open_job_store, place
+from tests.support.local_rendezvous import open_job_store, place
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, stretched
 

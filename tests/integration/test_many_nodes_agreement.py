@@ -14,7 +14,7 @@ from elastic_run.core.protocol.job_keys import FACTS
 from tests.support.etcd import Etcd
 from tests.support.hosts import virtual_hosts
 from tests.support.launch import ELASTIC_RUN
-from tests.support.meeting import CONF, RUN_ID, open_job_store, wait_coordinated
+from tests.support.local_rendezvous import CONF, RUN_ID, open_job_store, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.shortened import TELLS_SOON
 from tests.support.wait import DEADLINE

@@ -13,7 +13,7 @@ import pytest
 from elastic_run.core.protocol.job_keys import FACTS
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from tests.support.etcd import Etcd
-from tests.support.meeting import open_job_store, place, wait_coordinated
+from tests.support.local_rendezvous import open_job_store, place, wait_coordinated
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, stretched, wait_until

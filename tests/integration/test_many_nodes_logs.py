@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from tests.support.meeting import place
+from tests.support.local_rendezvous import place
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:

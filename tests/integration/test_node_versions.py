@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elastic_run import contract
-from tests.support.meeting import place, wait_coordinated
+from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:

@@ -151,8 +151,14 @@ def test_nodes_of_one_job_have_warm_workers_each(launch: Launch, worker: Worker,
     path = worker(SAYS_HOW + "world = os.environ['WORLD_SIZE']\nsay('world', world)\n"
                   "if world == '2' and attempt == 0: sys.exit(3) if rank == 1 else signal.pause()\n"
                   "if world == '2': signal.pause()\n")  # fmt: skip
-    meeting = ("--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-id=j", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
-    flags = (*meeting, "--max-restarts=1", "--scale-up-delay=0", "--rdzv-conf=last_call_timeout=0.2", "--preload=heavy")
+    rendezvous = ("--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-id=j", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    flags = (
+        *rendezvous,
+        "--max-restarts=1",
+        "--scale-up-delay=0",
+        "--rdzv-conf=last_call_timeout=0.2",
+        "--preload=heavy",
+    )
     first = launch(*flags, path, env=env)
     second = launch(*flags, path, env=env)
     first.wait_line("warm . 1")

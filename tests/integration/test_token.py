@@ -17,7 +17,7 @@ from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.token_proof import ClientAuthentication
-from tests.support.meeting import place, wait_coordinated
+from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port, tcp_node
 from tests.support.wait import DEADLINE, stretched, wait_until
 

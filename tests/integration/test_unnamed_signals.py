@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launch import ELASTIC_RUN
-from tests.support.meeting import place
+from tests.support.local_rendezvous import place
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:

@@ -359,10 +359,10 @@ def test_pythons_own_options_are_those_before_the_program(
 def test_a_position_in_a_file_is_what_forks_would_share(
     flags: int,
     position: int,
-    expected: bool,  # noqa: FBT001 - a parameter of the test
+    expected: bool,  # noqa: FBT001 - pytest passes the parameter by its name
     tmp_path: Path,
 ) -> None:
-    """A log that is only written, or a file that was read to its end, does no harm."""
+    """A fork may share a file that is only written, or that was read to its end."""
     path = tmp_path / "file"
     path.write_text("data")
     descriptor = os.open(path, flags)
@@ -372,6 +372,6 @@ def test_a_position_in_a_file_is_what_forks_would_share(
 
 
 def test_a_socket_has_no_position() -> None:
-    """It is both read and written, as are a pipe and a terminal."""
+    """A fork may share a socket, a pipe and a terminal: the kernel keeps no place in them."""
     with socket.socket() as opened:
         assert not fork_safety._has_place(opened.fileno())

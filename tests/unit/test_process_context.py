@@ -64,7 +64,7 @@ def test_a_wait_takes_its_whole_timeout(
 
 @pytest.mark.parametrize("mapping", [{}, {0: 1}, {0: 1, 2: 1}, {0: 1, 1: 1, 2: 1}])
 def test_a_map_needs_exactly_the_local_ranks(mapping: dict[int, int]) -> None:
-    """The message says which ranks it has."""
+    """The message names the ranks that the map has."""
     ranks = ", ".join(map(str, mapping)) or "none"
     with pytest.raises(RuntimeError, match=f"envs must have the local ranks 0, 1, got {ranks}$"):
         validate_full_rank(mapping, 2, "envs")

@@ -53,7 +53,7 @@ def stacks_document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def drain_document(host: str, name: str) -> dict[str, Any]:
-    """Return the answer of a node that leaves, as it has the name that was asked for, or that stays."""
+    """Return the answer of a node to a drain of the node with this name: the named node leaves, the others stay."""
     node = {"host": host, "pid": 1, "node_rank": None, "is_leaving": host == name, "workers": []}
     return {**node, "asked": f"drain 3 {name}", **IN_ROUND}
 
@@ -61,7 +61,7 @@ def drain_document(host: str, name: str) -> dict[str, Any]:
 def answer_from(
     space: JobSpace, hosts: list[str], question: str = STATUS, *, nodes: int = 0, spares: list[str] | None = None
 ) -> threading.Thread:
-    """Let spares, and nodes of a round, answer the next request, each as its sender would.
+    """Answer the next request as nodes do: first as the spares, then as the nodes of the round.
 
     Args:
         space: The store's content.

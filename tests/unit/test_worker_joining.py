@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_run.worker.joining import Meeting
+from elastic_run.worker.joining import RankBarrier
 from elastic_run.worker.place import Place
 
 
@@ -16,6 +16,6 @@ from elastic_run.worker.place import Place
 def test_eight_missing_ranks_are_named(missing: int, told: str) -> None:
     """Of more the number is told."""
     nobody: Any = SimpleNamespace(check=lambda _: False)
-    meeting = Meeting(Place(0, missing + 1, 0, 1, "environment"), nobody, dt.timedelta(seconds=1))
-    error = meeting.failure("not all have come", RuntimeError("timeout"), noted="host")
+    barrier = RankBarrier(Place(0, missing + 1, 0, 1, "environment"), nobody, dt.timedelta(seconds=1))
+    error = barrier.failure("not all have come", RuntimeError("timeout"), noted="host")
     assert f"{missing} of {missing + 1} missing: rank 1, 2, 3, 4, 5, {told}" in str(error)

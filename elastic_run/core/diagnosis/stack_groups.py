@@ -35,7 +35,7 @@ _LIBRARIES = (
 )
 #: Files whose functions only communicate; those of torch are named after the collective.
 _COLLECTIVES = tuple(f"/torch/distributed/{name}.py" for name in ("distributed_c10d", "_functional_collectives"))
-_MEETINGS = ("/torch/distributed/rendezvous.py", "/elastic_run/worker/joining.py")
+_JOINING = ("/torch/distributed/rendezvous.py", "/elastic_run/worker/joining.py")
 _DATA_PARALLEL = "/torch/nn/parallel/distributed.py"
 _DATA_LOADER = "/torch/utils/data/dataloader.py"
 #: Functions that only pass a call on.
@@ -187,7 +187,7 @@ def _name_call(called: Sequence[Frame], frame: Frame) -> str:
 
 def _communicates(called: Sequence[Frame]) -> bool:
     """Whether a rank waits for others in calls, innermost first, that are no collective of torch's."""
-    if any(each.file.endswith(_MEETINGS) for each in called):
+    if any(each.file.endswith(_JOINING) for each in called):
         return True
     file = called[0].file if called else ""
     is_distributed = _DISTRIBUTED in file and not any(part in file for part in _NO_WAITS)

@@ -152,7 +152,7 @@ def skip(coordinator: Coordinator, entries: Sequence[bytes], position: int, log_
 def take_backup(coordinator: Coordinator, data: bytes | None, now: float) -> Coordinator:
     """Take in the newest state in the store, as `find_newest_state` finds it: None or garbage tells nothing.
 
-    A store that was restored may have been restored from a backup that knows more of the job than the nodes here.
+    The backup of a restored store may know a newer round than the nodes that are here.
     """
     try:
         found, job = read_state(data or b"", now)

@@ -129,8 +129,8 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
     if may_go_on(view, job, config, waited):
         term = max(coordinator.term, view.highest_term + 1)
         # Not all members may have read that the round was warned or halted: it is said again in this log.
-        # The cause of a failure is awaited anew, once the node that failed is here. A restored store may have the end
-        # of a job with which nodes have gone on from before that: the same end may follow once more.
+        # The cause of a failure is awaited anew, once the node that failed is here. A backup may have the job's end,
+        # while nodes have gone on from an older backup: the job runs again, and may end in the same way.
         if job.phase in (RUNNING, WARNED, HALTING, ENDED):
             job = replace(job, phase=RUNNING, until=None)
         job = replace(job, term=term, since=coordinator.began)

@@ -7,7 +7,7 @@ Rules
   the seats before. So a round with other nodes is prepared first: it forms when more than half of the last round's
   nodes have read the `Prepare` (raft's joint consensus; Ongaro, "Consensus: Bridging Theory and Practice", 4.3).
 - A log that goes on from a state with such a `Prepare` can't know whether the round was formed where it was left: it
-  needs more than half of that round's nodes too, or half of them where the deaths of all others are proved.
+  also needs more than half of that round's nodes. Half of them are enough if the others are proved to be dead.
 - A node confirms a `Prepare` only if that log has taken in the last one that the node confirmed in another store. So of
   two logs that have confirmations of more than half of the last round, one has taken in the other's `Prepare`.
 """

@@ -12,8 +12,8 @@ from elastic_run.records import replace
 def move(job: Job, now: float) -> Job:
     """Return the state as it goes on in another store, to which every node has yet to come.
 
-    But the one in whose agent the old store lived: it went silent with it, and its lease is over. Should it be there
-    all the same, it comes back as any other that was silent. In a job that has one store the log began anew there.
+    But the one in whose agent the old store lived: it went silent with it, and its lease is over. If it is there
+    all the same, it comes back like any other silent node. A job with one store has no such node: its log began anew.
 
     Args:
         job: A copy of the state that was left in the old store.
@@ -56,7 +56,7 @@ def _is_out_of_reach(node: Node, job: Job) -> bool:
 
 
 def _can_move(job: Job) -> bool:
-    """Whether the job has left a store; otherwise the log began anew in the only one."""
+    """Whether the job has several stores, and has left one; otherwise its log began anew in the only store."""
     return job.config is not None and job.config.has_successors
 
 

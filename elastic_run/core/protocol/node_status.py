@@ -3,8 +3,9 @@
 docs/see-into-a-running-job.md says what they mean. A document of another node comes over the network: it is shown only
 where each field has its type. Unknown fields are passed over, so a newer release may add some.
 
-Each document names the round that its node runs or has run last, and the number of nodes of that round. So an asker
-knows which answers are missing, although nodes without which the job went on answer too: they name no round.
+Each document names the round that its node runs or has run last, and the number of nodes of that round. From these the
+asker knows how many answers are missing. Spares, and nodes that the job has left behind, answer as well, and name no
+round.
 """
 
 from __future__ import annotations

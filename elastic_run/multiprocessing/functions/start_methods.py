@@ -1,7 +1,8 @@
 """How the process of a function is started: `spawn`, `fork` or `forkserver`, and which functions each of them can run.
 
-Processes of `spawn` and `forkserver` import the program's main module and find the function by its name. So they can't
-find a lambda, an inner function or a notebook's function. Users meet this limit first, and the messages say what to do.
+A process that `spawn` or `forkserver` starts imports the program's main module, and looks the function up by its name.
+That fails for a lambda, for a function inside another function, and for a function of a notebook. The messages say what
+to do then.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def refuse_method(start_method: str) -> None:
 
     Raises:
         ValueError: There is no such start method.
-        RuntimeError: A device is initialised that a forked worker couldn't use.
+        RuntimeError: The program has initialised a GPU, and forked workers can't use it.
     """
     if start_method not in START_METHODS:
         message = f"start_method {start_method!r} is none of {', '.join(START_METHODS)}"
@@ -38,8 +39,8 @@ def refuse_method(start_method: str) -> None:
     device = _find_initialised_device() if start_method == "fork" else ""
     if device:
         message = (
-            f"{device} is initialised in this process already, and a forked worker can't use it: launch "
-            f"with start_method='spawn', or do not touch {device} before the launch"
+            f"this process has initialised {device}, and forked workers can't use {device} then: launch "
+            f"with start_method='spawn', or use {device} in the workers only"
         )
         raise RuntimeError(message)
 

@@ -1,4 +1,4 @@
-"""`elastic-run doctor --nnodes=3` on virtual hosts: the nodes meet, and name what is wrong between them."""
+"""`elastic-run doctor --nnodes=3` on virtual hosts: the nodes connect, and name what is wrong between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where agents of this machine meet, for tests of the launcher on several nodes."""
+"""One rendezvous on this machine, for tests of the launcher on several nodes: its flags, its store, its coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN_ID = "j"
 
 
 def place(port: int, conf: str = CONF) -> tuple[str, ...]:
-    """Return the flags that make nodes meet at a port of this machine."""
+    """Return the flags of nodes whose store is at a port of this machine."""
     endpoint = f"--rdzv-endpoint=localhost:{port}"
     return ("--rdzv-backend=c10d", endpoint, f"--rdzv-id={RUN_ID}", f"--rdzv-conf={conf}")
 
