@@ -95,6 +95,11 @@ class Dead:
         return thread
 
 
+def kill_at(stack: ExitStack, ports: list[int]) -> Dead:
+    """Let an agent die whose job's store is served at these ports of this machine."""
+    return Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+
+
 def serve(stack: ExitStack, port: int, token: bytes | None = None) -> None:
     """Serve a store at a port."""
     stack.callback(HostedStore(open_public_listener(port), token=token).close)
@@ -123,6 +128,13 @@ def form_newer_round(store: JobStore) -> None:
     write_head(store, 4)
 
 
+def end_notice(notice: threading.Thread, store: JobStore) -> None:
+    """Let the store's log form a newer round: the notice ends soon."""
+    form_newer_round(store)
+    notice.join(_SECONDS / 2)
+    assert not notice.is_alive()
+
+
 def write_head(store: JobStore, number: int) -> None:
     """Let the store's log stand at a round."""
     head = Head(number, 1, "other", number, number, 1, is_running=True, state_slot=-1, state_term=0, incarnation="red")
@@ -135,27 +147,23 @@ def test_every_endpoint_is_told(stack: ExitStack) -> None:
     serve(stack, ports[1])
     store = open_at(stack, ports[1])
     store.create(STORE_ID, b"store second")
-    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    dead = kill_at(stack, ports)
     notice = dead.start_notice()
     assert wait_until(lambda: is_told(read_all(store)))
-    form_newer_round(store)
-    notice.join(_SECONDS / 2)
-    assert not notice.is_alive()
+    end_notice(notice, store)
 
 
 def test_a_store_that_comes_later_is_told_too(stack: ExitStack) -> None:
     """A store that is served only when the notice has begun, and one that no agent has come to yet, are told then."""
     ports = [free_port() for _ in range(2)]
-    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    dead = kill_at(stack, ports)
     notice = dead.start_notice()
     serve(stack, ports[1])
     store = open_at(stack, ports[1])
     assert read_all(store) == []
     store.create(STORE_ID, b"store late")
     wait_until(lambda: is_told(read_all(store)))
-    form_newer_round(store)
-    notice.join(_SECONDS / 2)
-    assert not notice.is_alive()
+    end_notice(notice, store)
 
 
 def test_a_log_that_stands_still_is_told_once(stack: ExitStack) -> None:
@@ -164,7 +172,7 @@ def test_a_log_that_stands_still_is_told_once(stack: ExitStack) -> None:
     serve(stack, ports[0])
     store = open_at(stack, ports[0])
     store.create(STORE_ID, b"store first")
-    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    dead = kill_at(stack, ports)
     send_death_notice(dead.document(seconds=1.2))
     assert len(read_all(store)) == 2
 
@@ -175,14 +183,12 @@ def test_a_store_is_told_again_when_its_log_has_come_to_the_round(stack: ExitSta
     serve(stack, ports[0])
     store = open_at(stack, ports[0])
     store.create(STORE_ID, b"store first")
-    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    dead = kill_at(stack, ports)
     notice = dead.start_notice()
     wait_until(lambda: len(read_all(store)) == 2)
     write_head(store, 3)
     wait_until(lambda: len(read_all(store)) == 4)
-    form_newer_round(store)
-    notice.join(_SECONDS / 2)
-    assert not notice.is_alive()
+    end_notice(notice, store)
     assert is_told(read_all(store))
 
 
@@ -193,7 +199,7 @@ def test_a_round_that_still_runs_may_go_on_in_another_store(stack: ExitStack) ->
     first = open_at(stack, ports[0])
     write_head(first, 3)
     first.create(STORE_ID, b"store first")
-    notice = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports)).start_notice()
+    notice = kill_at(stack, ports).start_notice()
     wait_until(lambda: is_told(read_all(first)))
     serve(stack, ports[1])
     second = open_at(stack, ports[1])
@@ -208,7 +214,7 @@ def test_a_notice_ends_though_no_agent_comes(stack: ExitStack) -> None:
     """Where no agent comes to a store the notice ends with its time; one endpoint that refuses ends it at once."""
     ports = [free_port() for _ in range(2)]
     serve(stack, ports[1])
-    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    dead = kill_at(stack, ports)
     begun = time.monotonic()
     send_death_notice(dead.document(seconds=1.0))
     assert time.monotonic() - begun >= 1.0
@@ -231,9 +237,7 @@ def test_a_store_with_a_token_is_told(stack: ExitStack) -> None:
     dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports), secret=TOKEN)
     notice = dead.start_notice()
     wait_until(lambda: is_told(read_all(store)))
-    form_newer_round(store)
-    notice.join(_SECONDS / 2)
-    assert not notice.is_alive()
+    end_notice(notice, store)
 
 
 @pytest.mark.parametrize("kind", ["etcd", "etcd-v3"])

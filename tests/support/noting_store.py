@@ -6,12 +6,16 @@ import secrets
 from typing import TYPE_CHECKING
 
 from elastic_run.core.protocol import job_keys, messages
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.base import Backend
+from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.store.errors import CLOSED, SILENT, StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from tests.support.configs import plain_setup
+from tests.support.sessions import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TypeAlias
 
     from elastic_run.store.jobstore.api import JobStore
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 ELSEWHERE = "elsewhere:1"
 ATTEMPTS = 3
 FIRST_AND_LAST = (messages.Join, messages.Leave)
+#: Settings with which heartbeats come after more time than a test takes.
+SLOW = {"keep_alive_interval": "300", "join_timeout": "300", "last_call_timeout": "0"}
 
 
 class NotingStore(MemoryJobStore):
@@ -198,3 +204,19 @@ class NotingBackend(Backend):
     def facts(self) -> list[object]:
         """What was said, over whatever connection, in whatever store."""
         return [fact for store in self.opened for fact in store.facts]
+
+
+def make_node(
+    backend: Backend,
+    conf: Mapping[str, str] | None = None,
+    **changes: Any,  # noqa: ANN401 - of any field
+) -> Node:
+    """Return a node of a job over a store, not yet started.
+
+    Args:
+        backend: The store's.
+        conf: Settings of the rendezvous beside `SLOW`, or in their place.
+        changes: Fields of the job's configuration with other values than by default.
+    """
+    settings = read_settings("c10d", {**SLOW, **(conf or {})})
+    return Node(open_session(backend, settings, plain_setup(**changes), local_addr="127.0.0.1"))

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.core.node.messages import Ended, Formed, Unreadable
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.session import Notice
 from elastic_run.store.errors import REFUSED, StoreConnectionError
 from elastic_run.store.jobstore.memory import MemoryJobStore
-from tests.support.configs import plain_setup
-from tests.support.noting_store import NotingBackend, NotingStore
-from tests.support.sessions import Node
+from tests.support.noting_store import NotingBackend, NotingStore, make_node
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Heartbeats come after more time than any of these tests takes.
-_SLOW = {"keep_alive_interval": "300", "join_timeout": "300", "last_call_timeout": "0"}
+    from tests.support.sessions import Node
 
 
 @pytest.fixture
@@ -40,12 +35,6 @@ def node(backend: NotingBackend) -> Iterator[Node]:
     made = make_node(backend)
     yield made
     made.close()
-
-
-def make_node(backend: NotingBackend, **changes: Any) -> Node:  # noqa: ANN401 - of any field
-    """Return a node of a job, not yet started; with other fields of its configuration than by default."""
-    setup = plain_setup(**changes)
-    return Node(open_session(backend, read_settings("c10d", _SLOW), setup, local_addr="127.0.0.1"))
 
 
 def test_a_document_that_is_garbage_is_told_once(node: Node) -> None:

@@ -24,19 +24,15 @@ from elastic_run.report import wait_notices
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
 from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.configs import plain_setup
-from tests.support.noting_store import ATTEMPTS, ELSEWHERE, FIRST_AND_LAST, NotingBackend, NotingStore
+from tests.support.noting_store import ATTEMPTS, ELSEWHERE, FIRST_AND_LAST, SLOW, NotingBackend, NotingStore, make_node
 from tests.support.sessions import Node
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.context import SessionContext
     from tests.support.noting_store import OnUse
-
-#: Heartbeats come after more time than any of these tests takes.
-_SLOW = {"keep_alive_interval": "300", "join_timeout": "300", "last_call_timeout": "0"}
 
 
 @pytest.fixture
@@ -52,12 +48,6 @@ def node(backend: NotingBackend) -> Iterator[Node]:
     yield made
     made.close()
     wait_until(lambda: all(store.is_closed for store in backend.opened), what="all connections closed")
-
-
-def make_node(backend: Backend, **conf: str) -> Node:
-    """Return the one node of a job, not yet started."""
-    settings = read_settings("c10d", {**_SLOW, **conf})
-    return Node(open_session(backend, settings, plain_setup(), local_addr="127.0.0.1"))
 
 
 def context_of(node: Node) -> SessionContext:
@@ -140,7 +130,7 @@ def test_the_coordinator_is_looked_at_one_pause_after_a_round_was_formed(backend
             looked_at.append(time.monotonic())
 
     backend.on_use = note
-    with make_node(backend, keep_alive_interval="2") as node:
+    with make_node(backend, {"keep_alive_interval": "2"}) as node:
         formed_at = node.when(node.wait_for(Formed))
         wait_until(lambda: looked_at)
     assert looked_at[0] - formed_at >= 2 / 8
@@ -168,7 +158,7 @@ def test_a_node_that_waits_says_again_for_whom(backend: NotingBackend, monkeypat
     """The line comes with the heartbeats, as often as its interval allows."""
     monkeypatch.setattr(wait_notices, "FIRST", 0.0)
     monkeypatch.setattr(wait_notices, "INTERVAL", 0.0)
-    settings = read_settings("c10d", {**_SLOW, "keep_alive_interval": "0.1"})
+    settings = read_settings("c10d", {**SLOW, "keep_alive_interval": "0.1"})
     setup = plain_setup(min_nodes=2, max_nodes=2)
     with Node(open_session(backend, settings, setup, local_addr="127.0.0.1")) as node:
         wait_until(lambda: [isinstance(event, Notice) for _, event in node.events].count(True) >= 3)
@@ -220,7 +210,7 @@ def test_a_store_that_is_lost_meanwhile_is_tried_until_it_answers(node: Node, ba
 
 def test_a_slot_that_another_node_makes_void_is_not_waited_for(backend: NotingBackend) -> None:
     """After a restore, a node that has read more raises the start of the log: no slot below it is ever written."""
-    with make_node(backend, keep_alive_interval="0.2") as node:
+    with make_node(backend, {"keep_alive_interval": "0.2"}) as node:
         node.wait_for(Formed)
         context, driver = context_of(node), context_of(node).sender.member_driver
         assert driver is not None
@@ -267,7 +257,7 @@ def test_a_store_that_is_emptied_meanwhile_is_told_all_again(
 ) -> None:
     """The next heartbeat finds it out, and nothing else is said there before the node has said that it joins."""
     backend.on_use = once(moment, lambda _: backend.empty())
-    with make_node(backend, keep_alive_interval="0.2") as node:
+    with make_node(backend, {"keep_alive_interval": "0.2"}) as node:
         node.wait_for(Formed)
         node.finish()
         assert node.wait_for(Ended).end.verdict == "success"
@@ -353,7 +343,7 @@ def test_a_waiting_node_finds_at_once_that_its_store_is_gone(
 ) -> None:
     """Its connection waits for the log; when that breaks the node does not wait for its next heartbeat."""
     monkeypatch.setattr(wait_notices, "FIRST", 300.0)  # nor for the first line
-    settings = read_settings("c10d", _SLOW)
+    settings = read_settings("c10d", SLOW)
     node = Node(open_session(backend, settings, plain_setup(min_nodes=2, max_nodes=2), local_addr="127.0.0.1"))
     backend.on_use = once(is_first_wait, lambda _: backend.empty())
     with node:
@@ -373,7 +363,7 @@ def test_the_first_heartbeats_of_a_crowd_wait_for_its_round(
             heartbeats.setdefault(store, time.monotonic())
 
     backend.on_use = note
-    settings = read_settings("c10d", {**_SLOW, "keep_alive_interval": "0.3", "keep_alive_max_attempt": "20"})
+    settings = read_settings("c10d", {**SLOW, "keep_alive_interval": "0.3", "keep_alive_max_attempt": "20"})
     setup = plain_setup(min_nodes=3, max_nodes=3)
     first, second, third = (Node(open_session(backend, settings, setup, local_addr="127.0.0.1")) for _ in range(3))
     with first, second:
