@@ -246,7 +246,7 @@ def test_fork_after_cuda_was_initialised(program: Program, host: Host) -> None:
     )
     job = host(path, "fork")
     assert job.wait_exit() == 1
-    assert "RuntimeError: CUDA is initialised in this process already" in job.stderr.splitlines()[-1]
+    assert "RuntimeError: this process has initialised CUDA, and forked workers can't use CUDA then" in job.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
