@@ -20,7 +20,7 @@ import os
 from itertools import takewhile
 
 from elastic_run.records import dataclass, field
-from elastic_run.slurm_running_step import BATCH_STEP_ID, read_running_step
+from elastic_run.slurm_running_step import BATCH_STEP_ID, STEP_VARIABLES, read_running_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ __all__ = [
 ]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
-#: Variables that tasks of a step have, and batch scripts have not, but for the first one since Slurm 26.05.
-_OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
 #: A variable of the step, and the variable that has the same value in a step, and the job's value in a batch script.
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
@@ -126,7 +124,7 @@ def _check_missing(environ: Mapping[str, str], missing: list[str]) -> None:
     Raises:
         StepVariablesError: Each task would be a job of its own.
     """
-    present = [name for name in _OF_STEP if environ.get(name)]
+    present = [name for name in STEP_VARIABLES if environ.get(name)]
     if not present or (environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")) == "1":
         return
     if (read_running_step() or "").partition(".")[2][:1].isdecimal():

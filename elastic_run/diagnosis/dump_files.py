@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import re
 
+from elastic_run import contract
 from elastic_run.diagnosis.collectives import Dump
 from elastic_run.diagnosis.dump_format import MOST_BYTES, DumpError, ForeignFileError, parse_dump
 from elastic_run.records import dataclass
 
 #: Files of a directory that are looked at; a wrong directory may have millions.
 MOST_FILES = 100_000
-_ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)(?:\.(\d+))?(?=/)")
+_ATTEMPT = re.compile(rf"(?:^|/){contract.ATTEMPT_DIR_PREFIX}(\d+)(?:\.(\d+))?(?=/)")
 _RANK = re.compile(r"rank[^0-9/]{0,2}(\d{1,7})(?!.*rank[^0-9/]{0,2}\d)|(\d{1,7})(?:\.[A-Za-z]\w*)*$")
 
 

@@ -16,8 +16,8 @@ for, plug-ins are looked for only when the backend is not one of ours.
 | `registry` | backends by name, plug-ins included |
 | `round_store` | the store of a round's agents |
 | `session` | the interface between the agent and a rendezvous of several nodes |
-| `settings` | ``--rdzv-conf``, read and checked |
-| `static` | the static backend with one node |
+| `settings` | ``--rdzv-conf``, read and checked, with the defaults of the times of a connection |
+| `static` | the static backend with one node: checks the endpoint and the rank |
 | `torch_rounds` | torch's methods of a handler (`next_rendezvous` and others) on a session |
 | `utils` | torch's helpers: parsing of endpoints and settings |
 """

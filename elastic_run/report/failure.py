@@ -262,7 +262,7 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
         sections = [_Section("trace", trace)] if trace else []
         most -= len(trace)
     if most > 0 and (not sections or root.certain_exception is None):
-        tail = [printable(line) for line in root.stderr_tail[-200:] if line.strip()]
+        tail = [printable(line) for line in root.stderr_tail if line.strip()]
         telling = [line for line in tail if not line.startswith(_FRAME_OF_CPP)] or tail
         said = [shorten(line, room) for line in telling][-min(most, _LAST_LINES if sections else most) :]
         sections.append(_Section("stderr", said or _without_stderr(root, room)))

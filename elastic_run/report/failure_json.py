@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from elastic_run.report.job_result import Attempt, JobResult
 
 VERSION = 1
-#: Characters of a message, of a line, and lines of stderr that the file holds.
+#: Characters of a message and of a line that the file holds.
 _MESSAGE_LIMIT = 16 * 1024
 _LINE_LIMIT = 2 * 1024
-_TAIL = 100
 
 
 def failure_document(result: JobResult) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "error_file": end.error_file,
         "log_file": end.log_file,
         "stderr_target": end.stderr_target,
-        "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail[-_TAIL:]],
+        "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail],
     }
 
 

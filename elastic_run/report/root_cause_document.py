@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
-from elastic_run.core.failure.root_cause import WorkerEnd, severity
+from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd, severity
 from elastic_run.core.protocol.codec import to_document
 from elastic_run.report.lines import failed
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.agent.restart_policy import Failure
 
-#: Lines of stderr and of a traceback that travel, and characters of each; the last ones tell.
-_LINES = 20
+#: Characters of each line of stderr and of a traceback that travel.
 _LINE_LENGTH = 400
 _MESSAGE_LENGTH = 2000
 #: Fields that travel as they are.
@@ -86,7 +85,7 @@ def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
 
 
 def _cut(lines: tuple[str, ...]) -> list[str]:
-    return [line[:_LINE_LENGTH] for line in lines[-_LINES:]]
+    return [line[:_LINE_LENGTH] for line in lines[-STDERR_TAIL_LINES:]]
 
 
 def _exception(value: object) -> ExceptionText | None:
@@ -122,4 +121,4 @@ def _text(value: object) -> str:
 
 
 def _lines(value: object) -> tuple[str, ...]:
-    return tuple(_text(line)[:_LINE_LENGTH] for line in value[-_LINES:]) if isinstance(value, list) else ()
+    return tuple(_text(line)[:_LINE_LENGTH] for line in value[-STDERR_TAIL_LINES:]) if isinstance(value, list) else ()

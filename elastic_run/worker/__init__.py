@@ -14,7 +14,7 @@ here imports the launcher, but `launch_subprocesses`, which starts it. torch is 
 | `launching` | a script that starts its own workers |
 | `leaving` | how a worker ends its process groups |
 | `parallel` | the groups of a job that is parallel in several ways, on torch's DeviceMesh |
-| `place` | which worker this process is, read from its environment |
+| `place` | which worker this process is, read from the environment: from torchrun's variables, or from Slurm's |
 | `reduction` | small agreements of all ranks: a mean, a yes or no |
 | `sampler` | a sampler that goes on in the middle of an epoch, with another number of workers |
 | `stopping` | whether this worker was told that it will be stopped |

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from elastic_run.slurm_node_lists import count_tasks, parse_nodelist
 from elastic_run.slurm_port import find_port
-from elastic_run.slurm_running_step import BATCH_STEP_ID, read_running_step
+from elastic_run.slurm_running_step import BATCH_STEP_ID, STEP_VARIABLES, read_running_step
 from elastic_run.worker.errors import PlaceError
 
 TYPE_CHECKING = False
@@ -28,8 +28,6 @@ _NEEDED_OF_SLURM = (
     *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_NODEID"),
     "SLURM_STEP_ID",
 )
-#: Variables that tasks of a step have, and batch scripts have not, but for the first one since Slurm 26.05.
-_OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _HIGHEST_PORT = 65535
 
 
@@ -170,7 +168,8 @@ def _is_task(environment: Mapping[str, str]) -> bool:
         return False
     if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
         return True
-    is_of_step = any(environment.get(name) for name in _OF_STEP) or (environment.get("SLURM_PROCID") or "0") != "0"
+    has_step = any(environment.get(name) for name in STEP_VARIABLES)
+    is_of_step = has_step or (environment.get("SLURM_PROCID") or "0") != "0"
     return is_of_step and environment.get("SLURM_STEP_NUM_TASKS") != "1"
 
 

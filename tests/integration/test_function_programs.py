@@ -246,7 +246,8 @@ def test_fork_after_cuda_was_initialised(program: Program, host: Host) -> None:
     )
     job = host(path, "fork")
     assert job.wait_exit() == 1
-    assert "RuntimeError: this process has initialised CUDA, and forked workers can't use CUDA then" in job.stderr.splitlines()[-1]
+    message = "RuntimeError: this process has initialised CUDA, and forked workers can't use CUDA then"
+    assert message in job.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])

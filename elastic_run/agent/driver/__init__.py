@@ -28,7 +28,7 @@
 | `parts` | the parts of one agent that several of these modules need |
 | `process_counters` | a worker's bytes written and processor time, read at each tick of the hang detection |
 | `quiet_watch` | says that nothing happens in a round any more |
-| `resource_readings` | reads the workers' processor time and memory for the event log |
+| `resource_readings` | reads the workers' processor time and memory for the event log and for `elastic-run status` |
 | `round` | one round: its workers, their output, and how each ended |
 | `round_checks` | the checks before a round: free GPU memory, the health check |
 | `round_driver` | the workers of the rounds: starts, watches and stops them |

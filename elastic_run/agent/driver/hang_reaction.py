@@ -12,7 +12,7 @@ import time
 from elastic_run import contract
 from elastic_run.core.agent import messages
 from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.root_cause import WorkerEnd
+from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd
 from elastic_run.report import hang_lines
 
 TYPE_CHECKING = False
@@ -125,5 +125,5 @@ class HangReaction:
             uptime=time.time() - current.started_at,
             restart_count=current.restart_count,
             exception=ExceptionText(contract.HANG, detail),
-            stderr_tail=tuple(said.decode(errors="replace").splitlines()[-20:]),
+            stderr_tail=tuple(said.decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:]),
         )

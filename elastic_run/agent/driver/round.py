@@ -249,7 +249,7 @@ class Round:
         return bool(self.output_files(local_rank))
 
     def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
-        from elastic_run.core.failure.root_cause import WorkerEnd  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd  # noqa: PLC0415 - only after a failure
         from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure
 
         rank = worker.local_rank
@@ -273,7 +273,7 @@ class Round:
             exception=found.exception,
             remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem,
             error_file=error_file,
-            stderr_tail=tuple(text.splitlines()[-20:]),
+            stderr_tail=tuple(text.splitlines()[-STDERR_TAIL_LINES:]),
             stderr_target=self.output.uncaptured_target(rank),
             log_file=log_file,
         )

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.evidence import Evidence, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
-#: Lines of stderr, and characters of a text, in which a rule's expression is searched for.
-_TAIL = 20
+#: Characters of a text in which a rule's expression is searched for.
 _MOST = 8 * 1024
 SIGKILL = 9
 
@@ -93,7 +92,7 @@ def last_words(end: WorkerEnd) -> str:
     """
     exception = end.certain_exception
     if exception is None:
-        said = "\n".join(end.stderr_tail[-_TAIL:])[-_MOST:]
+        said = "\n".join(end.stderr_tail)[-_MOST:]
     else:
         said = f"{exception.type}: {exception.message[:_MOST]}\n{exception.cause}"
     return f"{said}\n{end.kernel_line}" if end.kernel_line else said

@@ -32,6 +32,8 @@ OWN_EXCEPTION = 0
 BARE_END = 1
 SECONDARY_FAILURE = 2
 
+#: Lines of stderr that a worker's end keeps: the last ones tell. The report shows some of them.
+STDERR_TAIL_LINES = 20
 SIGABRT = 6
 #: Stands before an exception of which the worker may not have died.
 LAST_EXCEPTION = "the last exception on its stderr, with more output after it"
@@ -61,7 +63,7 @@ class WorkerEnd:
         was_stopped: Whether the agent had told it to stop before it ended.
         exception: What it wrote down, or None.
         error_file: Path of its error.json, or "".
-        stderr_tail: The last lines of its stderr.
+        stderr_tail: The last lines of its stderr, at most STDERR_TAIL_LINES.
         stderr_target: Where its stderr went if the agent has not seen it, or "".
         log_file: Path of the file that holds its stderr, or "".
         remark: A short clause for the report, such as that error.json could not be read, or "".

@@ -6,7 +6,7 @@ Every decision is made in `elastic_run.core`; here are the threads, the store co
 |---|---|
 | `addresses` | endpoints, this machine's addresses, whether a port can be reached |
 | `backend` | where the job's store is, how to open it, how this node serves it |
-| `context` | what the threads of one session share |
+| `context` | what the threads of one session share, and how many seconds the store may take for an answer |
 | `coordinator_thread` | the coordinator thread: reads facts and heartbeats, writes decisions |
 | `decision_log` | the log of decisions in the store: reading and creating its slots, raising its start |
 | `exit_barrier` | waits at the end: until all is sent, until all nodes know the verdict, until the store has moved |
@@ -25,7 +25,7 @@ Every decision is made in `elastic_run.core`; here are the threads, the store co
 | `sender` | the sender thread: opens the store, writes facts and heartbeats |
 | `state_copy` | this node's copy of the job's state, for a store that knows nothing of the job |
 | `status_exchange` | how one node learns the state of all nodes, where somebody asks |
-| `store_connection` | one thread's connection to the store, opened again when it breaks |
+| `store_connection` | one thread's connection to the store; opens it again, after a silence with more time |
 
 Threads of one session, what each owns, and what passes between them::
 
