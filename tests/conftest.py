@@ -5,6 +5,7 @@ Every process started by a test carries the test's token in its environment, so 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "pytest_addoption",
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_runtest_logreport",
     "pytest_sessionfinish",
@@ -41,6 +43,9 @@ __all__ = [
 #: Law 6: seconds that anything may outlive the launcher, however that ended.
 _LEFTOVER_DEADLINE = 2.0
 
+# Each process of `make test` collects all tests, which makes many objects that all stay. The garbage collector would
+# take two fifths of that time.
+gc.disable()
 # A user's shell has neither of these; pyc files are part of what users get.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Nor are signals ignored there, as under nohup or behind an `&` of a script. What has a handler goes on here, and is at
@@ -48,6 +53,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but not among what the collection of tests has made."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
