@@ -114,6 +114,7 @@ def test_a_node_that_found_garbage_in_another_store_looks_for_the_log_at_each_he
 
 _NODE_INFO, _STORE_ADDRESS = NodeInfo("a", 1, 1), StoreAddress("a", 1)
 _PLACE = Assignment(3, 0, 1, 0, 1, 0, 1, _STORE_ADDRESS, 0, 1, incarnation="a.1", round_id="3/1/a")
+_GONE = node_messages.WorkersGone(3, DONE, _STORE_ADDRESS)
 
 
 def _member(state: str, **round_: object) -> Member:
@@ -170,7 +171,7 @@ _MOVES: dict[str, tuple[Member, node_messages.Event, str]] = {
         WAITING,
     ),
     "a log that recovers another job": (
-        _member(READY, place=_PLACE),
+        _member(READY, place=_PLACE, gone=_GONE),
         _entry(Recovered(1, "z", 3, "3/1/z", 0, "z.1")),
         WAITING,
     ),
@@ -196,6 +197,25 @@ _MOVES: dict[str, tuple[Member, node_messages.Event, str]] = {
 def test_a_move_that_no_scenario_makes(member: Member, event: node_messages.Event, after: str) -> None:
     """Rare moves lead where the table says."""
     assert membership.decide(member, event, 1.0)[0].state == after
+
+
+_LEFT = _member(HALTING, place=_PLACE, told=_PLACE)
+_OF_NO_USE = {
+    "a round of another job": replace(_LEFT, job=replace(_LEFT.job, incarnation="z.1")),
+    "a round in whose place the log has another": replace(_LEFT, round=replace(_LEFT.round, is_replaced=True)),
+    "an older round of a job whose store can move": replace(
+        _LEFT, job=replace(_LEFT.job, known_round=4), config=replace(_LEFT.config, has_successors=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("member", _OF_NO_USE.values(), ids=_OF_NO_USE.keys())
+def test_a_node_tells_no_log_of_a_round_from_which_it_must_not_go_on(member: Member) -> None:
+    """The node comes back as one without a round, and says nothing of the end of its last round."""
+    _, commands = membership.decide(member, _GONE, 1.0)
+    (fact,) = [command.fact for command in commands if isinstance(command, node_messages.Append)]
+    assert isinstance(fact, Join)
+    assert fact.last is None
 
 
 def test_every_move_of_the_table_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

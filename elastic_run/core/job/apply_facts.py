@@ -3,9 +3,9 @@
 - A fact counts once: its number must be above the last that its node said.
 - A node that went silent keeps its place in `gone`: when it is heard again it comes back, with its rank if no round was
   formed meanwhile. A node that said `Leave` never comes back.
-- A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
-  followed the log beyond that round's slot, or has heard of that round or a newer one, and doesn't run it, the round
-  has lost it; if it runs an older one, it is busy until its workers are gone.
+- A node that joins again tells which round it runs or has run last. If that is the present one, nothing has changed; if
+  it had followed the log beyond that round's slot, or has heard of that round or a newer one, and doesn't run it, the
+  round has lost it; if it tells of an older one, it is busy until its `Ready` says that its workers are gone.
 - A proof of death (`SeatDead`) makes the seat void, unless the log of another store may have counted it for a newer
   round; then the seat is dead elsewhere (see `majority.has_majority`). The dead don't come back.
 - A node that runs any other round (of another job, or of a log that lost the majority) comes as a newcomer, busy until

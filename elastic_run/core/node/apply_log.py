@@ -268,9 +268,8 @@ class MemberUpdate(StoreUpdate):
         if is_related(incarnation, member.job.incarnation):
             known_restarts = max(member.job.known_restarts, restart_count)
             self._set_job(incarnation=incarnation or member.job.incarnation, known_restarts=known_restarts)
-            is_other = (
-                member.round.place is not None and self._round == number > 0 and member.round.place.round_id != round_id
-            )
+            place = self._last_place
+            is_other = place is not None and place.round == number > 0 and place.round_id != round_id
         else:
             self._set_job(incarnation=incarnation, known_restarts=restart_count)
             self._set_job(prepared=None, has_confirmed_elsewhere=False)
@@ -278,7 +277,8 @@ class MemberUpdate(StoreUpdate):
         if is_other and member.state == RUNNING:
             self._set_round(is_replaced=True)
             self._halt(Halted(self._round, REPLACED))
-        elif is_other and member.state == READY:
+        elif is_other and member.state in (WAITING, READY) and member.round.gone is not None:
+            self._set_round(is_replaced=True)
             self.leave_round()
             # It joins later: the round that is being learned may have this node as a member, and use its store.
             self._set_facts(is_due=True)

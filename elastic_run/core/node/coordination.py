@@ -93,7 +93,7 @@ class CoordinationUpdate(FactWriter):
     @property
     def _newest_round(self) -> int:
         """The newest round of this log's job that this node runs, has run last, or keeps a copy of."""
-        place, copy = self.member.round.place, self.member.job.copy
+        place, copy = self._last_place, self.member.job.copy
         known = [(place.incarnation, place.round)] if place is not None else []
         known += [(copy.incarnation, copy.round)] if copy is not None else []
         return max((number for incarnation, number in known if incarnation == self.member.job.incarnation), default=0)

@@ -28,6 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from elastic_run.core.protocol.messages import Assignment
+
 
 class FactWriter:
     """A member while one event is entered, and the commands that follow from it."""
@@ -69,18 +71,23 @@ class FactWriter:
         if self._round != event.round:
             return
         self._set(store_address=event.store_address)
+        self._set_round(gone=event)
         if event.round < self.member.job.known_round or self.member.round.is_replaced or self._is_of_another_job:
             self.leave_round()
-            self._say_join()
+            self._announce()
         else:
             self._set(state=READY)
-            self._set_round(gone=event)
             self._say_ready(event)
 
     def leave_round(self) -> None:
-        """Be a newcomer from now on: the job went on without this node."""
+        """Wait for another round: the job went on without this node.
+
+        The node still tells of its last round, since a restored store may have lost the newer one. Where the store can
+        move, it does not: another log may go on from the newer round, and none may go on from the last round then.
+        """
+        is_over = self.member.config.has_successors or self.member.round.is_replaced or self._is_of_another_job
         self._set(state=WAITING)
-        self._set_round(place=None, gone=None, is_failing=False)
+        self._set_round(place=None, gone=None if is_over else self.member.round.gone, is_failing=False)
 
     def enter_leaving(self, event: Leaving) -> None:
         """The agent goes."""
@@ -96,9 +103,14 @@ class FactWriter:
         return 0 if self.member.round.place is None else self.member.round.place.round
 
     @property
+    def _last_place(self) -> Assignment | None:
+        """Its assignment in the round of which it tells the job: it runs that round, or has run it last."""
+        return self.member.round.place if self.member.round.gone is None else self.member.round.told
+
+    @property
     def _is_of_another_job(self) -> bool:
         """Whether the round that it runs, or has run, is of another job than the one whose log it follows."""
-        place = self.member.round.place
+        place = self._last_place
         return place is not None and not is_related(place.incarnation, self.member.job.incarnation)
 
     def _next_sequence(self) -> int:
@@ -110,7 +122,7 @@ class FactWriter:
         self.commands.append(Append(fact))
 
     def _say_join(self) -> None:
-        member, place = self.member, self.member.round.place
+        member, place = self.member, self._last_place
         if member.facts.is_preparing:
             return  # the workers' store that it offered in another store may be in use: it says `Join` with another one
         last = None
@@ -146,12 +158,13 @@ class FactWriter:
         )
 
     def _say_ready(self, gone: WorkersGone) -> None:
+        place = self._last_place
         self._say(
             Ready(
                 self.member.node,
                 self._next_sequence(),
                 gone.round,
-                "" if self.member.round.place is None else self.member.round.place.round_id,
+                "" if place is None else place.round_id,
                 gone.outcome,
                 gone.store_address,
                 gone.report,

@@ -121,7 +121,7 @@ class OwnRound:
         is_replaced: Whether the log goes on without the round that it runs or has just run.
         is_failing: Whether it has said that its round fails.
         is_suspecting: Whether it has said so only of workers that may have lost a peer.
-        gone: Its report of the end of its round, or None.
+        gone: Its report of the end of the round that it has run last, None where it tells the job of no such round.
     """
 
     place: Assignment | None = None

@@ -99,7 +99,7 @@ class StoreAddress:
 @register
 @dataclass(frozen=True, slots=True)
 class PreviousRound:
-    """The round that a node still runs when it joins (again).
+    """The round that a node runs, or has run last, when it joins (again).
 
     Args:
         round_id: Its unique id; see `Assignment.round_id`.
@@ -179,7 +179,7 @@ class Join:
         config: The job's configuration as it was told.
         store_address: Where its workers' store of the next round listens.
         seen: The newest slot of the log that the node has followed, -1 for none.
-        last: The round that it still runs, or None.
+        last: The round that it runs, or that it has run last and reports in a `Ready` after this, or None.
         highest_round: The newest round that it has heard of, in whatever store: the next one has a higher number.
         copy: The copy of the state that it has put into this store, or None; see `job.view_change`.
         prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
