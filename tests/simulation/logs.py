@@ -85,8 +85,8 @@ class Log:
         require(is_next, ONE_DECIDER, f"slot {slot} was created when {self.next_slot} was the next")
         # What a coordinator sent before it noticed that lies beyond the next slot.
         self.unread[slot] = writer, value
-        if self.is_copy and decision_key(self.next_slot) not in store.values:
-            self._jump(store.values.get(HEAD))
+        if self.is_copy:
+            self._jump(store)
         trimmed = 0 if start is None else start.slot
         while self.next_slot in self.unread or self.next_slot < trimmed:
             slot = self.next_slot
@@ -102,13 +102,19 @@ class Log:
             self.round, self.round_id = max(told, default=(0, ""))
             self.restarts = None
 
-    def _jump(self, raw: bytes | None) -> None:
+    def _jump(self, store: Store) -> None:
         """Go on from the slot that `head` names, as nodes do: the store has lost the slots before that.
 
-        A claim that was written again after the store was restored hides that from the node that had made it.
+        A claim that was written again after the store was restored hides that from the node that had made it. Or the
+        decision in that slot is lost, and a node has written a claim there: a `head` that came late names the round
+        that the lost decision had formed.
         """
+        raw = store.values.get(HEAD)
         head = None if raw in (None, SPOILT) else messages.read_head(raw)
         if head is None or head.slot not in self.unread or head.slot < self.next_slot or head.term < self.term:
+            return
+        is_lost = head.round > self.round and json.loads(self.unread[head.slot][1])["kind"] == "claim"
+        if decision_key(self.next_slot) in store.values and not is_lost:
             return
         self.next_slot, self.term, self.coordinator = head.slot, head.term, head.coordinator
         self.incarnation, self.round, self.round_id = head.incarnation, head.round, head.round_id

@@ -168,9 +168,8 @@ class Oracle:
 
     def _find_last_rounds(self, log: Log) -> list[Round]:
         """Return the rounds that a log was about when it ended; where it knew of none, those of its members."""
-        forms = [entry for entry in log.entries if entry["kind"] in ("form", "recovered")]
-        if forms:
-            found = self.rounds.find_all(forms[-1]["incarnation"], forms[-1]["round"])
+        if log.round:
+            found = self.rounds.find_all(log.incarnation, log.round)
             return [round_ for round_ in found if round_.name[2] == log.round_id]
         told = [agent for agent in self._world.agents if isinstance(agent.end, node_messages.Ended)]
         last = filter(None, map(self.rounds.find_last, told))
