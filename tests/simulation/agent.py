@@ -122,7 +122,6 @@ class Agent(Host):
         self.record = SeatDead(self.node, "", "", 0, 0, SEAT_UNTOLD)
         self.confirmed: Copy | None = None
         self.is_doomed = False
-        self.says_last_round = False
         self.predecessor = predecessor
         self.last_heartbeat: int | None = None
         size = 1 + self.random.randrange(3)
@@ -254,8 +253,6 @@ class Agent(Host):
         if not isinstance(fact, Join | Ready) or self.store is None:
             return
         self.world.faults.note_offer(self)
-        if isinstance(fact, Join):
-            self.says_last_round = fact.last is not None
         if isinstance(fact, Join) and fact.prepared not in (None, self.confirmed):
             self.confirmed = fact.prepared
             status = SEAT_UNTOLD if self.record.status == SEAT_UNTOLD else SEAT_CONFIRMED

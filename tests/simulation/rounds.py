@@ -179,9 +179,7 @@ class Rounds:
         require(place.restart_count >= last.restarts, BUDGET, f"{name} has fewer restarts than {last.name}")
         rank = last.places[agent].group_rank
         is_next = self.former_ids.get(name) == last.name[2] and last.is_whole
-        # In a store that was restored, a node may have read of a newer round that is lost since: it has no seat then.
-        has_seat = name not in self._witnesses or agent.says_last_round
-        if is_next and has_seat and rank < place.group_world_size:
+        if is_next and rank < place.group_world_size:
             require(place.group_rank == rank, ASSIGNMENTS, f"{agent.node} lost its rank {rank} after {last.name}")
 
     def _note_whole(self, round_: Round) -> None:
