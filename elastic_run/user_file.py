@@ -1,4 +1,4 @@
-"""A file that the user names in a flag: read whole, and without a wait for a pipe to which nobody writes.
+"""A file that the user names: opened and read without a wait for a pipe to which nobody writes.
 
 A shell's `<(command)` is a pipe as well, and its command may take its time.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 #: Seconds in which a writer has to open a named pipe.
 _WRITER_WAIT = 5.0
@@ -26,22 +30,37 @@ def read_user_file(path: str, most: int) -> bytes:
     Raises:
         OSError: It can't be read, or it is a pipe to which nothing was written.
     """
-    with open(path, "rb", opener=_open_without_wait) as file:
-        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
-        if is_pipe:
-            import select  # noqa: PLC0415 - a shared library, and most files are no pipes
+    with open_user_file(path) as file:
+        return file.read(most)
 
-            poll = select.poll()
-            poll.register(file, select.POLLIN)
-            poll.poll(_WRITER_WAIT * 1000)
-        content: bytes | None = file.read(most)  # None if there is a writer that has written nothing yet
-        if content != b"":
-            os.set_blocking(file.fileno(), True)
-            content = content or b""
-            content += file.read(most - len(content))
-    if is_pipe and not content:
+
+def open_user_file(path: str) -> BufferedReader:
+    """Open a file for reading; if it is a pipe, wait for the first byte.
+
+    Raises:
+        OSError: It can't be opened, or it is a pipe to which nothing was written.
+    """
+    file = open(path, "rb", opener=_open_without_wait)  # noqa: SIM115 - the caller closes it
+    try:
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            _wait_content(file)
+        os.set_blocking(file.fileno(), True)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _wait_content(file: BufferedReader) -> None:
+    import select  # noqa: PLC0415 - a shared library, and most files are no pipes
+
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    poll.poll(_WRITER_WAIT * 1000)
+    # From here on, a writer that has the pipe open may take any time. A pipe without a writer is at its end.
+    os.set_blocking(file.fileno(), True)
+    if not file.peek(1):
         raise OSError(errno.ENODATA, "nothing was written to this pipe")
-    return content
 
 
 def _open_without_wait(path: str, flags: int) -> int:

@@ -16,6 +16,7 @@ from elastic_run import contract
 from elastic_run.diagnosis.collectives import Dump
 from elastic_run.diagnosis.dump_format import MOST_BYTES, DumpError, ForeignFileError, parse_dump
 from elastic_run.records import dataclass
+from elastic_run.user_file import read_user_file
 
 #: Files of a directory that are looked at; a wrong directory may have millions.
 MOST_FILES = 100_000
@@ -147,6 +148,8 @@ def _attempt_of(path: str) -> tuple[int, int] | None:
 
 def _begins_like_a_dump(path: str) -> bool:
     try:
+        if not os.path.isfile(path):
+            return True  # a pipe that the user names: what is read now is missing later
         with open(path, "rb") as file:
             return file.read(1) == b"\x80"
     except OSError:
@@ -159,8 +162,7 @@ def _read(path: str) -> Dump:
         if os.stat(path).st_size > MOST_BYTES:
             message = f"it is larger than {MOST_BYTES >> 20} MiB"
             raise DumpError(message)
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES)
+        data = read_user_file(path, MOST_BYTES)
     except OSError as error:
         raise DumpError(error.strerror) from error
     if not data and rank is None:

@@ -134,6 +134,7 @@ def test_torn_and_foreign_lines_are_counted_and_named(tmp_path: Path) -> None:
         f"{log}: 1 line is not an event, and left out (line {len(history())} is not a whole line of JSON)" in page.text
     )
     assert "4 lines are not events, and left out (line 1 is not an event of elastic-run)" in page.text
+    assert f"{tmp_path}/pipe/events.jsonl can't be read: it is not a regular file" in page.text
     assert "train.py" in page.text
 
 
@@ -234,12 +235,12 @@ def test_a_device_in_place_of_a_log_is_told(tmp_path: Path) -> None:
     """It may have no end; a page of other logs leaves it out."""
     (tmp_path / "events.jsonl").symlink_to("/dev/zero")
     (tmp_path / "stacks.txt").symlink_to("/dev/zero")
-    refused("events.jsonl can't be read: it is a device", tmp_path)
+    refused("events.jsonl can't be read: it is not a regular file", tmp_path)
     (tmp_path / "node").mkdir()
     (tmp_path / "node" / "events.jsonl").write_bytes(encode(history()))
     text = read_page(tmp_path).text
-    assert f"{tmp_path}/events.jsonl can't be read: it is a device" in text
-    assert f"{tmp_path}/stacks.txt can't be read: it is a device" in text
+    assert f"{tmp_path}/events.jsonl can't be read: it is not a regular file" in text
+    assert f"{tmp_path}/stacks.txt can't be read: it is not a regular file" in text
 
 
 def test_places_that_cannot_be_read_or_written_are_one_line(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.utils",
         "rendezvous.elastic.addresses",
     }
-    | {"report.wording"},
+    | {"report.wording", "user_file"},
     "worker": {"contract", "slurm_node_lists", "slurm_port", "slurm_running_step"},
 }
 #: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import user_file
 from elastic_run.cli.config import read_token
+from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.errors import UsageError
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.handler import create_handler
 from elastic_run.report.failure_rules import read_rules
+from elastic_run.report.history_page.files import read_logs
 from elastic_run.user_file import read_user_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -39,6 +43,31 @@ def test_a_pipe_without_a_writer_is_an_error(pipe: str) -> None:
     settings = {"user": "x", "password_file": pipe}
     with pytest.raises(ValueError, match=r"password_file=.*: nothing was written to this pipe$"):
         create_handler(RendezvousParameters("etcd-v3", "a:1", "job", 2, 2, **settings))
+    with pytest.raises(OSError, match="nothing was written to this pipe"):
+        read_logs(pipe)
+    assert find_dumps([pipe]).problems == (f"{pipe}: left out: nothing was written to this pipe",)
+
+
+def test_a_dump_and_an_event_log_may_come_through_a_pipe(pipe: str, tmp_path: Path) -> None:
+    """As `elastic-run trace <(ssh node cat rank_2)`; no byte is lost where the pipe lies in an attempt's directory."""
+    attempt = tmp_path / "attempt_0"
+    attempt.mkdir()
+    path = str(Path(pipe).rename(attempt / "rank_2"))
+    with _filled(path, b'{"entries": []}'):
+        assert [dump.rank for dump in find_dumps([path]).dumps] == [2]
+    with _filled(path, b"no event\n"):
+        assert read_logs(path).files == [path]
+
+
+@contextmanager
+def _filled(path: str, content: bytes) -> Iterator[None]:
+    """Write bytes into a pipe and close its writing end; another reader keeps the bytes until then."""
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(path, os.O_WRONLY)
+    os.write(writer, content)
+    os.close(writer)
+    yield
+    os.close(reader)
 
 
 def test_a_writer_may_take_its_time(pipe: str) -> None:

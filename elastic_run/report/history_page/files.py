@@ -9,6 +9,7 @@ import stat
 from elastic_run.contract import EVENTS_FILE
 from elastic_run.records import dataclass, field
 from elastic_run.report.event_history import LINE_LIMIT, Mistakes, read_events
+from elastic_run.user_file import open_user_file, read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,9 +52,8 @@ def read_logs(place: str) -> Logs:
     """
     logs = Logs()
     if not os.path.isdir(place):
-        with open(place, "rb"):
-            pass
-        _read_log(place, logs)
+        _check_kind(place, allows_pipe=True)  # as the shell's <(command)
+        _read_events(place, logs)
         return logs
     os.listdir(place)
     for path in sorted(_find_files(place, 0)):
@@ -80,23 +80,26 @@ def _find_files(directory: str, depth: int) -> Iterator[str]:
 
 def _read_log(path: str, logs: Logs) -> None:
     try:
-        with _open(path) as file:
-            events, mistakes = read_events(_lines(file), path)
+        _check_kind(path)
+        _read_events(path, logs)
     except OSError as error:
         logs.problems.append(f"{path} can't be read: {error.strerror}")
-        return
+
+
+def _check_kind(path: str, *, allows_pipe: bool = False) -> None:
+    """Raise OSError for a device, which may have no end, and for a pipe that the user has not named."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or (allows_pipe and stat.S_ISFIFO(mode))):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def _read_events(path: str, logs: Logs) -> None:
+    with open_user_file(path) as file:
+        events, mistakes = read_events(_lines(file), path)
     logs.files.append(path)
     logs.events += events
     if mistakes is not None:
         logs.mistakes.append(mistakes)
-
-
-def _open(path: str) -> BufferedReader:
-    """Open a file; raise OSError for a device, which may have no end."""
-    if stat.S_ISCHR(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is a device")
-    # O_NONBLOCK: a pipe of that name without a writer must not block the page.
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
 
 def _lines(file: BufferedReader) -> Iterator[bytes]:
@@ -109,8 +112,8 @@ def _lines(file: BufferedReader) -> Iterator[bytes]:
 
 def _read_stacks(path: str, logs: Logs) -> None:
     try:
-        with _open(path) as file:
-            data = file.read(_STACK_BYTES + 1) or b""
+        _check_kind(path)
+        data = read_user_file(path, _STACK_BYTES + 1)
     except OSError as error:
         logs.problems.append(f"{path} can't be read: {error.strerror}")
         return
