@@ -91,6 +91,19 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
         DefaultLogsSpecs(str(tmp_path / "file"))
 
 
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_a_file_in_the_place_of_a_removed_directory_is_named(above: int, tmp_path: Path) -> None:
+    """The system names only the path that can't be made, or says that the file exists."""
+    specs = DefaultLogsSpecs(log_dir=str(tmp_path / "above" / "logs"))
+    specs.reify(environments(1))
+    run = Path(specs.run_log_dir or "")
+    place = (run, *run.parents)[above]
+    log_directories.remove_tree(str(place))
+    place.write_text("")
+    with pytest.raises(NotADirectoryError, match=f"'{re.escape(str(place))}' is not a directory"):
+        specs.reify(environments(1, restarts=1))
+
+
 def test_every_attempt_is_kept(tmp_path: Path) -> None:
     """Each attempt has a directory of its own, also when one is laid out twice, and none is emptied."""
     specs = DefaultLogsSpecs(str(tmp_path), Std.ALL)

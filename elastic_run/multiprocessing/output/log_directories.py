@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -95,6 +96,21 @@ def make_new(directory: str, name: str) -> str:
             number += 1
         else:
             return path
+
+
+def make_directories(path: str) -> None:
+    """Make a directory and those above it, as far as they are missing.
+
+    Raises:
+        OSError: It can't be made; the reason names the file that stands in the place of a directory.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        obstacle = path
+        while obstacle and not os.path.lexists(obstacle):
+            obstacle = os.path.dirname(obstacle)
+        raise NotADirectoryError(errno.ENOTDIR, f"{obstacle!r} is not a directory", path) from error
 
 
 def make_temporary(prefix: str) -> str | None:

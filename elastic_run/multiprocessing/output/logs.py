@@ -22,6 +22,7 @@ from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.log_directories import (
     link_latest,
+    make_directories,
     make_new,
     make_temporary,
     name_host,
@@ -157,7 +158,7 @@ class DefaultLogsSpecs(LogsSpecs):
             message = f"log_dir: {log_dir} is a file"
             raise NotADirectoryError(message)
         if log_dir and log_dir != os.devnull:
-            os.makedirs(log_dir, exist_ok=True)
+            make_directories(log_dir)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
         #: This machine's name if several machines write to the same log directory; it becomes part of the run's name.
         self.host = ""
@@ -277,7 +278,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if self.is_unnamed:
             self._root_log_dir = self._run_log_dir = None
             return
-        os.makedirs(directory, exist_ok=True)
+        make_directories(directory)
         if self._has_own_directory:
             link_latest(os.path.dirname(directory), os.path.basename(directory), self._latest)
 
@@ -323,7 +324,7 @@ class DefaultLogsSpecs(LogsSpecs):
         is_shared = log_dir is not None
         if log_dir is None:
             log_dir = self.root_log_dir
-        os.makedirs(log_dir, exist_ok=True)
+        make_directories(log_dir)
         directory = make_new(log_dir, f"{name}_{random_name()[:_RANDOM_DIGITS]}")
         if is_shared:
             link_latest(log_dir, os.path.basename(directory), self._latest)
