@@ -80,6 +80,23 @@ def test_a_job_with_another_id_at_the_same_store_is_named() -> None:
     backend.close()
 
 
+@pytest.mark.parametrize("secret", [None, b"0" * 32])
+def test_a_late_node_hears_the_id_of_the_job_that_serves_the_store(secret: bytes | None) -> None:
+    """Each time that it looks, also where no node of that job has waited alone; a node of that job hears nothing."""
+    port = free_port()
+    backend, late, other = (
+        TcpBackend("c10d", name, [("127.0.0.1", port)], is_host=is_host, secret=secret)
+        for name, is_host in (("job", True), ("typo", False), ("job", False))
+    )
+    backend.prepare()
+    for node in (backend, late, other):
+        node.leave_id("first")
+    told = f"first serves the store at 127.0.0.1:{port} with --rdzv-id=job, and this job has --rdzv-id=typo"
+    assert [late.find_doubts("second") for _ in range(2)] == [told, told]
+    assert other.find_doubts("third") == "second came here with --rdzv-id=typo, and this job has --rdzv-id=job"
+    backend.close()
+
+
 def test_a_store_of_which_nobody_was_told_yet_is_served_at_any_port_if_its_own_is_taken() -> None:
     """Other nodes are told the port where the store is."""
     with contextlib.closing(open_listener()) as other:

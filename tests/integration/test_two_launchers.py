@@ -31,6 +31,7 @@ REFUSED = 208
 _SOON = 25
 #: Seconds in which a launcher ends that contradicts the job to which it came.
 _AT_ONCE = 1.0
+_TOLD_OFTEN = {"elastic_run.report.wait_texts.FIRST": 0.2, "elastic_run.report.wait_texts.INTERVAL": 0.3}
 _C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{port} --rdzv-id=a"
 _STATIC = "--nnodes=2 --master-addr=localhost --master-port={port}"
 
@@ -61,21 +62,21 @@ PAIRS = [
         _C10D,
         _C10D.replace("id=a", "id=b"),
         "came here with --rdzv-id=b, and this job has --rdzv-id=a",
-        "came here with --rdzv-id=a, and this job has --rdzv-id=b",
+        "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b",
     ),
     Pair(
         "other-ids-static",
         f"{_STATIC} --node-rank=0 --rdzv-id=a",
         f"{_STATIC} --node-rank=1 --rdzv-id=b",
         "came here with --rdzv-id=b, and this job has --rdzv-id=a",
-        "came here with --rdzv-id=a, and this job has --rdzv-id=b",
+        "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b",
     ),
     Pair(
         "other-backends",
         _C10D,
         f"{_STATIC} --node-rank=1",
         "came here with --rdzv-id=none, and this job has --rdzv-id=a",
-        "came here with --rdzv-id=a, and this job has --rdzv-id=none",
+        "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=none",
     ),
     Pair(
         "other-ports",
@@ -153,6 +154,19 @@ def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Callable[[s
             second.wait_line(pair.second_line.format(**values), deadline=_SOON)
         first.wait_line(pair.first_line.format(**values), deadline=_SOON)
         assert first.stdout == second.stdout == "", pair.name
+
+
+def test_a_node_with_a_wrong_id_that_comes_late_hears_the_id_of_the_job_that_runs(
+    launch: Launch, worker: Callable[[str], Path]
+) -> None:
+    """No node of that job waits any more, so none of them has left its id as a waiting node."""
+    port = free_port()
+    flags = f"{_C10D} --rdzv-conf=keep_alive_interval=1".format(port=port)
+    path, often = worker("say('runs')\nsignal.pause()"), shortened(_TOLD_OFTEN)
+    for member in [launch(*flags.split(), path) for _ in range(2)]:
+        member.wait_line("runs")
+    late = launch(*flags.replace("id=a", "id=b").split(), path, program=often)
+    late.wait_line(f"serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b")
 
 
 def test_the_place_is_written_as_other_nodes_have_to_give_it() -> None:

@@ -1,7 +1,8 @@
 """The line of a node that waits alone: the place where it waits, and launchers that came there for another job.
 
 Launchers with different --rdzv-id, ports or hosts wait for each other in vain. The store keeps jobs apart, so each lone
-node writes its id under a name that no job has, and reads the ids of other lone nodes there.
+node writes its id under a name that no job has, and reads the ids of other lone nodes there. The node that serves the
+store writes the id of its job there, too: a node may come late, when no other node waits any more.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ if TYPE_CHECKING:
 
     from elastic_run.store.jobstore.api import JobStore
 
-__all__ = ["PLACE", "describe_launchers", "describe_place", "exchange_ids"]
+__all__ = ["PLACE", "describe_launchers", "describe_place", "exchange_ids", "leave_id"]
 
 #: The id under which lone nodes of all jobs leave theirs; the id of a job never has a line break.
 PLACE = "waiting\nalone"
 _KEY = "last"
+_SERVING_KEY = "serving"
 #: Characters of a name or an id that somebody else has written.
 _LONGEST = 80
+
+
+def leave_id(store: JobStore, host: str, run_id: str) -> None:
+    """Leave the id of the job whose node serves the store; the arguments are those of `exchange_ids`."""
+    store.write({_SERVING_KEY: _join(host, run_id)})
 
 
 def exchange_ids(store: JobStore, host: str, run_id: str) -> str:
@@ -35,14 +42,16 @@ def exchange_ids(store: JobStore, host: str, run_id: str) -> str:
     Raises:
         StoreConnectionError: The store can't be reached.
     """
-    last = store.get([_KEY])[0]
-    own = f"{host}\n{run_id}".encode()
+    last, serving = store.get([_KEY, _SERVING_KEY])
+    own = _join(host, run_id)
     if last != own:
         store.write({_KEY: own})
-    other, _, other_id = (last or own).decode(errors="replace").partition("\n")
-    if other_id == run_id:
-        return ""
-    return f"{_make_plain(other)} came here with --rdzv-id={_make_plain(other_id)}, and this job has --rdzv-id={run_id}"
+    for other, verb in ((serving, f"serves the store at {store.name}"), (last, "came here")):
+        other_host, _, other_id = (other or own).decode(errors="replace").partition("\n")
+        if other_id != run_id:
+            flags = f"--rdzv-id={_make_plain(other_id)}, and this job has --rdzv-id={run_id}"
+            return f"{_make_plain(other_host)} {verb} with {flags}"
+    return ""
 
 
 def describe_place(kind: str, endpoints: Sequence[tuple[str, int]], run_id: str) -> str:
@@ -77,6 +86,10 @@ def describe_launchers(own: str, other: str) -> str:
         f"{flag}: is {here} here and {there} on {host} of the same Slurm step, so that the nodes never meet: give all "
         "of them the same, or leave it out"
     )
+
+
+def _join(host: str, run_id: str) -> bytes:
+    return f"{host}\n{run_id}".encode()
 
 
 def _make_plain(text: str) -> str:

@@ -139,6 +139,7 @@ class Sender:
         context, now = self._context, time.monotonic()
         if now >= self._heartbeats.next_write:
             self._heartbeats.write(store, now)
+            context.backend.leave_id(context.node_info.host)
             if context.sender.member_driver is not None and not context.sender.has_passed_exit_barrier:
                 self._wait_notices.tell(store, now)
             others = self._partition.find_others(store)

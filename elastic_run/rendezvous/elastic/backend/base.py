@@ -125,6 +125,9 @@ class Backend(ABC):
         """Return one line for the user of a node that waits alone, or ""; may take a second."""
         return self.doubt
 
+    def leave_id(self, host: str) -> None:  # noqa: B027 - no agent serves other stores
+        """Tell nodes of other jobs the id of this job, once for each store that this agent serves."""
+
     @property
     def is_successor(self) -> bool:
         """Whether this machine may have to serve the store later; may take seconds if a name has to be looked up."""

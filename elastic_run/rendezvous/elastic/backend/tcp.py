@@ -80,6 +80,7 @@ class TcpBackend(Backend):
         self._is_host = is_host
         self._secret = secret
         self._authentication: ClientAuthentication | None = None
+        self._marked: HostedStore | None = None  # the store in which this job's id was left for nodes of other jobs
         self._own_host = ""  # by which this agent reaches the store that it serves
         # Whether this agent may have to serve the store yet: its name has no address, or the port was refused.
         self._is_undecided = False
@@ -281,6 +282,15 @@ class TcpBackend(Backend):
         except StoreError:
             pass  # this node's own connection tells of it
         return "; ".join(filter(None, (self.doubt, others)))
+
+    def leave_id(self, host: str) -> None:
+        if self.hosted is None or self.hosted is self._marked:
+            return
+        from elastic_run.rendezvous.elastic.other_jobs import PLACE, leave_id  # noqa: PLC0415 - the workers come first
+
+        with suppress(StoreError), self.look_at(self.nearest_endpoint, _LIVING, PLACE) as store:
+            leave_id(store, host, self.run_id)
+            self._marked = self.hosted
 
     def look_at(self, endpoint: tuple[str, int], timeout: float, run_id: str = "") -> JobStore:
         from elastic_run.store.jobstore.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
