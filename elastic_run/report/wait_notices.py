@@ -127,8 +127,7 @@ class WaitNotices:
     def _tell_missing(self, status: Status, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
         doubt = self._doubt() if present == 1 else ""
-        majority = [status.missing_majority] if status.missing_majority else []
-        remarks = (*([doubt] if doubt else []), *majority, *status.lost)
+        remarks = (*filter(None, (doubt, status.missing)), *status.lost)
         if not self._shows_waiting:
             line = describe_missing(hosts, present, wanted, left)
             self._deliver(Notice("; ".join((line, *remarks))))

@@ -6,6 +6,7 @@ import re
 import signal as signals
 
 from elastic_run.contract import EXIT_HUNG, EXIT_SIGNAL_BASE, HANG
+from elastic_run.core.job.ranks import list_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 #: The place in C++ code that gloo and NCCL put before their messages.
 _CPP_PLACE = re.compile(r"^\[/?\S+\.\w+:\d+\] ")
-#: Runs of ranks that are listed.
-_MOST_RUNS = 6
 _MINUTE = 60
 _HOUR = 3600
 _DAY = 86400
@@ -94,16 +93,7 @@ def ranks(numbers: Iterable[int]) -> str:
         `rank 3`, `ranks 0-2, 4, 6-7`, or `ranks 0, 2, 4, ... (50 in all)`.
     """
     ordered = sorted(numbers)
-    runs: list[list[int]] = []
-    for number in ordered:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    if len(parts) > _MOST_RUNS:
-        parts[_MOST_RUNS - 1 :] = [f"... ({len(ordered)} in all)"]
-    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
+    return f"rank{'s' if len(ordered) > 1 else ''} {list_ranks(ordered)}"
 
 
 def count(number: int, noun: str) -> str:

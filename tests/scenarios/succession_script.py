@@ -420,7 +420,7 @@ class Bed:
         if known.complaint:
             self._tell(node, f"complains: {known.complaint}")
         if known.view is not None and known.job.config is not None and known.job.config.has_successors:
-            self._tell(node, f"waits: {coordination.describe(known.view, self.now).missing_majority}")
+            self._tell(node, f"waits: {coordination.describe(known.view, self.now).missing}")
         proposal = slots.propose(known, self.now)
         if proposal is not None:
             self.values.update(proposal.documents)

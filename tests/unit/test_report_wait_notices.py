@@ -55,6 +55,16 @@ def test_a_line_comes_after_two_seconds_and_every_ten_seconds() -> None:
     assert node.told == [2.0, 12.0, 22.0]
 
 
+def test_a_line_names_the_node_ranks_that_are_missing() -> None:
+    """Where the nodes have fixed ranks, the user need not look for the node that did not come."""
+    node = Node()
+    node.write(replace(_GATHERING, missing="missing: node ranks 1, 3"))
+    node.look(0.0, 2.0)
+    (notice,) = node.events
+    assert isinstance(notice, Notice)
+    assert notice.text == "waiting: 1/4 nodes (a), 0:30 left; missing: node ranks 1, 3"
+
+
 def test_a_line_that_is_rewritten_follows_each_look() -> None:
     """Where the agent rewrites one line, each look after the first 2 s updates it; it goes when the wait is over."""
     node = Node(shows_waiting=True)

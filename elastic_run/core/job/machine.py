@@ -27,7 +27,7 @@ from elastic_run.core.agent.shutdown import CAUSE_WAIT
 from elastic_run.core.job import formation, majority
 from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.rank_claims import counts_at, describe_dispute, find_disputes
+from elastic_run.core.job.rank_claims import counts_at, describe_dispute, describe_missing_ranks, find_disputes
 from elastic_run.core.job.refusals import describe_refused, note_refused
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.round_outcome import change_allowed_at, describe_lost, end_with, settle
@@ -177,8 +177,9 @@ def next_at(job: Job) -> float | None:
 def describe(job: Job, now: float) -> Status:
     """Return which nodes are there, for the lines of the nodes that wait."""
     config = job.config or JobConfig(1, 1)
-    left = None
+    left, missing = None, ""
     if job.phase == GATHERING:
+        missing = majority.describe_majority(job, config) or describe_missing_ranks(job, config)
         ends = formation.last_call_ends(job, config)
         left = max(0.0, (job.since + config.join_timeout if ends is None else ends) - now)
     return Status(
@@ -190,7 +191,7 @@ def describe(job: Job, now: float) -> Status:
         hosts=_hosts(job),
         lost=(*describe_lost(job, _SHOWN), *describe_refused(job, _SHOWN)),
         seconds_left=left,
-        missing_majority=majority.describe_majority(job, config) if job.phase == GATHERING else "",
+        missing=missing,
     )
 
 
@@ -346,6 +347,9 @@ def _give_up_waiting(job: Job, config: JobConfig) -> End:
         detail = f"{majority.describe_majority(job, config)} within {waited}"
     else:
         detail = f"only {count} of at least {config.min_nodes} nodes are left, and no replacement came within {waited}"
+    missing = describe_missing_ranks(job, config)
+    if missing:
+        detail = f"{detail}; {missing}"
     lost = describe_lost(job, _SHOWN)
     if lost:
         detail = f"{detail}; lost: {', '.join(lost)}"

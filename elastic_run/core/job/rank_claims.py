@@ -1,10 +1,14 @@
-"""Two nodes with one fixed rank (`--node-rank` of the static backend): the user's mistake, or a node that came again.
+"""Fixed ranks (`--node-rank` of the static backend): which ones have not come, and two nodes with one rank.
+
+Two nodes with one rank are the user's mistake, or one of them is a node that came again.
 
 A node that was started again may come before its former self is known to be lost. So a claim to a rank that another
 node has counts only when both have lived for a lease. Until then no first round is formed.
 """
 
 from __future__ import annotations
+
+from elastic_run.core.job.ranks import list_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +39,15 @@ def describe_dispute(node: Node, rival: Node) -> str:
     """Say which nodes have one rank, in a clause for the user."""
     both = " and ".join(f"{one.node_info.host} (pid {one.node_info.pid})" for one in (rival, node))
     return f"--node-rank={node.node_info.preferred_rank} was given to two nodes: {both}"
+
+
+def describe_missing_ranks(job: Job, config: JobConfig) -> str:
+    """Say which fixed ranks no node has that is there, in a clause for the user; "" if none is missing or fixed."""
+    fixed = {node.node_info.preferred_rank for node in job.nodes.values() if node.node_info.has_fixed_rank}
+    missing = [rank for rank in range(config.max_nodes) if rank not in fixed]
+    if not fixed or not missing:
+        return ""
+    return f"missing: node rank{'s' if len(missing) > 1 else ''} {list_ranks(missing)}"
 
 
 def _find_rival(nodes: Iterable[Node], node: Node) -> Node | None:

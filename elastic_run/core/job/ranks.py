@@ -17,6 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+#: Runs of ranks that are listed.
+_MOST_RUNS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -97,3 +100,17 @@ def _take(taken: dict[int, str], wishes: Iterable[tuple[Candidate, int | None]],
         else:
             left.append(candidate)
     return left
+
+
+def list_ranks(ordered: Sequence[int]) -> str:
+    """Return ascending ranks with consecutive ranks as ranges, such as `0-2, 4` or `0, 2, 4, ... (50 in all)`."""
+    runs: list[list[int]] = []
+    for number in ordered:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    if len(parts) > _MOST_RUNS:
+        parts[_MOST_RUNS - 1 :] = [f"... ({len(ordered)} in all)"]
+    return ", ".join(parts)

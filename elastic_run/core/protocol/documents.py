@@ -119,7 +119,8 @@ class Status:
         hosts: The host names of the first of them.
         lost: What happened to those that are missing, or why they were refused, a clause each.
         seconds_left: Until the job ends for want of nodes, or begins with those that are there; None if neither.
-        missing_majority: Which nodes of the last round are needed before another round may form; "" for none.
+        missing: Which nodes of the last round, or which fixed node ranks, are needed before a round may form; "" if no
+            node in particular is.
     """
 
     phase: str
@@ -130,7 +131,7 @@ class Status:
     hosts: tuple[str, ...]
     lost: tuple[str, ...]
     seconds_left: float | None
-    missing_majority: str = ""
+    missing: str = ""
 
 
 Note: TypeAlias = Assignment | Head | LogStart | Status
