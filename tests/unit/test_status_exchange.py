@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.core.protocol.job_keys import STATUS_REQUEST
-from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, MemberCount, is_sound, kind_of
 from elastic_run.rendezvous.elastic import status_exchange
 from elastic_run.rendezvous.elastic.status_exchange import LIMIT, StatusAnswers, find_stream, gather
 from elastic_run.store.errors import StoreConnectionError
@@ -163,7 +163,17 @@ def test_a_spare_does_not_take_the_place_of_a_node_that_has_not_answered(space: 
 )
 def test_nodes_are_counted_in_the_round_of_most(rounds: list[str], counted: tuple[int, int]) -> None:
     """Nodes that wait, and nodes of an earlier round, answer for no node of this round."""
-    assert count_members([{"round_id": name, "round_nodes": 3 if name else 0} for name in rounds]) == counted
+    assert MemberCount([{"round_id": name, "round_nodes": 3 if name else 0} for name in rounds]).total() == counted
+
+
+def test_a_node_that_answers_again_counts_once() -> None:
+    """It may be in another round by then."""
+    before, after = ({"round_id": name, "round_nodes": 3} for name in ("r", "s"))
+    count = MemberCount([before, before])
+    count.add(before, -1)
+    count.add(after)
+    count.add(after)
+    assert count.total() == (3, 1)
 
 
 def test_two_drains_at_once_are_about_two_nodes(space: JobSpace) -> None:

@@ -101,22 +101,31 @@ def kind_of(question: str) -> str:
     return kind if kind in _FIELDS else STATUS
 
 
-def count_members(nodes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Count the nodes of a round by the documents that have come: that of the round that most of their nodes are in.
+class MemberCount:
+    """Counts the nodes of a round by the documents that have come: of the round that most of their nodes are in.
 
-    Returns:
-        The number of the round's nodes, and how many of their documents are missing; 0 and 0 if no node has a round.
+    Args:
+        nodes: Documents to begin with, each of another node.
     """
-    sizes: dict[str, int] = {}
-    answers: dict[str, int] = {}
-    for node in nodes:
+
+    def __init__(self, nodes: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._sizes: dict[str, int] = {}
+        self._answers: dict[str, int] = {}
+        for node in nodes:
+            self.add(node)
+
+    def add(self, node: Mapping[str, Any], number: int = 1) -> None:
+        """Count a document; a number of -1 takes one back that another document of its node replaces."""
         if node["round_id"]:
-            sizes[node["round_id"]] = node["round_nodes"]
-            answers[node["round_id"]] = answers.get(node["round_id"], 0) + 1
-    if not answers:
-        return 0, 0
-    common = max(answers, key=answers.__getitem__)
-    return sizes[common], max(0, sizes[common] - answers[common])
+            self._sizes[node["round_id"]] = node["round_nodes"]
+            self._answers[node["round_id"]] = self._answers.get(node["round_id"], 0) + number
+
+    def total(self) -> tuple[int, int]:
+        """Return the number of the round's nodes, and of their documents that are missing; 0 and 0 for no round."""
+        if not self._answers:
+            return 0, 0
+        common = max(self._answers, key=self._answers.__getitem__)
+        return self._sizes[common], max(0, self._sizes[common] - self._answers[common])
 
 
 def is_sound(node: Mapping[str, Any], question: str = STATUS) -> bool:

@@ -27,12 +27,12 @@ import time
 
 from elastic_run.core.diagnosis.stack_text import shorten_stacks
 from elastic_run.core.protocol import job_keys
-from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, count_members, is_sound, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, MemberCount, is_sound, kind_of
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from typing import Any
 
     from elastic_run.store.jobstore.api import JobStore
@@ -121,17 +121,46 @@ def gather(store: JobStore, *, wait_limit: float, question: str = STATUS) -> lis
     Raises:
         StoreConnectionError: The store can't be reached.
     """
-    documents: dict[tuple[str, int], Document] = {}
+    answers = _Answers(question)
     try:
-        _collect(store, question, wait_limit, documents)
+        _collect(store, question, wait_limit, answers)
     except StoreConnectionError:
-        if not documents:
+        if not answers.documents:
             raise
-    return [*documents.values()]
+    return [*answers.documents.values()]
 
 
-def _collect(store: JobStore, question: str, wait_limit: float, documents: dict[tuple[str, int], Document]) -> None:
-    """Ask, and add the answers to `documents` as they come."""
+class _Answers:
+    """The answers to one question.
+
+    Attributes:
+        documents: The newest document of each node, by host and pid.
+    """
+
+    def __init__(self, question: str) -> None:
+        self.documents: dict[tuple[str, int], Document] = {}
+        self._count = MemberCount()
+        self._awaits_leaver = kind_of(question) == DRAIN
+
+    def add(self, document: Document) -> None:
+        """Take a document; thousands may come one by one."""
+        key = document["host"], document["pid"]
+        if key in self.documents:
+            self._count.add(self.documents[key], -1)
+        self.documents[key] = document
+        self._count.add(document)
+        if self._awaits_leaver and document["is_leaving"]:
+            self._awaits_leaver = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all nodes of a round have answered, and the one that has to leave has."""
+        nodes, missing = self._count.total()
+        return nodes > 0 and missing == 0 and not self._awaits_leaver
+
+
+def _collect(store: JobStore, question: str, wait_limit: float, answers: _Answers) -> None:
+    """Ask, and add the answers as they come."""
     stream, position = find_stream(question), 0
     while (found := store.read(stream, position, 0.0))[1] != position:
         position = found[1]  # answers to other askers, who have not trimmed them yet
@@ -141,25 +170,20 @@ def _collect(store: JobStore, question: str, wait_limit: float, documents: dict[
     request = _ask(store, question)
     for part in (_FIRST_PART, 1):
         end = begin + part * wait_limit
-        while (misses := _misses_answers(documents.values(), question)) and (left := end - time.monotonic()) > 0:
+        while not answers.is_complete and (left := end - time.monotonic()) > 0:
             entries, position = store.read(stream, position, left)
             for document in filter(None, (_decode(entry, question) for entry in entries)):
-                documents[document["host"], document["pid"]] = document
-        if misses and is_drain:
+                answers.add(document)
+        if answers.is_complete:
+            break
+        if is_drain:
             if request not in _split(store.get([job_keys.STATUS_REQUEST])[0]):
                 _add_request(store, request)
-        elif misses and part < 1:
+        elif part < 1:
             request = _ask(store, question)
     store.trim(stream, position)
     if not is_drain:  # a node that looks late leaves all the same
         _remove_request(store, request)
-
-
-def _misses_answers(documents: Collection[Document], question: str) -> bool:
-    nodes, missing = count_members(documents)
-    if kind_of(question) == DRAIN and not any(document["is_leaving"] for document in documents):
-        return True
-    return nodes == 0 or missing > 0
 
 
 def find_stream(question: str) -> str:
