@@ -7,6 +7,7 @@ Rules
 - A client has `_WAIT_LIMIT` seconds to send its request, and as many to take the answer. A client that is slower than
   that, or sends more than a request, loses its connection. `_MOST` connections are served at a time.
 - An error in a request's function is told to the client; it never ends the job.
+- If another program removes the socket's file, such as a cleaner of old files in /tmp, another socket is opened.
 - Only the user's processes come here: the directory is the user's (`control.socket_directory`).
 """
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 
+from elastic_run.agent.removal_watch import RemovalWatch
 from elastic_run.control import wire
 from elastic_run.control.socket_directory import SUFFIX, is_stale, make_directory, remove_stale
 from elastic_run.utils.exceptions import describe_exception
@@ -57,6 +60,7 @@ class ControlServer:
         self._view = view
         self._socket: socket.socket | None = None
         self._clients: set[_Client] = set()
+        self._removal: RemovalWatch | None = None
         self.path = ""
 
     def open(self, environment: Mapping[str, str]) -> None:
@@ -87,12 +91,20 @@ class ControlServer:
             remove_stale(path)
             raise
         self._loop.add_reader(listener.fileno(), self._accept)
+        self._removal = RemovalWatch(self._loop, self.path, lambda: self._open_again(environment))
+
+    def _open_again(self, environment: Mapping[str, str]) -> None:
+        self.close()
+        with suppress(OSError):  # commands do not find the job any more
+            self.open(environment)
 
     def close(self) -> None:
         """Remove the socket and end all connections; harmless when it was never opened."""
         listener, self._socket = self._socket, None
         if listener is None:
             return
+        if self._removal is not None:
+            self._removal.close()
         self._loop.remove_reader(listener.fileno())
         listener.close()
         if self.path:

@@ -6,6 +6,7 @@ Rules
 - Clients write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. What else arrives is counted,
   told once, and dropped.
 - A pipe that another server reads is never taken from it.
+- A client opens the pipe for each request, so it finds a pipe that was made again under the same path.
 """
 
 from __future__ import annotations
@@ -47,11 +48,28 @@ class TimerFile:
         self.say = say
         self._has_said = False
         self._rest = b""
-        with _alone(path):
-            make_pipe(path)
-            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._made_directory = ""
+        self._open()
+
+    def _open(self) -> None:
+        with _alone(self.path):
+            make_pipe(self.path)
+            self.fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self.fd)
         self._identity = (status.st_dev, status.st_ino)
+
+    def make_again(self) -> None:
+        """Make another pipe in the place of one that was removed, and its private directory if that is gone as well.
+
+        Raises:
+            OSError: It can't be made.
+        """
+        former, directory = self.fd, os.path.dirname(self.path)
+        if not os.path.isdir(directory):
+            os.mkdir(directory, 0o700)
+            self._made_directory = directory
+        self._open()
+        os.close(former)
 
     def read(self) -> list[FileTimerRequest]:
         """Return the requests that are there, of very many a part; never waits."""
@@ -95,8 +113,10 @@ class TimerFile:
                 status = os.stat(self.path)
                 if (status.st_dev, status.st_ino) == self._identity:
                     os.unlink(self.path)
+            if self._made_directory:
+                os.rmdir(self._made_directory)
         except OSError:
-            pass  # another process has removed it
+            pass  # another process has removed it, or has put a file there
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -198,6 +199,25 @@ def test_the_socket_belongs_to_the_user_alone(agent: Agent, tmp_path: Path) -> N
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     agent.server.close()
     assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([], [])
+
+
+def test_a_socket_that_was_removed_is_opened_again(agent: Agent, tmp_path: Path) -> None:
+    """A cleaner of old files has been in /tmp, also twice; another change of the file opens none."""
+    environment, removed = {ENV_CONTROL_DIR: str(tmp_path)}, []
+    for _ in range(2):
+        removed.append(agent.server.path)
+        shutil.rmtree(Path(agent.server.path).parent)
+        agent.turn_until(lambda: agent.server.path not in removed)
+        with agent.connect() as connection:
+            connection.sendall(b'{"version": 1, "request": "ping"}\n')
+            assert b"pong" in agent.read_to_end(connection)
+    path = Path(agent.server.path)
+    path.chmod(0o600)
+    deadline = agent.loop.now() + 0.3
+    agent.turn_until(lambda: agent.loop.now() > deadline)
+    assert find_sockets(environment)[0] == [str(path)]
+    agent.server.close()
+    assert find_sockets(environment)[0] == []
 
 
 @pytest.mark.parametrize("kind", ["open", "file", "link"])

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers, timer_exception
 from elastic_run.contract import TIMER_EXPIRED
 from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.timer import expiries
+from elastic_run.loop import Loop
+from elastic_run.timer import FileTimerClient, expiries
 from elastic_run.timer.requests import FileTimerRequest
+from elastic_run.timer.timer_file import has_reader
 from tests.support.stream_bench import Clockwork
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.loop import Loop
     from elastic_run.timer.timer_file import TimerFile
 
 
@@ -42,7 +47,7 @@ class _Watch:
         self.loop = _Loop()
         self.watch = TimerWatch(
             cast("Loop", self.loop),
-            cast("TimerFile", SimpleNamespace(fd=7, say=None, read=self._take)),
+            cast("TimerFile", SimpleNamespace(fd=7, path="", say=None, read=self._take)),
             ranks=dict,
             say=self.lines.append,
             on_event=lambda *_: None,
@@ -88,6 +93,31 @@ def test_the_pipe_is_in_the_directory_that_is_removed_with_the_launcher(tmp_path
     assert Path(own.file.path) == made / "timers"
     own.close()
     assert not made.exists()
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_pipe_that_was_removed_is_made_again(tmp_path: Path, *, has_place: bool) -> None:
+    """With its directory; if that can't be done, a line says so. Timers that run go on."""
+    directory = tmp_path / "above" / "timers"
+    directory.mkdir(parents=True)
+    lines: list[str] = []
+    with Loop() as loop:
+        timers = WorkerTimers(str(directory), {})
+        watch = TimerWatch(
+            loop, timers.file, ranks=lambda: {os.getpid(): 0}, say=lines.append, on_event=lambda *_: None
+        )
+        client = FileTimerClient(timers.file.path, signal=0)
+        client.acquire("before", time.time() + 0.4)
+        shutil.rmtree(directory if has_place else directory.parent)
+        if has_place:
+            assert loop.run_until(lambda: has_reader(timers.file.path), loop.now() + DEADLINE)
+            client.acquire("after", time.time() + 0.1)
+        assert loop.run_until(lambda: len(lines) == 2, loop.now() + DEADLINE)
+        watch.close()
+    timers.close()
+    assert not directory.exists()
+    for words in ("scope 'before' expired", "scope 'after' expired" if has_place else "can't be made again"):
+        assert any(words in line for line in lines)
 
 
 def test_a_worker_that_no_timer_has_ended_has_its_own_exception() -> None:

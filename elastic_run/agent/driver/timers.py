@@ -6,6 +6,8 @@ Rules
   session, and no other process. (torch's server signals any process, and then the agent itself.)
 - While the round is being stopped, no timer of the round expires: the stop has a grace period of its own.
 - If the launcher is killed, the guardian removes the pipe's directory.
+- If another program removes the pipe, such as a cleaner of old files in /tmp, it is made again. A client tries for a
+  second to find it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
+from elastic_run.agent.removal_watch import RemovalWatch
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
 from elastic_run.signals import signal_name
@@ -118,8 +121,21 @@ class TimerWatch:
         self._timer: Timer | None = None
         self._has_said_foreign = False
         file.say = say
-        loop.add_reader(file.fd, self._read)
+        self._listen()
         on_event("watchdog started", None)
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._file.fd, self._read)
+        self._removal = RemovalWatch(self._loop, self._file.path, self._make_again)
+
+    def _make_again(self) -> None:
+        self._read()
+        self._loop.remove_reader(self._file.fd)
+        try:
+            self._file.make_again()
+        except OSError as error:
+            self._say(f"the timers' pipe was removed and can't be made again: {error}; new timers fail in the workers")
+        self._listen()
 
     def clear(self) -> None:
         """Forget the timers that run, as the round ends."""
@@ -129,6 +145,7 @@ class TimerWatch:
 
     def close(self) -> None:
         """Stop counting; the pipe stays."""
+        self._removal.close()
         self._loop.remove_reader(self._file.fd)
         self._countdowns.clear_all()
         self._wait()
