@@ -149,7 +149,11 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "")
 
 
 def _list(jobs: Sequence[RunningJob]) -> str:
-    named = [f"{job.label} ({job.agents[0].program or 'does not answer'})" for job in jobs[:_NAMED]]
+    labels = [job.label for job in jobs]
+    named = []
+    for job in jobs[:_NAMED]:
+        name = job.label if labels.count(job.label) == 1 else job.agents[0].pid
+        named.append(f"{name} ({job.agents[0].program or 'does not answer'})")
     more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
     return ", ".join(named) + more
 

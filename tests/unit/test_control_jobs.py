@@ -43,6 +43,7 @@ def test_a_whole_run_id_wins_over_a_longer_one() -> None:
         ([], "llama", "no job of yours runs on this machine, so none is 'llama'"),
         ([LLAMA], "x", "'x' is not a job of yours on this machine, which has llama (train.py)"),
         ([LLAMA, UNNAMED], None, "several jobs run on this machine, name one: llama (train.py), 30 (train.py)"),
+        ([LLAMA, job("llama", 40)], "llama", "'llama' means several jobs: 10 (train.py), 40 (train.py)"),
         ([LLAMA, OTHER], "lla", "'lla' means several jobs: llama (train.py), llava (train.py)"),
     ],
 )
