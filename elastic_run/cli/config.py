@@ -69,7 +69,8 @@ def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins
 def choose_rendezvous(args: Namespace, origins: Origins) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
-    One node meets itself. For several this one serves a c10d store, and tells how the others join.
+    One node meets itself, and keeps the id that the user gave to its job, as under torchrun. For several nodes this one
+    serves a c10d store, and tells how the others join.
     """
     most = node_range(args.nnodes)[1]
     if args.standalone or (most == 1 and not names_rendezvous(args)):
@@ -77,7 +78,9 @@ def choose_rendezvous(args: Namespace, origins: Origins) -> None:
         derive(
             args, origins, reason, nnodes=args.nnodes if most == 1 else "1:1", rdzv_backend="local", rdzv_endpoint=""
         )
-        derive(args, origins, Origin(DERIVED, reason.source, RANDOM), rdzv_id=unique_id())
+        args.has_random_id = args.standalone or args.rdzv_id in ("", "none")
+        if args.has_random_id:
+            derive(args, origins, Origin(DERIVED, reason.source, RANDOM), rdzv_id=unique_id())
     elif hosts_rendezvous(args):
         reason = Origin(DERIVED, "this node serves the store")
         derive(args, origins, reason, rdzv_backend="c10d")
@@ -316,7 +319,7 @@ def _logs_specs(args: Namespace) -> LogsSpecs:
     except OSError as error:
         message = f"--log-dir: {args.log_dir!r} cannot be created: {(error.strerror or str(error)).lower()}"
         raise UsageError(message) from error
-    if isinstance(specs, DefaultLogsSpecs) and args.rdzv_backend == "local":
+    if isinstance(specs, DefaultLogsSpecs) and getattr(args, "has_random_id", False):
         specs.program = os.path.basename(args.training_script.rstrip("/")).removesuffix(".py")
     return specs
 

@@ -332,6 +332,15 @@ def test_a_single_node_becomes_a_standalone_job(words: str, backend: str, endpoi
     assert args.master_port
 
 
+@pytest.mark.parametrize(("words", "is_kept"), [("", True), ("--nnodes 1", True), ("--standalone", False)])
+def test_a_job_of_one_node_keeps_the_id_that_the_user_gave(words: str, is_kept: bool) -> None:  # noqa: FBT001
+    """With --standalone the id is random, as under torchrun."""
+    args = parse_args([*words.split(), "--rdzv-id", "mine", "train.py"])
+    choose_rendezvous(args, {})
+    assert (args.rdzv_id == "mine") == is_kept
+    assert args.rdzv_backend == "local"
+
+
 def test_ids_have_the_form_of_a_random_uuid() -> None:
     """Ids are unique and of version 4."""
     ids = [unique_id() for _ in range(50)]
