@@ -27,7 +27,16 @@ def print_text(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            message = f"standard output can't be written: {error.strerror}"
-            raise UsageError(message) from None
+        give_up_stdout(error)
+
+
+def give_up_stdout(error: OSError) -> None:
+    """Write no more to stdout after an error; it is none if the reader has closed its end.
+
+    Raises:
+        UsageError: It can't be written, as on a full disk.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        message = f"standard output can't be written: {error.strerror}"
+        raise UsageError(message) from None

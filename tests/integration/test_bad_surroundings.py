@@ -74,6 +74,20 @@ def test_a_text_for_a_full_disk_is_one_line(words: str, named: str) -> None:
     assert done.stderr == f"elastic-run: error: {named}standard output can't be written: No space left on device\n"
 
 
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_log_files_for_a_full_disk_are_one_line(tmp_path: Path, size: int) -> None:
+    """Also where they are longer than what is written at once."""
+    place = tmp_path / "attempt_0" / "0"
+    place.mkdir(parents=True)
+    (place / "stdout.log").write_text("x\n" * size, encoding="ascii")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*ELASTIC_RUN, "logs", str(tmp_path)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == contract.EXIT_USAGE
+    assert done.stderr == "elastic-run: error: logs: standard output can't be written: No space left on device\n"
+
+
 def test_a_table_for_a_closed_terminal_is_one_line() -> None:
     """`elastic-run top >&-` says that there is no terminal."""
     pytest.importorskip("rich")

@@ -17,6 +17,7 @@ from collections import deque
 from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.log_files import find_log_files, find_run_directories, find_siblings
+from elastic_run.cli.stdout import give_up_stdout
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.core.agent.machine import JOINING
 from elastic_run.errors import UsageError
@@ -47,7 +48,8 @@ def main(words: Sequence[str]) -> int:
         0, or 1 if there is no line to show.
 
     Raises:
-        UsageError: There is no such job, no such directory, no such rank, or it has no log files.
+        UsageError: There is no such job, no such directory, no such rank, it has no log files, or stdout can't be
+            written.
         SystemExit: The help was printed (0).
     """
     args = _read_arguments(words)
@@ -62,8 +64,8 @@ def main(words: Sequence[str]) -> int:
         reader.show(files, args.lines)
         if args.follow:
             _follow(reader, directories, pids)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough
+    except OSError as error:  # of stdout: a log file that can't be read is passed over
+        give_up_stdout(error)
     if reader.has_shown:
         return contract.EXIT_SUCCESS
     say("logs: no line to show")
