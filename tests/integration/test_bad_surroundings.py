@@ -88,6 +88,20 @@ def test_log_files_for_a_full_disk_are_one_line(tmp_path: Path, size: int) -> No
     assert done.stderr == "elastic-run: error: logs: standard output can't be written: No space left on device\n"
 
 
+def test_a_reader_of_log_files_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    """Also within the first line, which may be long: `elastic-run logs | head -c 10`."""
+    place = tmp_path / "attempt_0" / "0"
+    place.mkdir(parents=True)
+    (place / "stdout.log").write_text("x" * 1_000_000 + "\n", encoding="ascii")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(
+            [*ELASTIC_RUN, "logs", str(tmp_path)], stdout=gone, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_table_for_a_closed_terminal_is_one_line() -> None:
     """`elastic-run top >&-` says that there is no terminal."""
     pytest.importorskip("rich")

@@ -202,12 +202,12 @@ class _Reader:
 
     def _write(self, file: LogFile, line: bytes) -> None:
         out = sys.stdout.buffer
+        self.has_shown = True
         if file.attempt != self._attempt:
             self._attempt = file.attempt
             out.write(f"--- {file.attempt}\n".encode())
         stream = f" {file.stream}" if file.stream else ""
         out.write(f"[{file.rank}{stream}] ".encode() + line.rstrip(b"\n") + b"\n")
-        self.has_shown = True
 
 
 def _follow(reader: _Reader, directories: list[str], pids: Sequence[int]) -> None:
