@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+from contextlib import suppress
 
 from elastic_run import contract
 from elastic_run.diagnosis.collectives import Dump
@@ -97,8 +99,10 @@ def _list(path: str) -> list[tuple[str, float]]:
     for directory, _, names in os.walk(path):
         for name in sorted(names):
             file = os.path.join(directory, name)
-            if os.path.isfile(file):  # no pipes: reading one would wait
-                files.append((file, os.stat(file).st_mtime))
+            with suppress(OSError):  # it was removed just now, or is a link to nothing
+                status = os.stat(file)
+                if stat.S_ISREG(status.st_mode):  # no pipes: reading one would wait
+                    files.append((file, status.st_mtime))
             if len(files) > MOST_FILES:
                 message = f"{path}: more than {MOST_FILES} files; name the directory of the dumps"
                 raise DumpError(message)
