@@ -66,10 +66,9 @@ def main(words: Sequence[str]) -> int:
             _follow(reader, directories, pids)
     except OSError as error:  # of stdout: a log file that can't be read is passed over
         give_up_stdout(error)
-    if reader.has_shown:
-        return contract.EXIT_SUCCESS
-    say("logs: no line to show")
-    return contract.EXIT_FAILURE
+    if reader.problem or not reader.has_shown:
+        say(f"logs: {reader.problem or 'no line to show'}")
+    return contract.EXIT_SUCCESS if reader.has_shown else contract.EXIT_FAILURE
 
 
 def _read_arguments(words: Sequence[str]) -> Namespace:
@@ -126,6 +125,11 @@ def _read_span(text: str) -> float:
 def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     """Return the run directories that RUN means, and the pids of the launchers that write there."""
     if run is not None and os.path.isdir(run):
+        try:
+            os.listdir(run)
+        except OSError as error:
+            message = f"{run!r} can't be read: {error.strerror}"
+            raise UsageError(message) from None
         return find_run_directories(run), []
     if run is not None and os.sep in run:
         message = f"there is no directory {run!r}"
@@ -149,7 +153,12 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
 
 
 class _Reader:
-    """Shows lines of log files, each file from where it was left."""
+    """Shows lines of log files, each file from where it was left.
+
+    Attributes:
+        has_shown: Whether there was a line to show.
+        problem: Why the first file that can't be read was left out, or "".
+    """
 
     def __init__(self, args: Namespace) -> None:
         self._args = args
@@ -157,6 +166,7 @@ class _Reader:
         self._sizes: dict[str, int] = {}
         self._attempt = ""
         self.has_shown = False
+        self.problem = ""
 
     def show_rest(self, files: Iterable[LogFile]) -> None:
         """Show the rest of the files, with a last line that has no end."""
@@ -197,8 +207,8 @@ class _Reader:
                     start += len(line)
                     self._offsets[file.path] = start
                     yield line
-        except OSError:
-            return
+        except OSError as error:
+            self.problem = self.problem or f"{file.path} can't be read: {error.strerror}"
 
     def _write(self, file: LogFile, line: bytes) -> None:
         out = sys.stdout.buffer
