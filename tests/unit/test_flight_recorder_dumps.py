@@ -138,6 +138,24 @@ def test_a_partial_set_among_logs_is_read(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_that_is_removed_during_the_search_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that runs writes a dump under another name first, and renames it."""
+    for name in ("rank_0", "rank_1.new"):
+        (tmp_path / name).write_text('{"entries": []}')
+    status_of, looks = os.stat, []
+
+    def look(path: str, *args: object, **options: object) -> os.stat_result:
+        looks.append(path)
+        if str(path).endswith(".new") and looks.count(path) > 1:
+            raise FileNotFoundError(2, "No such file or directory")
+        return status_of(path, *args, **options)  # type: ignore[arg-type] # as they came
+
+    monkeypatch.setattr(os, "stat", look)
+    assert [dump.rank for dump in find_dumps([str(tmp_path)]).dumps] == [0]
+
+
 def test_the_rank_in_the_dump_is_stronger_than_the_name(tmp_path: Path) -> None:
     """A dump that elastic-run has asked for names its rank."""
     (tmp_path / "trace_1").write_text(json.dumps({"rank": 9, "entries": []}))

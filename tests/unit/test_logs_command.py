@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_a_time_may_have_a_unit(text: str, seconds: float) -> None:
     assert _read_span(text) == seconds
 
 
-def _deny(*_: object, **__: object) -> None:
+def _deny(*_: object) -> NoReturn:
     raise PermissionError(13, "Permission denied")
 
 
@@ -33,9 +34,11 @@ def test_a_log_file_that_may_not_be_read_is_told(
         (tmp_path / f"attempt_0/{rank}").mkdir(parents=True)
         (tmp_path / f"attempt_0/{rank}/stdout.log").write_text("a line\n")
     denied = str(tmp_path / "attempt_0/0/stdout.log")
-    monkeypatch.setattr(
-        logs, "open", lambda path, mode: _deny() if path == denied else Path(path).open(mode), raising=False
-    )
+
+    def open_allowed(path: str, mode: str) -> object:
+        return _deny() if path == denied else Path(path).open(mode)
+
+    monkeypatch.setattr(logs, "open", open_allowed, raising=False)
     assert logs.main([str(tmp_path)]) == (0 if ranks > 1 else 1)
     shown, told = capfd.readouterr()
     assert ("a line" in shown) == (ranks > 1)
