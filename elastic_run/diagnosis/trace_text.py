@@ -64,7 +64,7 @@ def detail_lines(finding: Finding) -> list[str]:
 
 
 def _not_joined(finding: Finding) -> str:
-    wait = f" that {_ranks(finding.waiting)} {_verb(finding.waiting, 'wait')} in" if finding.waiting else ""
+    wait = f", in which {_ranks(finding.waiting)} {_verb(finding.waiting, 'wait')}" if finding.waiting else ""
     return f"{_ranks(finding.ranks)} did not join {_operation(finding)}{wait}{_brackets(finding.where)}"
 
 

@@ -47,9 +47,10 @@ def _advise(groups: Sequence[Group], ended: Sequence[int]) -> str:
     if not any(group.place.is_waiting for group in groups):
         return ""
     if not odd.place.is_waiting:
-        return f"; look at {name_ranks(odd.ranks)}: other ranks wait"
-    have = "they have" if len(ended) > 1 else "it has"
-    return f"; look at {name_ranks(ended)}: {have} ended, and other ranks wait" if ended else ""
+        them = "them" if len(odd.ranks) > 1 else "it"
+        return f"; look at {name_ranks(odd.ranks)}: other ranks wait for {them}"
+    have, them = ("they have", "them") if len(ended) > 1 else ("it has", "it")
+    return f"; look at {name_ranks(ended)}: {have} ended, and other ranks wait for {them}" if ended else ""
 
 
 def _describe_ended(ended: Sequence[int]) -> Sequence[str]:

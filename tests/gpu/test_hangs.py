@@ -30,10 +30,14 @@ NOISY = ("shape", "operation")
 LATE = 2.0
 #: What the verdict says of each hang; all of it has to be there.
 HANGS = {
-    "item": ("look at rank 1: other ranks wait", "rank 1 is in load_batch", "rank 1 did not join all_reduce"),
-    "synchronize": ("look at rank 1: other ranks wait", "rank 1 is in take_lock", "rank 1 did not join all_reduce"),
-    "barrier": ("look at rank 1: other ranks wait", "rank 1 is in load_batch", "rank 1 did not join"),
-    "backward": ("look at rank 1: other ranks wait", "rank 1 is in load_batch", "rank 1 did not join"),
+    "item": ("look at rank 1: other ranks wait for it", "rank 1 is in load_batch", "rank 1 did not join all_reduce"),
+    "synchronize": (
+        "look at rank 1: other ranks wait for it",
+        "rank 1 is in take_lock",
+        "rank 1 did not join all_reduce",
+    ),
+    "barrier": ("look at rank 1: other ranks wait for it", "rank 1 is in load_batch", "rank 1 did not join"),
+    "backward": ("look at rank 1: other ranks wait for it", "rank 1 is in load_batch", "rank 1 did not join"),
     "shape": ("rank 0", "rank 1", "all_reduce"),
     "operation": ("rank 1 calls broadcast",),
     "kernel": ("ranks 0-1 wait in reduce",),
@@ -72,7 +76,7 @@ def test_a_hang_is_restarted(launch: Launch, program: Program) -> None:
     flags = ("--hang-timeout=4", "--hang-action=restart", "--max-restarts=1", "--shutdown-timeout=5", "--preload=torch")
     job = launch("--nproc-per-node=2", *flags, program("hang"), "once")
     assert job.wait_exit() == 0
-    assert "look at rank 1: other ranks wait" in job.stderr
+    assert "look at rank 1: other ranks wait for it" in job.stderr
     assert job.stdout.count("done") == 2
 
 
@@ -110,7 +114,7 @@ def test_a_rank_that_has_ended_is_named(launch: Launch, program: Program, record
     began_at = time.monotonic()
     code = job.wait_exit(deadline=75)
     record.add("end", f"{code} after {time.monotonic() - began_at:.2f} s")
-    assert "look at rank 1: it has ended, and other ranks wait" in job.stderr
+    assert "look at rank 1: it has ended, and other ranks wait for it" in job.stderr
     assert code == contract.EXIT_HUNG
 
 

@@ -61,7 +61,7 @@ def test_a_stopped_job_says_which_rank_did_not_join(
     job.send(signal.SIGTERM)
     assert job.wait_exit() == 143
     report = " ".join(job.stderr.split())
-    assert "recorder rank 1 did not join all_reduce number 1 of group 'inner' that rank 0 waits in" in report
+    assert "recorder rank 1 did not join all_reduce number 1 of group 'inner', in which rank 0 waits" in report
     (directory,) = logs.glob("latest/attempt_0")
     found = find_dumps([str(directory)])
     assert [dump.rank for dump in found.dumps] == [0, 1, 2]

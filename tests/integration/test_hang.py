@@ -151,7 +151,9 @@ def test_the_flight_recorder_names_the_collective(
     said = run_until_reported(launch, tmp_path / "logs", "--preload=torch", script(_SLEEPS))
     assert "rank 1 is in load_batch (train.py:7), " in said
     assert "ranks 0, 2 wait in all_reduce (train.py:" in said
-    assert "flight recorder: rank 1 did not join all_reduce number 4 of group 'default' that ranks 0, 2 wait in" in said
+    assert (
+        "flight recorder: rank 1 did not join all_reduce number 4 of group 'default', in which ranks 0, 2 wait" in said
+    )
 
 
 def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Callable[[str], Path], launch: Launch) -> None:

@@ -160,7 +160,7 @@ def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:
 
 def test_the_report_of_a_hang_names_the_collective_within_five_lines_and_once() -> None:
     """The name of the host may be long. If the text of the hang lacks the finding, the finding has a section."""
-    said = "rank 3 did not join all_reduce number 4 of group 'inner' that ranks 0-2 wait in (train.py:118)"
+    said = "rank 3 did not join all_reduce number 4 of group 'inner', in which ranks 0-2 wait (train.py:118)"
     places = "rank 3 waits in all_reduce (train.py:80), 62.0 s; ranks 0-2 wait in all_reduce (train.py:118), 62.0 s"
     hang = f"no progress of any rank for 62.0 s: {places}"
     for text in (f"{said}; {hang}", hang):

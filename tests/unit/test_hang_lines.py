@@ -29,7 +29,7 @@ def test_the_report_names_the_odd_rank_first() -> None:
 def test_the_rank_that_the_others_wait_for_comes_last() -> None:
     """With its place and the seconds for which it has been there; the first line and the report begin with it."""
     assert [*hang_lines.verdict({0: _REDUCES, 1: _LOADS, 2: _REDUCES})] == [
-        "the job hangs: no progress of any rank for 62.0 s; look at rank 1: other ranks wait",
+        "the job hangs: no progress of any rank for 62.0 s; look at rank 1: other ranks wait for it",
         "  ranks 0, 2 wait in all_reduce (train.py:88), 62.0 s",
         "  rank 1 is in load_batch (data.py:41), 63.0 s",
     ]
@@ -46,13 +46,13 @@ def test_without_a_difference_no_rank_is_to_be_looked_at() -> None:
             "62.0 s" if same is _REDUCES else "63.0 s"
         )
     several = {0: _REDUCES, 1: _LOADS, 2: _LOADS}
-    assert next(hang_lines.verdict(several)).endswith("; look at ranks 1-2: other ranks wait")
+    assert next(hang_lines.verdict(several)).endswith("; look at ranks 1-2: other ranks wait for them")
 
 
 def test_a_rank_that_has_ended_is_what_the_others_wait_for() -> None:
     """It stands in the first line, below all places, and first in the report, if a rank waits."""
     assert [*hang_lines.verdict({0: _REDUCES, 2: _REDUCES}, ended=(1,))] == [
-        "the job hangs: no progress of any rank for 62.0 s; look at rank 1: it has ended, and other ranks wait",
+        "the job hangs: no progress of any rank for 62.0 s; look at rank 1: it has ended, and other ranks wait for it",
         "  ranks 0, 2 wait in all_reduce (train.py:88), 62.0 s",
         "  rank 1 has ended with exit code 0",
     ]
@@ -62,15 +62,15 @@ def test_a_rank_that_has_ended_is_what_the_others_wait_for() -> None:
     )
     assert next(hang_lines.verdict({0: _LOADS}, ended=(1, 2))) == "the job hangs: no progress of any rank for 63.0 s"
     both = next(hang_lines.verdict({0: _REDUCES, 3: _LOADS}, ended=(1, 2)))
-    assert both.endswith("; look at rank 3: other ranks wait")
+    assert both.endswith("; look at rank 3: other ranks wait for it")
 
 
 def test_the_flight_recorder_comes_first_where_all_ranks_wait() -> None:
     """Then the rank that it names is the odd one; where a rank does not wait or has ended, that tells the cause."""
-    finding = RecorderFinding("rank 2 did not join all_reduce number 4 of group 'inner' that ranks 0-1 wait in", (2,))
+    finding = RecorderFinding("rank 2 did not join all_reduce number 4 of group 'inner', in which ranks 0-1 wait", (2,))
     other = Stillness(Place("all_reduce", "/code/train.py", 99, is_waiting=True), waits=True, same=62.0, idle=62.0)
     assert hang_lines.detail({0: _REDUCES, 1: _REDUCES, 2: other}, finding=finding) == (
-        "rank 2 did not join all_reduce number 4 of group 'inner' that ranks 0-1 wait in; "
+        "rank 2 did not join all_reduce number 4 of group 'inner', in which ranks 0-1 wait; "
         "no progress of any rank for 62.0 s: rank 2 waits in all_reduce (train.py:99), 62.0 s; "
         "ranks 0-1 wait in all_reduce (train.py:88), 62.0 s"
     )

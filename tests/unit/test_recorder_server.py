@@ -93,5 +93,5 @@ def test_a_rank_without_any_collective_leaves_a_dump(
     waiting = Collective(0, "0", "default_pg", 1, "barrier", OPEN)
     peer = Dump(0, (waiting,), {"0": (0, 1)})
     found = analyse([peer, *find_dumps([str(tmp_path)]).dumps])
-    expected = "rank 1 did not join barrier number 1 of group 'default' that rank 0 waits in"
+    expected = "rank 1 did not join barrier number 1 of group 'default', in which rank 0 waits"
     assert (first_line(found) == expected) is bool(ranks)

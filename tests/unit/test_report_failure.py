@@ -149,9 +149,9 @@ def test_a_verdict_without_a_worker_is_told_by_its_sentence() -> None:
         == """\
 -- elastic-run: train.py: the nodes did not come together ----- exit code 201 --
 cause    7 of 8 nodes joined within 600 s; missing: gpu03
-hint     Every node needs the same --rdzv-endpoint and --rdzv-id, and has to
-         reach the endpoint. `elastic-run doctor` with the same --nnodes and
-         --rdzv-endpoint on every node checks the network."""
+hint     Every node needs the same --rdzv-id and the same --rdzv-endpoint (or
+         --master-addr and --master-port). `elastic-run doctor` on every node,
+         with the same --nnodes and --rdzv-endpoint, checks the network."""
     )
 
 
@@ -353,10 +353,10 @@ def test_versions_that_differ_are_in_the_report_where_no_worker_failed(job: JobR
 
 def test_what_the_flight_recorder_says_stands_behind_the_cause() -> None:
     """The rank that did not join is named in the report, also of a job that was stopped."""
-    said = "rank 1 did not join all_reduce number 812 of group 'default' that ranks 0, 2-3 wait in (train.py:88)"
+    said = "rank 1 did not join all_reduce number 812 of group 'default', in which ranks 0, 2-3 wait (train.py:88)"
     job = JobResult(verdict="signal", exit_code=130, entrypoint="train.py", signal=2, recorder=RecorderFinding(said))
     lines = render(job)
     assert [line for line in lines if line.startswith("recorder ")] == [
-        "recorder rank 1 did not join all_reduce number 812 of group 'default' that ranks"
+        "recorder rank 1 did not join all_reduce number 812 of group 'default', in which"
     ]
     assert len(lines) <= 25

@@ -69,12 +69,12 @@ def of(scenario: str) -> Analysis:
     [
         (
             "missing_rank",
-            "rank 3 did not join all_reduce number 4 of group 'default' that ranks 0-2 wait in (make.py:77)",
+            "rank 3 did not join all_reduce number 4 of group 'default', in which ranks 0-2 wait (make.py:77)",
         ),
         # torch 2.11 with NCCL 2.28.9; of a kernel that has not begun it knows with TORCH_NCCL_ENABLE_TIMING=1 only.
         (
             "nccl_missing_rank",
-            "rank 1 did not join all_reduce number 2 of group 'default' that rank 0 waits in (hang.py:62)",
+            "rank 1 did not join all_reduce number 2 of group 'default', in which rank 0 waits (hang.py:62)",
         ),
         (
             "nccl_not_started",
@@ -83,7 +83,7 @@ def of(scenario: str) -> Analysis:
                 "an earlier kernel hangs there; rank 0 waits"
             ),
         ),
-        ("nccl_timeout", "rank 1 did not join all_reduce number 2 of group 'default' that rank 0 waits in"),
+        ("nccl_timeout", "rank 1 did not join all_reduce number 2 of group 'default', in which rank 0 waits"),
         (
             "nccl_other_operation",
             "rank 1 calls broadcast as collective number 2 of group 'default', rank 0 calls all_reduce",
@@ -95,10 +95,10 @@ def of(scenario: str) -> Analysis:
                 "rank 0 calls all_reduce of [4]"
             ),
         ),
-        ("json", "rank 3 did not join all_reduce number 4 of group 'default' that ranks 0-2 wait in"),
+        ("json", "rank 3 did not join all_reduce number 4 of group 'default', in which ranks 0-2 wait"),
         (
             "missing_in_subgroup",
-            "rank 3 did not join all_reduce number 2 of group 'default' that ranks 0-1 wait in (make.py:87)",
+            "rank 3 did not join all_reduce number 2 of group 'default', in which ranks 0-1 wait (make.py:87)",
         ),
         (
             "other_operation",
@@ -136,7 +136,7 @@ def test_a_rank_that_did_not_join() -> None:
     assert finding.kind == kinds.BEHIND
     found = analyse(dumps(joined[:1] + joined[2:], joined[:1] + joined[2:], joined[:1] + joined[2:], late))
     assert first_line(found) == (
-        "rank 3 did not join all_reduce number 3 of group 'default' that ranks 0-2 wait in (train.py:88)"
+        "rank 3 did not join all_reduce number 3 of group 'default', in which ranks 0-2 wait (train.py:88)"
     )
     assert detail_lines(found.findings[0]) == [
         "rank 3's last: all_reduce number 1 of group 'default', at train.py:41 in load, 2 collectives behind"
@@ -171,7 +171,7 @@ def test_of_nested_groups_the_innermost_is_the_cause() -> None:
         )
     )
     assert first_line(found) == (
-        "rank 3 did not join all_reduce number 9 of group 'tp' that rank 2 waits in (layer.py:7)"
+        "rank 3 did not join all_reduce number 9 of group 'tp', in which rank 2 waits (layer.py:7)"
     )
     assert [(finding.group, finding.ranks) for finding in found.findings] == [("2", (3,)), ("0", (3,))]
 
@@ -212,7 +212,7 @@ def test_the_other_pairs_tell_which_rank_of_a_pair_has_skipped_its_collective() 
     found = in_pairs([inner(1)], [outer], pair, pair)
     assert [(finding.kind, finding.ranks) for finding in found.findings] == [(kinds.DIFFERENT_ORDER, (1,))]
     assert first_line(found) == (
-        "rank 1 did not join all_reduce number 1 of group 'inner' that rank 0 waits in: "
+        "rank 1 did not join all_reduce number 1 of group 'inner', in which rank 0 waits: "
         "rank 1 waits in all_reduce number 1 of group 'default'"
     )
 
@@ -224,7 +224,7 @@ def test_the_other_pairs_tell_which_rank_of_a_pair_has_skipped_the_outer_collect
     found = in_pairs([inner(1), inner(2)], [inner(1), outer], pair, pair)
     assert [(finding.kind, finding.ranks) for finding in found.findings] == [(kinds.DIFFERENT_ORDER, (0,))]
     assert first_line(found) == (
-        "rank 0 did not join all_reduce number 1 of group 'default' that ranks 1-3 wait in: "
+        "rank 0 did not join all_reduce number 1 of group 'default', in which ranks 1-3 wait: "
         "rank 0 waits in all_reduce number 2 of group 'inner'"
     )
 
@@ -277,7 +277,7 @@ def test_the_rank_that_left_the_order_of_its_group_is_named() -> None:
     )
     assert [(finding.kind, finding.ranks) for finding in found.findings] == [(kinds.DIFFERENT_ORDER, (1,))]
     assert first_line(found) == (
-        "rank 1 did not join all_reduce number 4 of group '1' that ranks 0, 2-3 wait in: "
+        "rank 1 did not join all_reduce number 4 of group '1', in which ranks 0, 2-3 wait: "
         "rank 1 waits in all_reduce number 2 of group 'default'"
     )
 
@@ -391,7 +391,7 @@ def test_the_command_prints_one_screen(capsys: pytest.CaptureFixture[str]) -> No
     assert main([str(DATA / "missing_rank")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        "cause    rank 3 did not join all_reduce number 4 of group 'default' that ranks 0-2 wait in",
+        "cause    rank 3 did not join all_reduce number 4 of group 'default', in which ranks 0-2 wait",
         "         (make.py:77)",
         "         rank 3's last: all_reduce number 3 of group 'default', at make.py:75 in _missing_rank",
         "dumps    4 dumps read, of ranks 0-3",
