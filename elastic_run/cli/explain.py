@@ -78,7 +78,7 @@ def render_explanation(
     rows += _variable_rows(args, environ, config.nproc_per_node)
     others = [flag for flag in shown if flag not in decided]
     if args.explain_all:
-        rows += [_row(flag.name, f"default: {describe_default(flag) or 'none'}") for flag in others]
+        rows += [_row(flag.name, f"default: {describe_default(flag)}") for flag in others]
     else:
         rows.append(f"  {_FOLD}")
     facts = [

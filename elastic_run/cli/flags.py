@@ -505,7 +505,6 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="FILE",
         default="",
-        default_text="none",
         is_ours=True,
         text="TOML file with your own hints for the closing report: each [[rule]] has match (a regular expression), "
         "help (the hint) and, optionally, decision (restart, stop or exclude this node). These rules come before "
@@ -643,7 +642,6 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="FILE",
         default="",
-        default_text="none",
         is_ours=True,
         text="File to which this node appends the events of the job, one JSON object per line. With --log-dir the same "
         "lines are in events.jsonl.",

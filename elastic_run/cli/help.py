@@ -144,11 +144,11 @@ def _facts(flag: Flag) -> list[str]:
 
 
 def describe_default(flag: Flag) -> str:
-    """Return the default of a flag as text, empty if that is no value."""
-    if flag.default_text:
+    """Return the default of a flag as text, empty for a flag that prints a text."""
+    if flag.default_text or flag.prints_text:
         return flag.default_text
-    if flag.prints_text or (not flag.is_switch and flag.default in (None, "", [], ())):
-        return ""
+    if not flag.is_switch and flag.default in (None, "", [], ()):
+        return "none"
     unit = "s" if flag.values in {"TIME", "SECONDS"} else ""
     return "off" if flag.is_switch else _show(flag.default) + unit
 
