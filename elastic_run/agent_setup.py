@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from elastic_run import contract, signals
@@ -108,7 +109,12 @@ def _open_port(kind: Callable[[int], Port], port: int, name: str, told: str) -> 
     try:
         server = kind(port)
     except OSError as error:
-        message = f"{name} {port} can't be opened: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            from elastic_run.store.tcpstore.listener import PortTakenError  # noqa: PLC0415 - only for this message
+
+            message = f"{name.removesuffix('port')}{PortTakenError(port)}"
+        else:
+            message = f"{name} {port} can't be opened: {error.strerror}"
         raise ValueError(message) from error
     if not port:
         from elastic_run.notices import say  # noqa: PLC0415 - rarely

@@ -28,8 +28,8 @@ _VERDICTS: dict[str, str] = {
         "Look at the limits of processes, open files and memory: `ulimit -a`, and the container's or scheduler's."
     ),
     "rendezvous": (
-        "Every node needs the same --rdzv-endpoint and --rdzv-id, and has to reach the endpoint. `elastic-run doctor` "
-        "with the same --nnodes and --rdzv-endpoint on every node checks the network."
+        "Every node needs the same --rdzv-id and the same --rdzv-endpoint (or --master-addr and --master-port). "
+        "`elastic-run doctor` on every node, with the same --nnodes and --rdzv-endpoint, checks the network."
     ),
     "nodes_lost": "Look at the last lines of elastic-run on the lost nodes, and at their kernel log (dmesg).",
     "refused": "All nodes of a job need the same flags, script, token and release of elastic-run.",

@@ -127,7 +127,8 @@ class WaitNotices:
     def _tell_missing(self, status: Status, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
         doubt = self._doubt() if present == 1 else ""
-        remarks = (*filter(None, (doubt, status.missing)), *status.lost)
+        lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
+        remarks = (*filter(None, (doubt, status.missing, lost)),)
         if not self._shows_waiting:
             line = describe_missing(hosts, present, wanted, left)
             self._deliver(Notice("; ".join((line, *remarks))))

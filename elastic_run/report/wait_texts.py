@@ -46,10 +46,11 @@ def describe_trouble(store: str, trouble: str, silent_for: float, left: float | 
         left: Seconds until the wait is given up, or None.
 
     Returns:
-        Such as ``waiting: the store at node1:29400 can't be reached for 12 s: nothing answers at 10.0.0.1:29400,
-        9:50 left``.
+        Such as ``waiting: the store at node1:29400 has been out of reach for 12 s: nothing answers at
+        10.0.0.1:29400, 9:50 left``.
     """
-    return f"waiting: the store at {store} can't be reached for {silent_for:.0f} s: {trouble}{_describe_left(left)}"
+    fact = f"the store at {store} has been out of reach for {silent_for:.0f} s"
+    return f"waiting: {fact}: {trouble}{_describe_left(left)}"
 
 
 def missing_texts(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> tuple[str, ...]:

@@ -48,9 +48,9 @@ def test_a_dark_node_stops_its_workers_if_it_is_asked_to(tmp_path: Path, after: 
                 "stopping the workers: this node can't reach its job .--fence-after=lease.: no answer for"
             )
             agents[2].wait_line("told to stop")
-            agents[2].wait_line("can't be reached for .* the workers were stopped after .* s .--fence-after=lease.")
+            agents[2].wait_line("out of reach for .* the workers were stopped after .* s .--fence-after=lease.")
         else:
-            agents[2].wait_line("can't be reached for")
+            agents[2].wait_line("has been out of reach for")
             assert "told to stop" not in agents[2].stdout
         hosts[2].come_to_light()
         for agent in agents:

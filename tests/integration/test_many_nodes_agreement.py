@@ -215,7 +215,7 @@ def test_a_second_node_of_rank_0_is_told_who_has_it(worker: Worker) -> None:
 
 
 def test_a_second_node_of_rank_0_on_the_same_machine_is_asked_for_its_rank(launch: Launch, worker: Worker) -> None:
-    """Where the port of rank 0 is taken on this machine the line asks for the rank, and advises no port 0."""
+    """Where the port of rank 0 is taken on this machine the line asks for another rank, and advises no port 0."""
     flags = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     path = worker("say('rank', rank)")
     first = launch(*flags, "--node-rank=0", path, program=TELLS_SOON)
@@ -224,8 +224,8 @@ def test_a_second_node_of_rank_0_on_the_same_machine_is_asked_for_its_rank(launc
     assert second.wait_exit() == 2
     assert f"is taken by pid {first.pid} (" in second.stderr
     assert (
-        "did another node of this job get --node-rank=0 as well? If not, choose another port, the same on all nodes"
-        in second.stderr
+        "choose another port, the same on all nodes; if that process is another node of this job, give this node "
+        "another --node-rank" in second.stderr
     )
     assert "0 for any" not in second.stderr
     right = launch(*flags, "--node-rank=1", path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import re
+import os
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -109,11 +109,11 @@ def test_a_port_in_use_is_refused_before_anything_starts(launch: Launch, worker:
         port = taken.getsockname()[1]
         launcher = launch(f"--metrics-port={port}", worker("say('running')"))
         assert launcher.wait_exit() == 2
-    expected = f"error: --metrics-port: metrics port {port} can't be opened: Address already in use"
-    assert re.search(expected, launcher.stderr), launcher.stderr
+    expected = f"error: --metrics-port: metrics port {port} is taken by pid "
+    assert f"{expected}{os.getpid()} (" in launcher.stderr
     launcher = launch(f"--metrics-port={port}", f"--health-port={port}", worker("say('running')"))
     assert launcher.wait_exit() == 2
-    assert re.search(expected, launcher.stderr), launcher.stderr
+    assert f"{expected}{launcher.pid} (" in launcher.stderr
     assert "running" not in launcher.stdout
 
 

@@ -90,14 +90,14 @@ PAIRS = [
         f"{_STATIC} --node-rank=0",
         f"{_STATIC} --node-rank=1".replace("{port}", "{other}"),
         "other nodes need --master-addr=localhost --master-port={port} --rdzv-id=none",
-        "the store at localhost:{other} can't be reached for .*: nobody listens",
+        "the store at localhost:{other} has been out of reach for .*: nobody listens",
     ),
     Pair(
         "rank-0-missing",
         f"{_STATIC} --node-rank=1",
         f"{_STATIC} --node-rank=1",
-        "the store at localhost:{port} can't be reached for .*: nobody listens",
-        "the store at localhost:{port} can't be reached for .*: nobody listens",
+        "the store at localhost:{port} has been out of reach for .*: nobody listens",
+        "the store at localhost:{port} has been out of reach for .*: nobody listens",
     ),
     Pair(
         "other-numbers-of-nodes",

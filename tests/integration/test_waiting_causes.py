@@ -63,7 +63,7 @@ def launch_all(launch: Launch, worker: Worker, port: int) -> list[Launched]:
 def wait_first_line(agent: Launched | HostProcess, name: str) -> str:
     """Wait for the first waiting line; return the cause in it."""
     said = agent.wait_line(
-        rf"waiting: the store at {re.escape(name)} can't be reached for (\d+) s: (.*), \d+:\d\d left"
+        rf"waiting: the store at {re.escape(name)} has been out of reach for (\d+) s: (.*), \d+:\d\d left"
     )
     assert 2.0 <= time.monotonic() - agent.started_at < stretched(LATEST)
     assert 2 <= int(said[1]) <= stretched(LATEST)
@@ -209,5 +209,5 @@ def test_a_node_that_was_refused(launch: Launch, worker: Worker) -> None:
     assert [agent.wait_exit() for agent in refused] == [contract.EXIT_REFUSED] * 2
     host = re.escape(os.uname().nodename)
     script_told = "the script of role 'default' is 'worker2.py' there and 'worker1.py' in the job"
-    waiting.wait_line(rf"waiting: 1/2 nodes .*; {host} \(refused: --nnodes is 3:3 there and 2:2 in the job\)")
+    waiting.wait_line(rf"waiting: 1/2 .*not in the job: .*{host} \(refused: --nnodes is 3:3 there and 2:2 in the job")
     waiting.wait_line(rf"waiting: 1/2 nodes .* {host} \(refused: {script_told}: nodes of one role run the same script")

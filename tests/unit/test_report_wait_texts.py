@@ -31,7 +31,7 @@ def test_trouble_with_the_store() -> None:
     """The line says which store, for how long and why, and how long is left."""
     line = describe_trouble("a:29400", "nothing answers at 10.0.0.1:29400", 12.4, 61.0)
     assert line == (
-        "waiting: the store at a:29400 can't be reached for 12 s: nothing answers at 10.0.0.1:29400, 1:01 left"
+        "waiting: the store at a:29400 has been out of reach for 12 s: nothing answers at 10.0.0.1:29400, 1:01 left"
     )
 
 

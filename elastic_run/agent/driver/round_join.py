@@ -76,8 +76,8 @@ class RoundJoin:
         if self._group.spec.rdzv_handler.get_backend() != "static":
             return f"--master-port: {error}"
         return (
-            f"--master-port: {error.fact}: did another node of this job get --node-rank=0 as well? If not, choose "
-            "another port, the same on all nodes"
+            f"--master-port: {error.fact}: choose another port, the same on all nodes; if that process is another node "
+            "of this job, give this node another --node-rank"
         )
 
     def take_place(self) -> None:

@@ -341,12 +341,13 @@ def _end(job: Job, end: End) -> Step:
 def _give_up_waiting(job: Job, config: JobConfig) -> End:
     count, waited = len(job.waiting), f"{config.join_timeout:g} s"
     verdict = "rendezvous" if job.round == 0 else "nodes_lost"
+    needed = f"the job needs at least {config.min_nodes} {'nodes' if config.min_nodes > 1 else 'node'}"
     if job.round == 0:
-        detail = f"only {count} of at least {config.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
+        detail = f"{needed}, but only {count} came within {waited}: {', '.join(_hosts(job))}"
     elif count >= config.min_nodes:
         detail = f"{majority.describe_majority(job, config)} within {waited}"
     else:
-        detail = f"only {count} of at least {config.min_nodes} nodes are left, and no replacement came within {waited}"
+        detail = f"{needed}, but has only {count} left, and no replacement came within {waited}"
     missing = describe_missing_ranks(job, config)
     if missing:
         detail = f"{detail}; {missing}"

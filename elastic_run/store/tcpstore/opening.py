@@ -128,7 +128,8 @@ class Opening:
         try:
             exchange(stream, timeout)
         except StoreTimeoutError as error:
-            message = f"{address} takes connections but sends no answer: it hangs, or is not a TCPStore"
+            fact = f"{address} takes connections but sends no answer"
+            message = f"{fact}: the store hangs, or another program has that port"
             raise StoreTimeoutError(message) from error
         except StoreConnectionError as error:
             stream.close()
