@@ -128,7 +128,7 @@ class WaitNotices:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
         doubt = self._doubt() if present == 1 else ""
         lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
-        remarks = (*filter(None, (doubt, status.missing, lost)),)
+        remarks = tuple(filter(None, (doubt, status.missing, lost)))
         if not self._shows_waiting:
             line = describe_missing(hosts, present, wanted, left)
             self._deliver(Notice("; ".join((line, *remarks))))
