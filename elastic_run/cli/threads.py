@@ -58,5 +58,5 @@ def choose_threads(flag: int | str | None, workers: int, environ: Mapping[str, s
         return Threads(int(flag), notice=f"{_NAME}={flag} for each worker")
     if workers == 1:
         return Threads(None)
-    notice = f"{_NAME} is not set: each of the {workers} workers gets 1 (--omp-threads=auto divides the cores)"
+    notice = f"{_NAME} is not set: each of the {workers} workers gets 1 thread (--omp-threads=auto divides the cores)"
     return Threads(1, "several workers on this node", notice)
