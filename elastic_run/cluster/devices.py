@@ -79,7 +79,7 @@ def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, pyt
     gpus = len(visible_gpus(environ, root=root)) if build is None or build & {"cuda", "hip"} else 0
     xpus = len(visible_xpus(environ, root=root)) if build is None or "xpu" in build else 0
     if word == "auto":
-        return gpus or xpus or _metal_count() or _count_any_of_package(environ, python) or cpu_count(root=root)
+        return gpus or xpus or _count_any_of_package(environ, python) or cpu_count(root=root)
     found = gpus if word == "gpu" else xpus
     if not found:
         message = f"{_why_none(word, environ, build)}; 'auto' counts CPUs instead"
@@ -115,12 +115,6 @@ def _count_any_of_package(environ: Mapping[str, str], python: str) -> int:
         return count_by_torch("auto", environ, python, sys.path) or 0
     except TorchUnavailableError:
         return 0  # the workers will say why, where they need torch
-
-
-def _metal_count() -> int:
-    """Apple's processors have one GPU, and torch counts it."""
-    name = os.uname()
-    return 1 if (name.sysname, name.machine) == ("Darwin", "arm64") else 0
 
 
 def visible_gpus(environ: Mapping[str, str], *, root: str = ROOT, asks_program: bool = True) -> list[Device]:

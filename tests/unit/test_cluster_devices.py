@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,6 +97,19 @@ def test_the_list_of_nvidia_smi_is_read() -> None:
     assert [device.uuid for device in devices.parse_nvidia_smi(text)] == UUIDS[:2]
 
 
+def test_nvidia_smi_is_asked_where_no_file_lists_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under WSL; without the program, or if it fails, there is no GPU."""
+    monkeypatch.setattr(devices, "_NVIDIA_SMI", ("nvidia-smi",))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert devices._ask_nvidia_smi() == []
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\n[ "$*" = -L ] && echo "GPU 0: NVIDIA A100 (UUID: {UUIDS[0]})"\n')
+    program.chmod(0o755)
+    assert [device.uuid for device in devices._ask_nvidia_smi()] == UUIDS[:1]
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert devices._ask_nvidia_smi() == []
+
+
 def add_amd(root: Path, *, minors: list[int]) -> str:
     """Write a topology with one CPU and three GPUs."""
     rows = {0: (0, 0, 0), 1: (304, 128, 0x1100), 2: (304, 129, 0x2E03), 10: (304, 130, 0x0508)}
@@ -118,6 +132,7 @@ def add_amd(root: Path, *, minors: list[int]) -> str:
         ({"CUDA_VISIBLE_DEVICES": "1"}, ["0001:2e:00.3"]),
         ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, ["0001:05:01.0"]),
         ({"HIP_VISIBLE_DEVICES": ""}, []),
+        ({"HIP_VISIBLE_DEVICES": "2,3,0"}, ["0001:05:01.0"]),
     ],
 )
 def test_amd_gpus_come_from_the_topology(environ: dict[str, str], expected: list[str], tmp_path: Path) -> None:
@@ -140,6 +155,7 @@ def add_intel(root: Path) -> str:
         (device / "vendor").write_text(vendor + "\n", encoding="ascii")
         for tile in range(tiles):
             (device / f"tile{tile}").mkdir()
+        (device / "tile_count").touch()
         card = root / f"sys/class/drm/renderD{minor}"
         card.mkdir(parents=True)
         (card / "device").symlink_to(device)
@@ -174,6 +190,15 @@ def test_the_build_of_another_interpreters_torch_is_not_known(tmp_path: Path) ->
     assert devices.torch_build({}, str(tmp_path)) is None
 
 
+@pytest.mark.parametrize("spec", [None, ModuleSpec("torch", None)], ids=["none", "a directory of that name"])
+def test_without_a_torch_nothing_is_known_of_its_build(
+    monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None
+) -> None:
+    """Nor where Python takes a directory for the package."""
+    monkeypatch.setattr(PathFinder, "find_spec", lambda _: spec)
+    assert devices.torch_build({}) is None
+
+
 OTHER = {"PYTHON_EXEC": "/usr/bin/python3"}  # so that the torch installed here doesn't count
 
 
@@ -187,7 +212,6 @@ def test_gpus_are_counted_as_workers(tmp_path: Path) -> None:
 def test_without_a_device_auto_takes_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both auto and cpu mean one worker per CPU where there is no device."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(devices, "_metal_count", lambda: 0)
     assert devices.device_count("auto", OTHER, root=str(tmp_path)) == 3
     assert devices.device_count("cpu", OTHER, root=str(tmp_path)) == 3
 
@@ -213,3 +237,19 @@ def test_a_torch_without_cuda_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(devices, "torch_build", lambda _: frozenset())
     with pytest.raises(devices.DeviceError, match="the installed torch is built without cuda and hip"):
         devices.device_count("gpu", {}, root=root)
+
+
+@pytest.mark.parametrize(("build", "count"), [({"cuda"}, None), ({"xpu"}, 3)])
+def test_only_a_torch_for_xpus_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: set[str], count: int | None
+) -> None:
+    """With another one `auto` takes the CPUs."""
+    root = add_intel(tmp_path)
+    monkeypatch.setattr(devices, "torch_build", lambda _: frozenset(build))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert devices.device_count("auto", {}, root=root) == (count or 2)
+    if count is None:
+        with pytest.raises(devices.DeviceError, match="the installed torch is built without xpu"):
+            devices.device_count("xpu", {}, root=root)
+    else:
+        assert devices.device_count("xpu", {}, root=root) == count

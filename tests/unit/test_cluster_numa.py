@@ -60,6 +60,7 @@ TABLE: list[tuple[AffinityMode, list[int], frozenset[int], dict[int, set[int]]]]
     (EXCLUSIVE, [0, 0], ALL, {0: {0, 1, 16, 17}, 1: {2, 3, 18, 19}}),
     (EXCLUSIVE, [0, 1, 0, 0], ALL, {0: {0, 1, 16, 17}, 1: {4, 5, 6, 7, 20, 21, 22, 23}, 2: {2, 18}, 3: {3, 19}}),
     (EXCLUSIVE, [0, 0], frozenset({1, 18, 3}), {0: {1, 18}, 1: {3}}),
+    (EXCLUSIVE, [0, 0], frozenset({1, 3}), {0: {1}, 1: {3}}),
     (CORE_COMPLEX, [0, 0], ALL, {0: {0, 1, 16, 17}, 1: {2, 3, 18, 19}}),
     (CORE_COMPLEX, [0, 0, 0], ALL, {2: {0, 1, 16, 17}}),
     (CORE_COMPLEX, [1, 0], ALL, {0: {4, 5, 20, 21}, 1: {0, 1, 16, 17}}),

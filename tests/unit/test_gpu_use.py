@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run.agent import gpu_question
-from elastic_run.cluster import gpu_use
+from elastic_run.cluster import gpu_processes, gpu_use
 from elastic_run.cluster.gpu_use import GpuUse
 from elastic_run.loop import Loop
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class NVMLError(Exception):
@@ -88,6 +92,34 @@ def test_a_process_beside_one_that_computes_does_not_compute(library: Library, m
     monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", lambda _device, _since: samples)
     found = gpu_use.read_gpu_use()
     assert {pid: use.computes for pid, use in found.items()} == {10: True, 11: False}
+
+
+def test_only_the_last_seconds_tell_whether_a_process_computes(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is asked for samples since a moment that has passed, in microseconds; it takes one each second."""
+    asked: list[float] = []
+
+    def note(_device: int, since: int) -> list[SimpleNamespace]:
+        asked.append(time.time() - since / 1e6)
+        return []
+
+    monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", note)
+    gpu_use.read_gpu_use()
+    assert all(1 < seconds < 60 for seconds in asked)
+
+
+@pytest.mark.parametrize("has_program", [True, False])
+def test_processes_with_gpu_memory_are_asked_for_where_there_is_the_program(
+    tmp_path: Path, *, has_program: bool
+) -> None:
+    """Nor are they where the workers see no GPU."""
+    program = tmp_path / "nvidia-smi"
+    if has_program:
+        program.touch(mode=0o755)
+    query = gpu_processes.find_query({"PATH": str(tmp_path)})
+    assert (query[:1] if query else None) == ((str(program),) if has_program else None)
+    assert gpu_processes.find_query({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}) is None
 
 
 def test_a_process_that_only_copies_uses_the_gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

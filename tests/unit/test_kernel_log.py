@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cluster.kernel_log import read_kernel_log
+from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log
 from elastic_run.core.failure import evidence as kinds
 from elastic_run.core.failure.diagnose import diagnose, last_words
 from elastic_run.core.failure.evidence import Evidence, Rule
@@ -162,6 +163,46 @@ def test_the_log_is_read_from_the_workers_start_on(tmp_path: Path) -> None:
     assert read_kernel_log(10.0, str(log)) == ("eth0: link; up", "caf\\xc3")
     assert read_kernel_log(10.0, str(tmp_path / "none")) == ()
     assert read_kernel_log(10.0, str(tmp_path)) == ()
+
+
+def test_the_first_message_of_a_boot_counts(tmp_path: Path) -> None:
+    """The kernel stamps it with 0."""
+    log = tmp_path / "kmsg"
+    log.write_bytes(b"5,0,0,-;Linux version 6.12\n")
+    assert read_kernel_log(1e9, str(log)) == ("Linux version 6.12",)
+
+
+def test_records_that_were_overwritten_meanwhile_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says so once, and goes on with the oldest record that is left."""
+    answers: list[bytes | OSError] = [b"6,1,0,-;a\n", BrokenPipeError(), b"6,9,0,-;b\n", BlockingIOError()]
+
+    def read(_descriptor: int, _size: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", read)
+        found = read_kernel_log(1e9, os.devnull)
+    assert (found, answers) == (("a", "b"), [])
+
+
+@pytest.mark.parametrize(
+    ("namespace", "expected"), [("pid:[4026531836]", True), ("pid:[4026532621]", False), (None, False)]
+)
+def test_pids_count_where_they_are_those_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, namespace: str | None, *, expected: bool
+) -> None:
+    """Not in a container, nor where /proc does not say."""
+
+    def read_link(_: str) -> str:
+        if namespace is None:
+            raise FileNotFoundError
+        return namespace
+
+    monkeypatch.setattr(os, "readlink", read_link)
+    assert has_first_pids() is expected
 
 
 def test_the_real_log_is_read_without_complaint() -> None:
