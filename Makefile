@@ -51,8 +51,7 @@ mutate: setup ## change random places of the code, in a copy, and list the chang
 	$(PYTHON_IN_VENV) -m tests.mutate $(MUTATE)
 
 cover: setup ## unit tests; every branch of the pure core must be taken
-	$(PYTHON_IN_VENV) -m coverage run -m pytest -q --durations=0 tests/unit tests/scenarios
-	$(PYTHON_IN_VENV) -m coverage report --include='elastic_run/core/*' --fail-under=100
+	$(PYTHON_IN_VENV) -m pytest -q -n 2 --cov=elastic_run/core --cov-branch --cov-fail-under=100 tests/unit tests/scenarios
 
 lint: setup ## ruff, all rules, and the format
 	$(PYTHON_IN_VENV) -m ruff check .
