@@ -99,7 +99,8 @@ def describe_node(view: AgentView, before: Sample, now: Sample, gpus: Mapping[in
         "log_dir": absolute(context.log_directory),
         "uptime": now.at - view.started,
         "round": agent.round,
-        "round_uptime": None if current is None else now.at - current.started,
+        # Between two rounds the workers are those of the last one.
+        "round_uptime": now.at - current.started if current is not None and current.number == agent.round else None,
         "restart_count": agent.restart_count,
         "max_restarts": config.max_restarts,
         "news": "" if view.job is None or view.job.place is None else view.job.place.news,
