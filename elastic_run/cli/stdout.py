@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 from elastic_run.errors import UsageError
 
@@ -24,10 +25,20 @@ def print_text(text: str) -> None:
     if sys.stdout is None:  # closed by whoever started us
         return
     try:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:
+            replace_unknown()
+            sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
         give_up_stdout(error)
+
+
+def replace_unknown() -> None:
+    """Write characters that the locale's encoding does not know as their numbers, as on stderr."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def give_up_stdout(error: OSError) -> None:

@@ -102,6 +102,13 @@ def test_a_reader_of_log_files_that_has_gone_is_no_error(tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_page_with_characters_that_the_locale_does_not_know_is_printed(launch: Launch, worker: Worker) -> None:
+    """Their numbers stand in their places; `status` and the other commands print in the same way."""
+    job = launch("--explain", "--role=\xe9\u2603", worker("pass"), env={"PYTHONIOENCODING": "ascii"})
+    assert job.wait_exit() == 0, job.stderr
+    assert "\\xe9\\u2603" in job.stdout
+
+
 def test_a_table_for_a_closed_terminal_is_one_line() -> None:
     """`elastic-run top >&-` says that there is no terminal."""
     pytest.importorskip("rich")

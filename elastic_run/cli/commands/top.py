@@ -9,6 +9,7 @@ import time
 from elastic_run import contract
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.stdout import replace_unknown
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
@@ -60,6 +61,7 @@ def main(words: Sequence[str]) -> int:
         message = "standard output is not a terminal (`elastic-run status` prints the same once)"
         raise UsageError(message)
     job = find_job(os.environ, args.run)
+    replace_unknown()
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while (text := _draw(job, live.console.width)) is not None:
