@@ -75,8 +75,8 @@ def test_a_job_with_another_id_at_the_same_store_is_named() -> None:
     backend.prepare()
     assert backend.find_local_address() == "127.0.0.1"
     assert "other nodes need" in backend.find_doubts("first")
-    assert "first came here with --rdzv-id=job" in other.find_doubts("second")
-    assert "second came here with --rdzv-id=typo" in backend.find_doubts("first")
+    assert "first came to this store with --rdzv-id=job" in other.find_doubts("second")
+    assert "second came to this store with --rdzv-id=typo" in backend.find_doubts("first")
     backend.close()
 
 
@@ -93,7 +93,7 @@ def test_a_late_node_hears_the_id_of_the_job_that_serves_the_store(secret: bytes
         node.leave_id("first")
     told = f"first serves the store at 127.0.0.1:{port} with --rdzv-id=job, and this job has --rdzv-id=typo"
     assert [late.find_doubts("second") for _ in range(2)] == [told, told]
-    assert other.find_doubts("third") == "second came here with --rdzv-id=typo, and this job has --rdzv-id=job"
+    assert other.find_doubts("third") == "second came to this store with --rdzv-id=typo, and this job has --rdzv-id=job"
     backend.close()
 
 

@@ -61,21 +61,21 @@ PAIRS = [
         "other-ids",
         _C10D,
         _C10D.replace("id=a", "id=b"),
-        "came here with --rdzv-id=b, and this job has --rdzv-id=a",
+        "came to this store with --rdzv-id=b, and this job has --rdzv-id=a",
         "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b",
     ),
     Pair(
         "other-ids-static",
         f"{_STATIC} --node-rank=0 --rdzv-id=a",
         f"{_STATIC} --node-rank=1 --rdzv-id=b",
-        "came here with --rdzv-id=b, and this job has --rdzv-id=a",
+        "came to this store with --rdzv-id=b, and this job has --rdzv-id=a",
         "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b",
     ),
     Pair(
         "other-backends",
         _C10D,
         f"{_STATIC} --node-rank=1",
-        "came here with --rdzv-id=none, and this job has --rdzv-id=a",
+        "came to this store with --rdzv-id=none, and this job has --rdzv-id=a",
         "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=none",
     ),
     Pair(
@@ -197,7 +197,7 @@ def test_what_another_launcher_wrote_is_shown_plain() -> None:
     assert exchange_ids(first, "b", "one") == ""
     first.write({"last": b"h\nt\x1b[31m\xff\n" + b"w" * 1000})
     told = exchange_ids(first, "a", "one")
-    assert told.startswith("h came here with --rdzv-id=t?[31m")
+    assert told.startswith("h came to this store with --rdzv-id=t?[31m")
     assert "\x1b" not in told
     assert len(told) < 200
     assert exchange_ids(second, "a", "one") == ""

@@ -46,7 +46,7 @@ def exchange_ids(store: JobStore, host: str, run_id: str) -> str:
     own = _join(host, run_id)
     if last != own:
         store.write({_KEY: own})
-    for other, verb in ((serving, f"serves the store at {store.name}"), (last, "came here")):
+    for other, verb in ((serving, f"serves the store at {store.name}"), (last, "came to this store")):
         other_host, _, other_id = (other or own).decode(errors="replace").partition("\n")
         if other_id != run_id:
             flags = f"--rdzv-id={_make_plain(other_id)}, and this job has --rdzv-id={run_id}"
