@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
+from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control import socket_directory
-from elastic_run.control.client import ask_agents, ask_all
-from elastic_run.control.socket_directory import is_stale, make_directory, pid_in_name
-from elastic_run.control.wire import Call, encode_answer
+from elastic_run.control.client import ask, ask_agents, ask_all
+from elastic_run.control.socket_directory import explain_unfit, find_sockets, is_stale, make_directory, pid_in_name
+from elastic_run.control.wire import Call, ControlError, encode_answer, encode_error
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elastic_run.control.client import Answer
 
 
@@ -83,6 +85,20 @@ def test_a_socket_is_stale_if_nobody_listens_there(tmp_path: Path) -> None:
     assert is_stale(path)
 
 
+def test_the_socket_of_an_agent_with_many_clients_is_not_stale(tmp_path: Path) -> None:
+    """Its queue is full; nobody waits until it has room."""
+    path = str(tmp_path / "1-a.sock")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(path)
+        listener.listen(0)
+        client.connect(path)
+        moments = [time.monotonic()]
+        for _ in range(3):  # a busy machine may hold up some of them
+            assert not is_stale(path)
+            moments.append(time.monotonic())
+    assert min(after - before for before, after in pairwise(moments)) < 0.5
+
+
 def test_an_agent_that_ends_the_connection_is_not_waited_for(tmp_path: Path) -> None:
     """Its end is told at once, and not as an agent that may be stopped."""
     answer = ask_agent_that_answers(tmp_path / "4711-a.sock", b"")
@@ -136,3 +152,78 @@ def test_each_place_that_has_no_room_for_a_socket_is_named_with_the_reason(
     monkeypatch.setattr(socket_directory, "_PLACES", (str(tmp_path / "none"), str(tmp_path)))
     with pytest.raises(OSError, match=f"/none/{name}: No such file or directory; .*/{name} is not a directory"):
         make_directory({})
+
+
+def test_one_agent_answers_or_its_error_is_raised(tmp_path: Path) -> None:
+    """An agent that refuses, and one that has ended; its socket is removed."""
+    path = tmp_path / "1-a.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            for line in (encode_answer({"run_id": "llama"}), encode_error("there is no request 'x'")):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(line)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert ask(str(path), Call("identify", {}), wait_limit=DEADLINE) == {"run_id": "llama"}
+        with pytest.raises(ControlError, match=r"^there is no request 'x'$"):
+            ask(str(path), Call("x", {}), wait_limit=DEADLINE)
+        thread.join(DEADLINE)
+    with pytest.raises(ControlError, match=f"^the agent at {path} has ended$"):
+        ask(str(path), Call("identify", {}), wait_limit=DEADLINE)
+    assert not path.exists()
+
+
+def test_an_agent_that_accepts_no_client_is_not_waited_for(tmp_path: Path) -> None:
+    """Its queue is full, since it is stopped; the descriptor of the connection is closed, as is that of a stale one."""
+    path = str(tmp_path / "4711-a.sock")
+    before = psutil.Process().num_fds()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        with socket.socket(socket.AF_UNIX) as first:
+            first.connect(path)
+            (answer,) = ask_all([path], Call("status", {}), wait_limit=0.0)
+    assert answer.error == "the agent with pid 4711 accepts no client (is it stopped?)"
+    assert ask_all([path], Call("status", {})) == []
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_directory_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that others can write to: a stranger's process would be asked in place of an agent."""
+    monkeypatch.setenv(ENV_CONTROL_DIR, str(tmp_path))
+    made = make_directory(os.environ)
+    assert explain_unfit(made) == ""
+    Path(made).chmod(0o701)
+    problem = f"{made} is open to other users (chmod 700 mends it)"
+    assert explain_unfit(made) == problem
+    with pytest.raises(ControlError, match=f"^{re.escape(problem)}$"):
+        ask_agents(os.environ, Call("identify", {}), wait_limit=DEADLINE)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert explain_unfit(made) == f"{made} belongs to another user ({os.getuid()})"
+
+
+def test_the_directory_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    """Also where the process gives all of its files to everybody (umask 0)."""
+    earlier = os.umask(0)
+    try:
+        made = make_directory({ENV_CONTROL_DIR: str(tmp_path)})
+    finally:
+        os.umask(earlier)
+    assert Path(made).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_path_that_the_system_does_not_take_is_no_socket(tmp_path: Path) -> None:
+    """It has 107 bytes at most (unix(7))."""
+    directory = tmp_path / f"elastic-run-{os.geteuid()}"
+    directory.mkdir(mode=0o700)
+    room = 107 - len(os.fsencode(directory)) - len("/.sock")
+    names = [f"{'1' * room}.sock", f"{'2' * (room + 1)}.sock"]
+    for name in names:
+        (directory / name).touch()
+    assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([str(directory / names[0])], [])

@@ -6,6 +6,7 @@ import pytest
 
 from elastic_run.control.client import Answer
 from elastic_run.control.jobs import RunningAgent, RunningJob, choose_job, find_job, find_jobs
+from elastic_run.control.wire import ControlError
 from elastic_run.errors import UsageError
 
 
@@ -54,10 +55,40 @@ def test_what_names_no_single_job_is_refused_in_one_line(jobs: list[RunningJob],
     assert str(raised.value) == error
 
 
+def test_where_no_job_runs_a_command_may_say_what_helps() -> None:
+    """The advice follows the message."""
+    with pytest.raises(UsageError, match=r"^no job of yours runs on this machine; name the directory$"):
+        choose_job([], None, advice="name the directory")
+
+
+def test_an_agent_of_another_pid_namespace_tells_its_pid_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has no number for it here; where it has one, that counts, since commands send signals to it."""
+    document = {"run_id": "llama", "program": "train.py", "log_dir": "", "state": "running", "started_at": 1}
+    document |= {"max_nodes": 1, "master_port": 0, "is_whole_process": True, "pid": 7}
+    answers = [Answer("", 0, document), Answer("", 4711, document | {"started_at": 2})]
+    monkeypatch.setattr("elastic_run.control.jobs.ask_agents", lambda *_, **__: answers)
+    agents = [agent for job in find_jobs({}) for agent in job.agents]
+    assert [(agent.pid, agent.master_port) for agent in agents] == [(7, 0), (4711, 0)]
+
+
+def test_a_directory_of_sockets_that_is_not_read_is_an_error_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, as for a wrong RUN."""
+
+    def refuse(*_: object, **__: object) -> None:
+        message = "/tmp/elastic-run-0 belongs to another user (7)"
+        raise ControlError(message)
+
+    monkeypatch.setattr("elastic_run.control.jobs.ask_agents", refuse)
+    with pytest.raises(UsageError, match=r"^/tmp/elastic-run-0 belongs to another user \(7\)$"):
+        find_jobs({})
+
+
 def test_an_error_names_only_some_of_many_jobs() -> None:
     """The line stays short."""
     with pytest.raises(UsageError, match=r"name one: j0 .*, j5 \(train.py\) and 4 more$"):
         choose_job([job(f"j{number}", 100 + number) for number in range(10)], None)
+    with pytest.raises(UsageError, match=r"j5 \(train.py\)$"):
+        choose_job([job(f"j{number}", 100 + number) for number in range(6)], None)
 
 
 def test_a_run_id_that_nobody_chose_is_no_label() -> None:
