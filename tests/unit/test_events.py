@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,6 +120,23 @@ def test_an_unknown_handler_is_answered_with_the_known(use: Callable[[str], obje
     """An unknown handler is one line that lists the known ones."""
     with pytest.raises(ValueError, match=r"^unknown event handler 'x'; known: console, dynamic_rendezvous, null$"):
         use("x")
+
+
+def test_an_event_goes_to_no_other_handler_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the program has for all loggers does not write it again."""
+    heard, others = _listen("mine"), io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(others)])
+    events.record(Event("started", EventSource.AGENT), "mine")
+    assert (heard.getvalue().count("started"), others.getvalue()) == (1, "")
+
+
+def test_without_logging_nobody_can_have_added_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the handler says whether somebody hears an event; an unknown one is refused all the same."""
+    monkeypatch.delitem(sys.modules, "logging")
+    names = ("console", "null", "dynamic_rendezvous")
+    assert [events.is_recorded(name) for name in names] == [True, False, False]
+    with pytest.raises(ValueError, match=r"^unknown event handler 'x'"):
+        events.is_recorded("x")
 
 
 def test_a_handler_is_always_the_same() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,6 +131,16 @@ def test_a_measured_method_tells_failure(heard: _Heard, error: BaseException, ex
     with pytest.raises(type(error)):
         _Worker().fail(error)
     assert list(heard.values()) == expected
+    assert heard.values().get("_Worker.fail.failure", 1) == 1
+
+
+def test_durations_are_in_milliseconds(heard: _Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour is 3600000."""
+    moments = [100.0, 3700.0]
+    monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=lambda: moments.pop(0), time=lambda: 4600.0))
+    _double(4)
+    assert heard.values()["test_metrics._double.duration.ms"] == 3_600_000
+    assert metrics.get_elapsed_time_ms(1000.0) == 3_600_000
 
 
 def test_deprecated_names_work_and_warn(heard: _Heard) -> None:
