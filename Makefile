@@ -7,7 +7,7 @@ PYTEST :=
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
-# More than half of the tests' time is waiting, so four files at a time keep two processors busy, and three of those that
+# More than half of the tests' time is waiting, so five files at a time keep two processors busy, and three of those that
 # take long and measure; the longest files come first.
 TESTING := $(PYTHON_IN_VENV) -m pytest --dist loadfile --no-loadscope-reorder
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
@@ -29,7 +29,7 @@ demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower l
 
 test: setup ## the tests, but those that take long; 8 minutes on two processors
 	@tools/test-tools.sh
-	$(TESTING) -n 4 -m "not long" $(PYTEST)
+	$(TESTING) -n 5 -m "not long" $(PYTEST)
 
 test-long: setup ## the tests that take long: most simulated jobs, Slurm, chaos, type checkers, times beside torchrun's
 	@tools/test-tools.sh
