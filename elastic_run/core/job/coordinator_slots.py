@@ -34,6 +34,7 @@ from elastic_run.core.protocol.messages import (
     LogStart,
     Prepare,
     Resign,
+    Resync,
     SeatDead,
     read_decision,
     to_json,
@@ -123,6 +124,8 @@ def _take_own_entry(
         term=term,
         slot=slot + 1,
         job=replace(coordinator.job, slot=slot + 1),
+        # No node can answer a `Resync` before it is written, and that may take a lease.
+        began=now if isinstance(pending, Resync) else coordinator.began,
         oldest=oldest,
         formations=formations,
         state_slot=slot,

@@ -83,7 +83,7 @@ class Coordinator:
         job: The state as of the facts that were read and the decision that is pending.
         leases: When it last heard of each node.
         kept_slots: Slots of the log that it keeps.
-        began: Monotonic seconds of the beginning.
+        began: Monotonic seconds from which on it waits for nodes that know of a round: its beginning, or its `Resync`.
         wait_limit: Leases for which nodes that know of a round may come before a job is founded.
         first: Position in the stream of facts from which a successor reads as long as the log has no round.
         events: The events since that position, and before them `kept`, as long as the log has no round.
