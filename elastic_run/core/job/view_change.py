@@ -10,7 +10,7 @@ Rules
   node has confirmed a `Prepare` that none of the copies knows, nothing is decided.
 - The log goes on (`Recovered`) when the holders of more than half of the round's seats that are not void are here: no
   other log can then go on from this round as well. Where the store can't move no other log exists, and a lease is
-  enough to wait for them.
+  enough to wait for them, and for those of a newer round of which a node has heard.
 - In a store that was restored, its newest state counts as a copy, though the log begins anew behind that state.
 - Nobody knows of a round: the job is founded. In a successor's store, and after the state was lost, nodes that know of
   a round have some leases of time to come first.
@@ -208,7 +208,9 @@ def may_go_on(view: View, job: Job, config: JobConfig, waited: float) -> bool:
     """
     if config.has_successors:
         return has_majority(job, config) and not is_outdated(view, job)
-    return waited >= config.lease or not job.is_awaiting
+    # A node here has heard of a newer round, whose members may have yet to answer.
+    is_complete = not job.is_awaiting and job.highest_round <= job.round
+    return waited >= config.lease or is_complete
 
 
 def is_outdated(view: View, job: Job) -> bool:
