@@ -22,6 +22,7 @@ from elastic_run.diagnosis.doctor import (
     python,
     resource_limits,
     scheduler,
+    shared_memory,
     variables,
 )
 from elastic_run.diagnosis.doctor.checks import FAMILIES, run_checks
@@ -68,6 +69,21 @@ def test_an_own_name_that_is_loopback_matters_between_nodes(
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
+@pytest.mark.parametrize(
+    ("is_alone", "interface", "severity"),
+    [(True, "", "warning"), (False, "", "problem"), (False, "eth0", "warning")],
+)
+def test_an_own_name_without_an_address_is_told(
+    is_alone: bool,  # noqa: FBT001 - a case of the table
+    interface: str,
+    severity: str,
+) -> None:
+    """A job of several nodes fails because of it, unless a variable names the interface."""
+    lookup = Lookup("node0", (), 5.0, "no name server answers")
+    (found,) = names.judge_own_name(lookup, is_alone=is_alone, interface=interface)
+    assert (found.severity, found.evidence) == (severity, "no name server answers")
+
+
 def test_a_port_that_nobody_serves_yet_is_in_order_where_nodes_meet() -> None:
     """The nodes are started one after another, and one of them will serve the port."""
     refused = PortState("node0", 29400, is_own=False, failure="nobody listens")
@@ -108,6 +124,17 @@ def test_a_privileged_port_names_the_allowed_ones() -> None:
 def test_limits(limits: Limits, expected: list[str]) -> None:
     """Each limit that is too low is a problem, if something needs it."""
     assert texts(resource_limits.judge(limits)) == expected
+
+
+def test_how_much_shared_memory_is_little() -> None:
+    """Less than 128 MiB in all, such as docker's default, or less than 64 MiB of it free."""
+    sizes = [(128 << 20, 64 << 20), (127 << 20, 127 << 20), (1 << 30, 63 << 20)]
+    found = [texts(shared_memory.judge("/dev/shm", size, free)) for size, free in sizes]
+    assert [[text.partition(": DataLoader")[0] for text in each] for each in found] == [
+        [],
+        ["problem: /dev/shm is small"],
+        ["problem: /dev/shm is full"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +232,7 @@ def test_an_active_environment_that_workers_would_not_use_is_told() -> None:
 
 def test_processes_on_a_gpu_are_named() -> None:
     """With their users, where they can be seen; nvidia-smi's name may have commas; other lines are passed over."""
-    text = f"GPU-a, {_NO_PID}, 300, python train.py, fast\nGPU-a, [N/A], [N/A], x\nno running processes found\n"
+    text = f"GPU-a, {_NO_PID}, 300, python train.py, fast\nGPU-a, [N/A], 300, x\nno running processes found\n"
     found = gpus.parse_processes(f"{text}GPU-b, {os.getpid()}, 7, [Not Found]\n")
     me = psutil.Process()
     assert found == {
@@ -273,6 +300,10 @@ def test_pods(index: str, nodes: str, host: str, count: int) -> None:
 def test_variables_of_debugging_and_proxies_are_warnings() -> None:
     """They may be meant so."""
     found = variables.judge_settings({"NCCL_P2P_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "0", "OMP_NUM_THREADS": "4,2"})
+    assert variables.judge_settings({"OMP_NUM_THREADS": "4"}) == []
+    assert texts(variables.judge_settings({"OMP_NUM_THREADS": "all"})) == [
+        "problem: OMP_NUM_THREADS='all' is not a number: each worker starts a thread per CPU"
+    ]
     found += variables.judge_proxy({"https_proxy": "http://p:3128", "no_proxy": ".local"}, ["n0", "n1.local"])
     assert [finding.severity for finding in found] == ["warning", "warning"]
     assert found[1].remedy == "export no_proxy=.local,n0"
@@ -351,6 +382,14 @@ def test_nodes_that_differ_are_named() -> None:
         "warning: c sends 100 MB/s to a, less than half of the others",
     ]
     assert describe_network(nodes) == {"pairs": "3", "MB/s": "100 to 1000", "all-reduce of 4 MB": "100 ms"}
+
+
+def test_half_the_rate_of_the_others_is_not_less_than_half() -> None:
+    """A warning begins below that."""
+    rates = [report("a"), report("b"), report("c", rate=5e8)]
+    assert judge_node_reports(rates) == []
+    (found,) = judge_node_reports([*rates[:2], report("c", rate=4.9e8)])
+    assert found.what.startswith("c sends 490 MB/s to a")
 
 
 def test_a_host_that_starts_no_thread_gets_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

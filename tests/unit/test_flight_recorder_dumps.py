@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_run.cli.commands import trace
-from elastic_run.diagnosis.collectives import OPEN, RETIRED
+from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED
 from elastic_run.diagnosis.dump_files import find_dumps, rank_in_name
 from elastic_run.diagnosis.dump_format import DumpError, ForeignFileError, parse_dump
 
@@ -41,6 +42,23 @@ def test_a_pickle_of_torch_is_read() -> None:
     assert (last.input_sizes, last.input_types) == (((4,),), ("Float",))
     assert last.where == "make.py:77 in _missing_rank"
     assert content.collectives[0].state == RETIRED
+
+
+def test_a_collective_that_nccl_has_aborted_has_not_completed() -> None:
+    """NCCL writes that it has; it is not retired, and its end came later than its timeout."""
+    content = parse_dump((DATA / "nccl_timeout" / "rank_0").read_bytes())
+    assert [call.state for call in content.collectives] == [COMPLETED, RETIRED]
+
+
+def test_a_collective_that_does_not_say_whether_it_was_retired_has_completed() -> None:
+    """A dump without that field is no dump of NCCL's, whatever times it has."""
+    entry = {"record_id": 0, "process_group": ["0", ""], "collective_seq_id": 1, "profiling_name": "x:barrier"}
+    entry |= {"state": "completed", "time_created_ns": 0, "time_discovered_completed_ns": 10**12, "timeout_ms": 1}
+    states = [
+        parse_dump(json.dumps({"entries": [entry | more]}).encode()).collectives[0].state
+        for more in ({}, {"retired": False})
+    ]
+    assert states == [COMPLETED, RETIRED]
 
 
 def test_json_of_torch_is_read() -> None:
@@ -233,6 +251,23 @@ def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
     found = find_dumps([str(tmp_path)])
     assert [Path(dump.source).name for dump in found.dumps] == ["a_rank_0"]
     assert found.problems == (f"{tmp_path}/b_rank_0: left out: there is a newer dump of rank 0",)
+
+
+def test_of_two_dumps_of_one_moment_the_other_is_told(tmp_path: Path) -> None:
+    """The dump that is named as left out is not the one that is read."""
+    _write_dumps(tmp_path / "job", 0)
+    (tmp_path / "job" / "also_rank_0").write_bytes((tmp_path / "job" / "rank_0").read_bytes())
+    for path in (tmp_path / "job").iterdir():
+        os.utime(path, (1, 1))
+    found = find_dumps([str(tmp_path)])
+    assert found.problems == (f"{tmp_path}/job/also_rank_0: left out: there is a newer dump of rank 0",)
+    assert [Path(dump.source).name for dump in found.dumps] == ["rank_0"]
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_reason() -> None:
+    """The file system's error stands behind its name."""
+    found = find_dumps(["/proc/self/mem"])
+    assert found.problems == (f"/proc/self/mem: left out: {os.strerror(errno.EIO)}",)
 
 
 def test_files_that_cannot_be_read_are_told_beside_the_cause(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from elastic_run.diagnosis import recorder_server
 from elastic_run.diagnosis.collectives import OPEN, Collective, Dump
 from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.diagnosis.recorder_server import count_collectives, write_dump
@@ -20,6 +21,17 @@ from elastic_run.diagnosis.trace_text import first_line
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+
+#: An entry as torch writes it, of a collective that has ended.
+_ENDED = {
+    "record_id": 0,
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 1,
+    "profiling_name": "gloo:barrier",
+    "state": "completed",
+    "retired": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -95,3 +107,34 @@ def test_a_rank_without_any_collective_leaves_a_dump(
     found = analyse([peer, *find_dumps([str(tmp_path)]).dumps])
     expected = "rank 1 did not join barrier number 1 of group 'default', in which rank 0 waits"
     assert (first_line(found) == expected) is bool(ranks)
+
+
+def test_a_dump_has_the_collectives_that_have_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without them a rank that has called as many as its peers would seem to be behind."""
+
+    def dump(has_entries: bool, _stacks: bool, only_active: bool) -> bytes:  # noqa: FBT001 - as torch calls it
+        return pickle.dumps({"pg_config": {}, "entries": [_ENDED] if has_entries and not only_active else []})
+
+    _replace_torch(monkeypatch, dump, ranks=[0, 1])
+    monkeypatch.setenv(contract.ENV_RECORDER_PREFIX[0], str(tmp_path / "rank_"))
+    monkeypatch.setenv(contract.ENV_RANK, "1")
+    assert write_dump(has_stacks=False)
+    (written,) = find_dumps([str(tmp_path)]).dumps
+    assert [call.sequence for call in written.collectives] == [1]
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_worker_that_ends_by_an_exception_leaves_its_stacks(
+    monkeypatch: pytest.MonkeyPatch, *, has_failed: bool
+) -> None:
+    """A dump without stacks comes first: it takes no time, and the agent may not wait for more."""
+    written: list[bool] = []
+
+    def write(*, has_stacks: bool) -> bool:
+        written.append(has_stacks)
+        return True
+
+    monkeypatch.setattr(recorder_server, "write_dump", write)
+    monkeypatch.setattr(sys, "last_value", ValueError() if has_failed else None, raising=False)
+    recorder_server._write_at_exit()
+    assert written == ([False, True] if has_failed else [False])

@@ -194,10 +194,10 @@ def test_a_group_that_only_waits_for_another_follows_from_it() -> None:
     )
 
 
-def in_pairs(*calls: list[Collective]) -> Analysis:
+def in_pairs(*calls: list[Collective], members: dict[str, tuple[int, ...]] = NESTED) -> Analysis:
     """Return the analysis of ranks 0-1 and 2-3, which have a group each."""
     numbered = [[replace(each, record=at) for at, each in enumerate(own)] for own in calls]
-    return analyse(dumps(*numbered, members=NESTED))
+    return analyse(dumps(*numbered, members=members))
 
 
 def inner(number: int, state: str = RETIRED, pair: str = "1") -> Collective:
@@ -215,6 +215,14 @@ def test_the_other_pairs_tell_which_rank_of_a_pair_has_skipped_its_collective() 
         "rank 1 did not join all_reduce number 1 of group 'inner', in which rank 0 waits: "
         "rank 1 waits in all_reduce number 1 of group 'default'"
     )
+
+
+def test_a_group_of_another_kind_is_no_pair_to_compare_with() -> None:
+    """Only the collectives of groups with the pair's description and size are counted before the outer one."""
+    outer, third = call(number=1, state=RETIRED), call(group="3", description="all")
+    pair = [third, inner(1, pair="2"), inner(2, pair="2"), outer]
+    found = in_pairs([third, inner(1)], [third, outer], pair, pair, members={**NESTED, "3": (0, 1, 2, 3)})
+    assert [(finding.kind, finding.ranks) for finding in found.findings] == [(kinds.DIFFERENT_ORDER, (1,))]
 
 
 def test_the_other_pairs_tell_which_rank_of_a_pair_has_skipped_the_outer_collective() -> None:
@@ -311,6 +319,19 @@ def test_different_calls(odd: Collective, text: str) -> None:
     found = analyse(dumps(usual, usual, [call(), odd], usual))
     assert first_line(found).startswith(text)
     assert found.findings[0].ranks == (2,)
+
+
+def test_of_several_different_calls_the_first_is_told() -> None:
+    """The sentence names one rank and the majority; the details have the call of each rank."""
+    found = analyse(dumps([call("broadcast")], [call("all_gather")], [call()], [call()]))
+    assert first_line(found).startswith("rank 0 calls broadcast as collective number 1 of group 'default', ranks 2-3")
+    assert detail_lines(found.findings[0])[:3] == ["ranks 2-3: all_reduce", "rank 0: broadcast", "rank 1: all_gather"]
+
+
+def test_a_rank_that_waits_for_nobody() -> None:
+    """A collective of a group of one rank, or one that has ended, is no wait for ranks that the dump does not list."""
+    assert analyse(dumps([call(state=OPEN)], members={"0": (0,)})).findings == ()
+    assert analyse(dumps([call()], members={})).findings == ()
 
 
 def test_a_tie_names_both_sides() -> None:

@@ -86,7 +86,6 @@ class Listener:
         try:
             if taken.recv(len(_CHUNK)):
                 return
-            taken.settimeout(None)
             taken.send(b"\0")  # all of it has come
         except OSError:
             pass
