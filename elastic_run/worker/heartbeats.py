@@ -34,7 +34,7 @@ class _Pulse:
     def open(self) -> None:
         """Look once in each process whether a file is named. A fork writes nothing for its parent."""
         path = os.environ.get(ENV_HEARTBEAT_FILE, "")
-        is_fork = self.pid != 0 and path == self.path
+        is_fork = path == self.path
         self.count, self.next_write, self.pid, self.path = 0, 0.0, os.getpid(), path
         self.descriptor = -1
         if path and not is_fork:

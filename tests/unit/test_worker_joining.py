@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from elastic_run.worker import joining
+from elastic_run.worker.devices import Choice
+from elastic_run.worker.errors import JoinError
 from elastic_run.worker.joining import RankBarrier
 from elastic_run.worker.place import Place
 
@@ -19,3 +24,136 @@ def test_eight_missing_ranks_are_named(missing: int, told: str) -> None:
     barrier = RankBarrier(Place(0, missing + 1, 0, 1, "environment"), nobody, dt.timedelta(seconds=1))
     error = barrier.failure("not all have come", RuntimeError("timeout"), noted="host")
     assert f"{missing} of {missing + 1} missing: rank 1, 2, 3, 4, 5, {told}" in str(error)
+
+
+class Store:
+    """A store in which nobody waits: what is not there is a timeout."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        """Return a value."""
+        return self.values[key]
+
+    def add(self, key: str, count: int) -> int:
+        """Count."""
+        found = int(self.values.get(key, b"0")) + count
+        self.values[key] = b"%d" % found
+        return found
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all values are there."""
+        return all(key in self.values for key in keys)
+
+    def wait(self, keys: list[str], _: dt.timedelta) -> None:
+        """Wait for values."""
+        if not self.check(keys):
+            message = f"wait timeout: {keys}"
+            raise RuntimeError(message)
+
+
+def make_barrier(store: Any, rank: int, size: int = 2, *, serves_store: bool = False) -> RankBarrier:  # noqa: ANN401 - torch's
+    """Return the barrier of a rank."""
+    place = Place(rank, size, 0, 1, "environment", serves_store=serves_store)
+    return RankBarrier(place, store, dt.timedelta(seconds=1))
+
+
+def test_a_rank_that_is_lost_later_is_told_with_its_host() -> None:
+    """It has come, and has not made its process group; of a rank that never came the host is not known."""
+    store = Store()
+    with pytest.raises(JoinError, match=r"1 of 2 missing: rank 0 \(did they fail earlier, or never start\?\)"):
+        make_barrier(store, 1).wait_all_ranks()
+    barrier = make_barrier(store, 0)
+    barrier.wait_all_ranks()
+    error = barrier.failure("the first all-reduce failed", RuntimeError("timeout"), noted="connected")
+    assert f"1 of 2 missing: rank 1 on {os.uname().nodename} (did they fail? if not" in str(error)
+    make_barrier(store, 1).note_connected()
+    error = barrier.failure("the first all-reduce failed", RuntimeError("timeout"), noted="connected")
+    assert "every other rank is there, so connections between them fail" in str(error)
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_worker_that_could_not_join_lets_the_others_ask_for_the_missing(
+    monkeypatch: pytest.MonkeyPatch, *, has_failed: bool
+) -> None:
+    """At its end, behind the error: it may serve the store."""
+    at_exit: list[tuple[object, ...]] = []
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(PrefixStore=lambda _, store: store))
+    monkeypatch.setattr(joining, "_open_store", lambda *_: Store())
+    monkeypatch.setattr(joining, "atexit", SimpleNamespace(register=lambda *call: at_exit.append(call)))
+    place, choice = Place(0, 1, 0, 1, "none"), Choice("gloo", "cpu")
+
+    def connect(*_: object) -> None:
+        if has_failed:
+            raise JoinError
+
+    monkeypatch.setattr(joining, "_connect", connect)
+    if has_failed:
+        with pytest.raises(JoinError):
+            joining.join(place, choice, timeout=dt.timedelta(seconds=1), generation=0)
+        ((wait, limit),) = at_exit
+        assert (getattr(wait, "__name__", ""), limit) == ("wait_leaving", dt.timedelta(seconds=60))
+    else:
+        joining.join(place, choice, timeout=dt.timedelta(seconds=1), generation=0)
+        assert at_exit == []
+
+
+@pytest.mark.parametrize(("backend", "is_destroyed"), [("gloo", True), ("cpu:gloo,cuda:nccl", False)])
+@pytest.mark.parametrize(("total", "problem"), [(2.0, ""), (3.0, "the sum over 2 ranks is 3 instead of 2")])
+def test_a_group_counts_once_an_all_reduce_has_proved_it(
+    monkeypatch: pytest.MonkeyPatch, backend: str, total: float, problem: str, *, is_destroyed: bool
+) -> None:
+    """A wrong sum is a failure; NCCL's group is left then, since its end would wait."""
+    done: list[str] = []
+    distributed = SimpleNamespace(
+        all_reduce=lambda _tensor, async_op: SimpleNamespace(wait=lambda _: done.append(f"waits {async_op}")),
+        destroy_process_group=lambda: done.append("destroyed"),
+    )
+    one = SimpleNamespace(item=lambda: total)
+    torch = SimpleNamespace(ones=lambda _, device: one if device == "cpu" else None, distributed=distributed)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    monkeypatch.setattr(joining, "_make_group", lambda barrier, _: barrier.note_connected())
+    barrier = make_barrier(Store(), 0)
+    if problem:
+        with pytest.raises(JoinError, match=f"the first all-reduce failed .*{problem}"):
+            joining._connect(barrier, Choice(backend, "cpu"))
+    else:
+        joining._connect(barrier, Choice(backend, "cpu"))
+    assert done == ["waits True", *(["destroyed"] if problem and is_destroyed else [])]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "bound"), [("nccl", "cuda:1", "cuda:1"), ("gloo", "cuda:1", None), ("gloo", "cpu", None)]
+)
+def test_only_a_group_of_nccl_is_bound_to_its_device(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device: str, bound: str | None
+) -> None:
+    """So NCCL connects at once, on the right device; other backends take none."""
+    made: list[dict[str, object]] = []
+    module = SimpleNamespace(init_process_group=lambda _, **options: made.append(options), nn=None)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=str, distributed=module))
+    monkeypatch.setitem(sys.modules, "torch.distributed", module)
+    monkeypatch.setitem(sys.modules, "torch.distributed.nn", SimpleNamespace())
+    barrier = make_barrier(Store(), 1)
+    joining._make_group(barrier, Choice(backend, device))
+    (options,) = made
+    expected = {"store": barrier.store, "rank": 1, "world_size": 2, "timeout": barrier.timeout, "device_id": bound}
+    assert options == expected
+    assert barrier.store.check(["connected/1"])
+
+
+def test_the_store_waits_for_nobody_and_may_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing rank is told by the barrier, and a process may make its group again; without a launcher it is alone."""
+    module = SimpleNamespace(TCPStore=lambda *values, **options: (values, options), HashStore=lambda: "own")
+    monkeypatch.setitem(sys.modules, "torch.distributed", module)
+    limit = dt.timedelta(seconds=1)
+    place = Place(0, 2, 0, 1, "environment", "node0", 29500, serves_store=True)
+    values = ("node0", 29500, 2, True, limit)
+    made: list[object] = [joining._open_store(each, limit) for each in (place, Place(0, 1, 0, 1, "none"))]
+    assert made == [(values, {"wait_for_workers": False, "multi_tenant": True}), "own"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from elastic_run.slurm_port import step_port
+from elastic_run.worker import place
 from elastic_run.worker.errors import PlaceError
 from elastic_run.worker.place import Place, place_from
 
@@ -258,3 +261,27 @@ def test_a_launcher_that_names_no_node_has_one() -> None:
     assert (place.local_rank, place.local_world_size, place.node_rank, place.nodes) == (0, 1, 0, 1)
     assert not place.is_store_served
     assert not Place(rank=0, world_size=1, local_rank=0, local_world_size=1, launcher="x").is_store_served
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "looks"),
+    [(STEP, "none", 1), ({**STEP, **LAUNCHED}, "environment", 0), ({}, "none", 0)],
+    ids=["a batch script of a task", "a launcher's worker", "no Slurm"],
+)
+def test_the_running_step_is_looked_for_where_it_counts(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: str, looks: int
+) -> None:
+    """A batch script that a task has submitted has the variables of the task's step, and is none; RANK is enough."""
+    for name in os.environ:
+        if name.startswith("SLURM_") or name in LAUNCHED:
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked: list[str] = []
+
+    def read_running_step() -> str:
+        asked.append("/proc")
+        return "41.batch"
+
+    monkeypatch.setattr(place, "read_running_step", read_running_step)
+    assert (place.find_place().launcher, len(asked)) == (launcher, looks)
