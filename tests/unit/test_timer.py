@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
+import queue
 import signal
+import subprocess
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import pytest
 
 from elastic_run import timer
 from elastic_run.timer import expiries
 from elastic_run.timer.countdowns import Countdowns
+from elastic_run.timer.file_based_local_timer import choose
+from elastic_run.timer.local_timer import MultiprocessingRequestQueue
 from elastic_run.timer.requests import read_request
 from elastic_run.timer.signal_process import signal_process
-from elastic_run.timer.timer_file import TimerFile
+from elastic_run.timer.timer_file import TimerFile, _alone, write_line
 
 if TYPE_CHECKING:
-    import subprocess
     from pathlib import Path
 
     Event = tuple[str, timer.FileTimerRequest | None]
@@ -188,6 +194,22 @@ def test_timers_are_renewed_released_and_cleared() -> None:
     assert countdowns.next_deadline is None
 
 
+def test_only_a_negative_time_ends_a_timer() -> None:
+    """The beginning of the epoch is long past: such a timer has expired."""
+    countdowns = _Clocks().countdowns()
+    countdowns.register([timer.TimerRequest("a", "x", 0), timer.TimerRequest("b", "x", -0.5)])
+    assert set(countdowns.expired()) == {"a"}
+
+
+@pytest.mark.parametrize(("signals", "chosen"), [((0, 1), 1), ((-1, 0), None), ((15, 9), 15), ((), None)])
+def test_a_process_is_ended_by_its_first_timer_with_a_signal(signals: tuple[int, ...], chosen: int | None) -> None:
+    """Any number above 0 is one, SIGHUP too."""
+    countdowns = _Clocks().countdowns()
+    countdowns.register(timer.FileTimerRequest(7, str(at), 1 + at, number) for at, number in enumerate(signals))
+    found = choose(countdowns.expired().get(7, []))
+    assert (None if found is None else cast("timer.FileTimerRequest", found.request).signal) == chosen
+
+
 def test_a_timer_without_end_is_waited_for_in_pieces() -> None:
     """An infinite or huge span is no error of a system call."""
     clocks = _Clocks()
@@ -244,3 +266,113 @@ def test_only_the_last_expiries_are_kept() -> None:
     assert (expiries.take(4999), expiries.take(4999), expiries.take(1)) == ("4999", "", "")
     for pid in range(5000):
         expiries.take(pid)
+
+
+def test_an_expiry_that_is_noted_again_is_the_last_one() -> None:
+    """The earlier note of its process does not count."""
+    for pid in (1, 2, 1, *range(3, 1026)):
+        expiries.note(pid, str(pid))
+    assert (expiries.take(1), expiries.take(2)) == ("1", "")
+    for pid in range(5000):
+        expiries.take(pid)
+
+
+def test_a_request_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    """A training asks twice in each step."""
+    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
+    before = psutil.Process().num_fds()
+    write_line(pipe.path, b"\n", 1.0)
+    assert psutil.Process().num_fds() == before
+    pipe.close()
+
+
+def test_the_question_whether_a_process_runs_does_not_end_it(sleeper: subprocess.Popen[bytes]) -> None:
+    """A process that has ended is none."""
+    assert timer.FileTimerServer.is_process_running(sleeper.pid)
+    with pytest.raises(subprocess.TimeoutExpired):
+        sleeper.wait(0.05)
+    sleeper.kill()
+    sleeper.wait()
+    assert not timer.FileTimerServer.is_process_running(sleeper.pid)
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_one_process_at_a_time_makes_a_pipe_in_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_relative: bool
+) -> None:
+    """The directory of the pipe is locked, and no other one."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path if is_relative else tmp_path / "other")
+    descriptors = [os.open(path, os.O_RDONLY) for path in (tmp_path, tmp_path / "other")]
+    try:
+        with _alone("pipe" if is_relative else str(tmp_path / "pipe")):
+            fcntl.flock(descriptors[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def test_a_queue_that_is_asked_without_a_wait_is_not_waited_for() -> None:
+    """A server that has an expired timer looks into the queue and goes on."""
+    waits: list[float] = []
+
+    class Empty:
+        """A queue of a program's own without requests."""
+
+        def get(self, timeout: float) -> None:
+            """Refuse."""
+            waits.append(timeout)
+            raise queue.Empty
+
+    asked: Any = Empty()
+    assert MultiprocessingRequestQueue(asked).get(1, 0.0) == []
+    assert waits == [0.0]
+
+
+class _Server(timer.TimerServer):
+    """A server of a program's own: one worker has a timer that has expired."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.has_ended = False
+        super().__init__(cast("Any", self), 20.0)
+
+    def size(self) -> int:
+        """Return that there are no requests."""
+        return 0
+
+    def get(self, _size: int, _timeout: float) -> list[timer.TimerRequest]:
+        """Wait for the end."""
+        self.gate.wait(20)
+        time.sleep(0.05)
+        self.has_ended = True
+        return []
+
+    def register_timers(self, timer_requests: list[timer.TimerRequest]) -> None:
+        """Forget them."""
+
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Do nothing."""
+
+    def get_expired_timers(self, deadline: float) -> dict[str, list[timer.TimerRequest]]:
+        """Return one worker with two."""
+        return {"worker 7": [timer.TimerRequest("worker 7", scope, deadline) for scope in ("step", "save")]}
+
+    def _reap_worker(self, worker_id: object) -> bool:
+        return bool(worker_id)
+
+    def _wake(self) -> None:
+        self.gate.set()
+
+
+def test_a_server_has_ended_when_stop_returns(caplog: pytest.LogCaptureFixture) -> None:
+    """Its thread uses the queue no more; the log has told which scopes of a worker expired."""
+    caplog.set_level("INFO")
+    server = _Server()
+    server.start()
+    server.stop()
+    assert server.has_ended
+    assert "worker worker 7 is ended: its timers ['step', 'save'] expired" in caplog.messages
