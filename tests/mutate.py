@@ -56,8 +56,8 @@ INTEGRATION: dict[str, str] = {
     "log_start round_stores rendezvous_plugin health_check status torch_helpers",
     "report": "report_* event_log last_exceptions stacks_command wait_line waiting_causes supervision",
     "store": "store_* job_stores* hostile_servers full_stores log_start token",
-    "timer": "timer*",
-    "utils": "torch_helpers store_torch",
+    "timer": "timer* signatures",
+    "utils": "torch_helpers store_torch signatures api_rendezvous_events_metrics",
     "worker": "worker_*",
 }
 _SWAPPED: dict[type, type] = {
