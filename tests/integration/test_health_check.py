@@ -194,7 +194,7 @@ def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, wor
     conf = "last_call_timeout=600,join_timeout=600"
     sick_conf = (*place(port, f"{conf},is_host=false"), "--nnodes=2:3")
     sick = launch(*sick_conf, f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)
-    sick.wait_line("waiting: the store at .* can't be reached")
+    sick.wait_line("waiting: the store at .* has been out of reach")
     with pytest.raises(subprocess.TimeoutExpired):
         sick.process.wait(3)
     others = [launch(*place(port, conf), "--nnodes=2:3", path)]
@@ -236,7 +236,7 @@ def test_a_signal_ends_an_unhealthy_node_that_waits_for_the_store(launch: Launch
     """Nobody has to wait for a launcher that can't tell anybody."""
     conf = (*place(free_port(), "is_host=false"), "--nnodes=2:3", f"--health-check={check('exit 1')}")
     sick = launch(*conf, worker("pass"), program=TELLS_SOON)
-    sick.wait_line("waiting: the store at .* can't be reached")
+    sick.wait_line("waiting: the store at .* has been out of reach")
     sick.send(signal.SIGTERM)
     assert sick.wait_exit(deadline=5) == UNHEALTHY
 

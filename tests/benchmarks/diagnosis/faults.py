@@ -86,7 +86,7 @@ HOST_FAULTS = (
     Fault("port taken on one node", r"Address already in use", HOSTS, injected="port"),
     Fault("wrong version on one node", r"torch 2\.4\.0", HOSTS),
     Fault("disk full on one node", r"No space left on device", HOSTS, injected="disk-full"),
-    Fault("host dark", r"silent for|lost|no answer|can't be reached", HOSTS),
+    Fault("host dark", r"silent for|lost|no answer|out of reach", HOSTS),
     Fault("agent killed", r"died|SIGKILL|launcher", HOSTS, injected="agent@2s"),
     Fault("host slow", r"slow", HOSTS, is_hang=True),
 )
