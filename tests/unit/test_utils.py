@@ -12,6 +12,7 @@ import pytest
 
 from elastic_run import utils
 from elastic_run.utils import api, data, distributed, get_free_port, get_socket_with_port, macros
+from elastic_run.utils.exceptions import describe_exception
 from elastic_run.utils.logging import get_logger
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def test_the_local_rank_is_put_into_arguments() -> None:
 
 def test_substitution_is_that_of_string_template() -> None:
     """Every text of up to seven of these pieces comes out as string.Template's safe_substitute makes it."""
-    values = {"a": "<A>", "local_rank": "3", "A_1": "$$"}
+    values = {"a": "<A>", "local_rank": "3", "A_1": "$$", "1": "no name"}
     for length, pieces in (
         (7, ("$", "{", "}", "a")),
         (4, ("$", "${", "}", "a", "local_rank", "A_1", " ", "_", "1", "é", "\u212a", "\n")),
@@ -82,6 +83,26 @@ def test_a_logger_takes_its_level_from_the_environment(monkeypatch: pytest.Monke
     assert (get_logger().name, get_logger().level) == (__name__, logging.WARNING)
     monkeypatch.setenv("LOGLEVEL", "DEBUG")
     assert get_logger("elastic-run-probe").level == logging.DEBUG
+
+
+class _SpeechlessError(Exception):
+    """An exception whose text can't be had."""
+
+    def __str__(self) -> str:
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("one\n  two"), "ValueError: one two"),
+        (ValueError(), "ValueError"),
+        (_SpeechlessError(), "_SpeechlessError"),
+    ],
+)
+def test_an_exception_is_told_in_one_line(error: Exception, text: str) -> None:
+    """Its class alone where it has no message, or where its own code fails."""
+    assert describe_exception(error) == text
 
 
 def test_epochs_follow_each_other() -> None:
