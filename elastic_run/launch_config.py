@@ -9,7 +9,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.values import MOST_WORKERS, count, duration
+from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.node.config import NodeConfig
@@ -118,6 +118,7 @@ class LaunchConfig:
         if self.nproc_per_node > MOST_WORKERS:
             message = f"nproc_per_node is above the limit of {MOST_WORKERS} workers on a node"
             raise ValueError(message)
+        _check_field("run_id", self.run_id, job_id)
         _check_length("run_id", self.run_id)
         _check_length("role", self.role)
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)

@@ -58,6 +58,19 @@ def nodes(text: str) -> str:
     return text
 
 
+def job_id(text: str) -> str:
+    """Check the id of a job: keys of its store hold it, and a line of what launchers tell each other there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = "is not UTF-8"
+        raise ValueError(message) from None
+    if "\n" in text:
+        message = "has a line break"
+        raise ValueError(message)
+    return text
+
+
 #: Most workers of a node; a larger number is a typing error.
 MOST_WORKERS = 65536
 
