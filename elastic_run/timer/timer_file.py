@@ -57,15 +57,17 @@ class TimerFile:
             self.fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self.fd)
         self._identity = (status.st_dev, status.st_ino)
+        self._directory_identity = _identify_directory(self.path)
 
     def make_again(self) -> None:
         """Make another pipe in the place of one that was removed, and its private directory if that is gone as well.
 
         Raises:
-            OSError: It can't be made.
+            OSError: It can't be made. A directory that another process has made meanwhile may be another user's.
         """
-        former, directory = self.fd, os.path.dirname(self.path)
-        if not os.path.isdir(directory):
+        former = self.fd
+        if _identify_directory(self.path) != self._directory_identity:
+            directory = os.path.dirname(self.path)
             os.mkdir(directory, 0o700)
             self._made_directory = directory
         self._open()
@@ -117,6 +119,14 @@ class TimerFile:
                 os.rmdir(self._made_directory)
         except OSError:
             pass  # another process has removed it, or has put a file there
+
+
+def _identify_directory(path: str) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(os.path.dirname(path) or os.curdir)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_uid  # the number of a removed directory is used again
 
 
 @contextmanager

@@ -17,14 +17,12 @@ from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.loop import Loop
 from elastic_run.timer import FileTimerClient, expiries
 from elastic_run.timer.requests import FileTimerRequest
-from elastic_run.timer.timer_file import has_reader
+from elastic_run.timer.timer_file import TimerFile, has_reader
 from tests.support.stream_bench import Clockwork
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from elastic_run.timer.timer_file import TimerFile
 
 
 class _Loop(Clockwork):
@@ -125,6 +123,30 @@ def test_a_pipe_that_was_removed_is_made_again(tmp_path: Path, *, has_place: boo
     timers.close()
     assert not directory.exists()
     assert told != has_place
+
+
+def test_a_pipe_named_without_a_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TORCHELASTIC_TIMER_FILE may name it so."""
+    monkeypatch.chdir(tmp_path)
+    file = TimerFile("timers", pytest.fail)
+    Path("timers").unlink()
+    file.make_again()
+    assert has_reader("timers")
+    file.close()
+
+
+def test_a_pipe_is_not_made_again_in_a_directory_of_another_process(tmp_path: Path) -> None:
+    """In /tmp that directory may be another user's, who could then tell the agent of timers."""
+    directory, other = tmp_path / "timers", tmp_path / "other"
+    directory.mkdir()
+    other.mkdir()
+    file = TimerFile(str(directory / "pipe"), pytest.fail)
+    shutil.rmtree(directory)
+    other.rename(directory)
+    with pytest.raises(FileExistsError):
+        file.make_again()
+    assert not [*directory.iterdir()]
+    file.close()
 
 
 def test_a_worker_that_no_timer_has_ended_has_its_own_exception() -> None:
