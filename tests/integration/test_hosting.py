@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 
@@ -95,6 +96,14 @@ def test_a_late_node_hears_the_id_of_the_job_that_serves_the_store(secret: bytes
     assert [late.find_doubts("second") for _ in range(2)] == [told, told]
     assert other.find_doubts("third") == "second came to this store with --rdzv-id=typo, and this job has --rdzv-id=job"
     backend.close()
+
+
+def test_a_node_that_serves_no_store_yet_has_what_it_needs_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install` may replace the files of elastic-run before that: then a failover ended the job."""
+    name = "elastic_run.rendezvous.elastic.other_jobs"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    TcpBackend("c10d", "job", [("127.0.0.1", 1), ("127.0.0.1", 2)], is_host=False).leave_id("second")
+    assert name in sys.modules
 
 
 def test_a_store_of_which_nobody_was_told_yet_is_served_at_any_port_if_its_own_is_taken() -> None:

@@ -284,10 +284,12 @@ class TcpBackend(Backend):
         return "; ".join(filter(None, (self.doubt, others)))
 
     def leave_id(self, host: str) -> None:
-        if self.hosted is None or self.hosted is self._marked:
-            return
+        # Imported by each node at its first heartbeat: `pip install` may have removed the file when a node serves the
+        # store later.
         from elastic_run.rendezvous.elastic.other_jobs import PLACE, leave_id  # noqa: PLC0415 - the workers come first
 
+        if self.hosted is None or self.hosted is self._marked:
+            return
         with suppress(StoreError), self.look_at(self.nearest_endpoint, _LIVING, PLACE) as store:
             leave_id(store, host, self.run_id)
             self._marked = self.hosted
