@@ -368,3 +368,11 @@ def test_hundreds_of_nodes_have_more_time_for_their_first_heartbeats(nodes: int,
     assert {heartbeat.since for heartbeat in formed.leases.heartbeats.values()} == (
         {0.0, formed_at} if leases == 1 else {formed_at}
     )
+
+
+def test_a_node_whose_heartbeat_has_expired_was_silent_for_a_lease() -> None:
+    """A new coordinator may see its last heartbeat just before the store removes it."""
+    clerk = Clerk("a", "b")
+    for now, value in ((0.1, 5), (0.2, None)):
+        clerk.known = core.observe(clerk.known, {"a": 1, "b": value}, now=now, jitter=0.0)
+    assert clerk.known.job.gone["b"].detail == f"silent for {CONFIG.lease:.1f} s"
