@@ -184,9 +184,11 @@ def _describe_alone(job: Job, root: Root) -> str:
     The other nodes' workers may not have come so far when they were stopped.
     """
     others = [node for node in job.members if node.node != root.node]
-    if not others or not root.failure.is_deterministic or any(node.outcome not in (STOPPED, DONE) for node in others):
+    # Its agent may have been told to stop since, or have died.
+    node = next((node for node in _list_members(job) if node.node == root.node), None)
+    is_alone = bool(others) and all(node.outcome in (STOPPED, DONE) for node in others)
+    if node is None or not is_alone or not root.failure.is_deterministic:
         return ""
-    node = job.nodes[root.node]
     rest = "the other node" if len(others) == 1 else f"the {len(others)} other nodes"
     name = f"{node.node_info.host} (node {node.rank})"
     return f"only {name} has had this error: no worker of {rest} had failed before the stop"
