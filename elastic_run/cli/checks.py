@@ -13,7 +13,7 @@ from elastic_run import contract
 from elastic_run.cli.cluster_values import STARTERS
 from elastic_run.cli.config import hosts_rendezvous, names_rendezvous
 from elastic_run.cli.program_checks import check_health_check, check_program, name_reason
-from elastic_run.cli.values import nearest, node_range, seconds
+from elastic_run.cli.values import job_id, nearest, node_range, seconds
 from elastic_run.errors import UsageError
 from elastic_run.rendezvous.backend_table import BACKENDS, read_settings
 
@@ -77,7 +77,12 @@ def check_variables(environ: Mapping[str, str]) -> None:
 
 
 def _check_names(args: Namespace) -> None:
-    """Refuse names that are too long for the job's messages and for the keys of its store."""
+    """Refuse names that are no part of the job's messages, or of the keys of its store."""
+    try:
+        job_id(args.rdzv_id)
+    except ValueError as error:
+        message = f"--rdzv-id: {args.rdzv_id!r} {error}"
+        raise UsageError(message) from None
     for flag, name in (("--rdzv-id", args.rdzv_id), ("--role", args.role)):
         length = len(name.encode(errors="surrogateescape"))
         if length > contract.LONGEST_NAME:

@@ -234,7 +234,6 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="ID",
         default="none",
-        parse=_values.job_id,
         text="Id of the job, the same on all its nodes and unique among the jobs that use the same store.",
     ),
     Flag(

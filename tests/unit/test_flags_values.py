@@ -101,8 +101,6 @@ BAD = [
     ("--nproc-per-node", "65537", "is above the limit of 65536 workers on a node"),
     ("--nproc-per-node", "8x", "a number from 1 up"),
     ("--nproc-per-node", "GPU", "auto, cpu, gpu or xpu"),
-    ("--rdzv-id", "\udcff", "is not UTF-8"),
-    ("--rdzv-id", "a\nb", "has a line break"),
     ("--max-restarts", "-1", "a whole number from 0 up"),
     ("--max-restarts", "1.5", "a whole number from 0 up"),
     ("--max-restarts", "9007199254740993", "is above 9007199254740992"),
