@@ -261,6 +261,8 @@ class World:
             "signature": [self.random.random()],
             "uptime": self.random.uniform(0.0, 30.0),
             "severity": self.random.randrange(3),
+            # Such a failure may end the job before its restarts are used.
+            "is_deterministic": not self.config.max_restarts,
             "node": agent.node,
         }
 
