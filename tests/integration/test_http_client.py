@@ -179,9 +179,10 @@ def test_a_server_that_asks_for_patience_gets_our_own(client: Callable[..., tupl
     """Where a server can't answer now the pauses are those of the client, not the server's."""
     http, server = client(_OK.replace(b"200", b"503") + b"Retry-After: 30\r\nContent-Length: 4\r\n\r\nbusy")
     begun = time.monotonic()
-    with pytest.raises(StoreConnectionError, match="busy") as caught:
+    # On a busy machine the end of the time may cut the last attempt.
+    with pytest.raises(StoreConnectionError, match=r"busy|did not answer in time") as caught:
         ask(http)
-    assert caught.value.reason == UNREADY
+    assert caught.value.reason in (UNREADY, SILENT)
     assert time.monotonic() - begun < stretched(4 * _TIMEOUT)
     assert len(server.requests) > 1
 

@@ -203,9 +203,9 @@ class Player:
                 incarnation,
             )
         seen, heard = values.pop("seen", self.job.slot), values.pop("highest_round", 0)
-        return Join(
-            node, sequence, node_info, replace(self.config, **values), self._store_address(node), seen, last, heard
-        )
+        has_left = values.pop("left", False)
+        config, address = replace(self.config, **values), self._store_address(node)
+        return Join(node, sequence, node_info, config, address, seen, last, heard, has_left=has_left)
 
 
 def _describe(step: coordination.Step) -> str:

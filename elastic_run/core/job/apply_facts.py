@@ -5,7 +5,8 @@
   formed meanwhile. A node that said `Leave` never comes back.
 - A node that joins again tells which round it runs or has run last. If that is the present one, nothing has changed; if
   it had followed the log beyond that round's slot, or has heard of that round or a newer one, and doesn't run it, the
-  round has lost it; if it tells of an older one, it is busy until its `Ready` says that its workers are gone.
+  round has lost it; if it tells of an older one that it has not left, it is busy until its `Ready` says that its
+  workers are gone.
 - A proof of death (`SeatDead`) makes the seat void, unless the log of another store may have counted it for a newer
   round; then the seat is dead elsewhere (see `majority.has_majority`). The dead don't come back.
 - A node that runs any other round (of another job, or of a log that lost the majority) comes as a newcomer, busy until
@@ -269,7 +270,8 @@ class _JobUpdate:
             self._set_seat(node.rank, LIVE, is_lost=True)  # it has a seat in the round that runs, and doesn't run it
         # It is about to read that the last round was formed with it. Until it has left that round, others may still use
         # the workers' store that it offered for it.
-        return replace(node, is_busy=fact.last is not None, is_to_read=node.rank is not None and is_to_read)
+        is_busy = fact.last is not None and not fact.has_left
+        return replace(node, is_busy=is_busy, is_to_read=node.rank is not None and is_to_read)
 
     def _note_rank(self, node: Node) -> None:
         """Note that a node came with a fixed rank which another node has."""

@@ -148,6 +148,7 @@ class FactWriter:
                 copy=member.job.copy,
                 prepared=member.job.prepared,
                 known_restarts=member.job.known_restarts,
+                has_left=place is not None and member.round.place is None,
             )
         )
 

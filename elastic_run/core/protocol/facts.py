@@ -184,6 +184,7 @@ class Join:
         copy: The copy of the state that it has put into this store, or None; see `job.view_change`.
         prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
         known_restarts: The restarts of the whole job of which it has heard.
+        has_left: Whether it has left the round `last`: its workers are gone, and it may be in any other round.
     """
 
     node: str
@@ -197,6 +198,7 @@ class Join:
     copy: Copy | None = None
     prepared: Copy | None = None
     known_restarts: int = 0
+    has_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
