@@ -75,8 +75,11 @@ def _is_restart(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa:
 
 
 def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
-    # A line of torchrun's own workers may tear, and leave an empty one.
-    return key == "notice of threads" and len([line for line in theirs if line]) == 3 and len(ours) == 1
+    if key != "notice of threads":
+        return False
+    # The banner begins with an empty line, which may have the prefix of torch's log. A line of torchrun's own workers
+    # may tear, and leave another one.
+    return len([line for line in theirs if line.rpartition("] ")[2]]) == 3 and len(ours) == 1
 
 
 def _is_stack_pipe(_case: Case, key: str, theirs: object, ours: object) -> bool:
