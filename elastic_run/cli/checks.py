@@ -77,7 +77,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
 
 
 def _check_names(args: Namespace) -> None:
-    """Refuse names that are no part of the job's messages, or of the keys of its store."""
+    """Refuse names that the job's messages, or the keys of its store, can't hold."""
     try:
         job_id(args.rdzv_id)
     except ValueError as error:

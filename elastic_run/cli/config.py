@@ -69,8 +69,8 @@ def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins
 def choose_rendezvous(args: Namespace, origins: Origins) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
-    One node meets itself, and keeps the id that the user gave to its job, as under torchrun. For several nodes this one
-    serves a c10d store, and tells how the others join.
+    A job of one node needs no store, and keeps the id that the user has given, as under torchrun. In a job of several
+    nodes this node serves a c10d store, and prints the flags with which the others join.
     """
     most = node_range(args.nnodes)[1]
     if args.standalone or (most == 1 and not names_rendezvous(args)):

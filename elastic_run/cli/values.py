@@ -59,7 +59,7 @@ def nodes(text: str) -> str:
 
 
 def job_id(text: str) -> str:
-    """Check the id of a job: keys of its store hold it, and a line of what launchers tell each other there."""
+    """Check the id of a job. It is a part of keys in the store, and a line of texts that launchers write there."""
     try:
         text.encode()
     except UnicodeEncodeError:

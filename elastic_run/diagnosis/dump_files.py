@@ -153,7 +153,7 @@ def _attempt_of(path: str) -> tuple[int, int] | None:
 def _begins_like_a_dump(path: str) -> bool:
     try:
         if not os.path.isfile(path):
-            return True  # a pipe that the user names: what is read now is missing later
+            return True  # a pipe that the user names: a byte that is read here is missing when the dump is read
         with open(path, "rb") as file:
             return file.read(1) == b"\x80"
     except OSError:

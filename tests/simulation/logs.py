@@ -105,9 +105,9 @@ class Log:
     def _jump(self, store: Store) -> None:
         """Go on from the slot that `head` names, as nodes do: the store has lost the slots before that.
 
-        A claim that was written again after the store was restored hides that from the node that had made it. Or the
-        decision in that slot is lost, and a node has written a claim there: a `head` that came late names the round
-        that the lost decision had formed.
+        A node may have written its claim again after the store was restored. This claim hides the loss from that node.
+        The restored store may also have lost the decision that formed a round. A `head` that is written late names that
+        round, although a node has written a claim in the slot of the lost decision.
         """
         raw = store.values.get(HEAD)
         head = None if raw in (None, SPOILT) else messages.read_head(raw)

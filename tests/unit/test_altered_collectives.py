@@ -75,7 +75,7 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> type[Group]:
     [("wrong-shape", ("allreduce", 8, "cuda:1", "")), ("wrong-collective", ("broadcast", 4, "cuda:1", "broadcast"))],
 )
 def test_one_call_is_altered(kind: Any, action: str, altered: tuple[Any, ...]) -> None:  # noqa: ANN401 - a class with methods
-    """The next one; from then on all methods of the class are torch's own."""
+    """The fault alters the next call only. After it, all methods of the class are torch's own again."""
     original = kind.allreduce
     alteration = Alteration(action)
     assert alteration.begin()
@@ -95,7 +95,7 @@ def test_another_collective_than_an_all_reduce_becomes_one(kind: Any) -> None:  
 
 
 def test_a_process_group_that_skips_goes_on_to_skip(kind: Any) -> None:  # noqa: ANN401 - ditto
-    """The first group that is used after the request; others go on, and the program gets work that is done."""
+    """The first group that is used after the request skips its calls, and returns work that is done. Others go on."""
     Alteration("skip-collective").begin()
     first, second = kind("1"), kind("2")
     assert [first.allreduce([Tensor(4)]), first.broadcast([Tensor(4)])] == ["done", "done"]
@@ -110,7 +110,7 @@ def test_a_program_without_the_package_is_not_altered_yet(monkeypatch: pytest.Mo
 
 
 def test_the_launcher_is_told_when_a_collective_was_altered(kind: Any) -> None:  # noqa: ANN401 - ditto
-    """At its request, and again when it has happened."""
+    """The worker answers the launcher's request, and writes again when the call was altered."""
     alteration = Alteration("wrong-shape")
     alteration.begin()
     own, launcher = socket.socketpair()

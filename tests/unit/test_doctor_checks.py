@@ -25,7 +25,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def test_a_port_of_this_host_is_opened_for_a_moment() -> None:
-    """One that is taken is a problem; afterwards it is free again."""
+    """A taken port is a problem. After the check the port is free again."""
     with socket.create_server((_LOOPBACK, 0)) as server:
         subject = Subject({}, "h", endpoints=(server.getsockname(),))
         (found,) = ports.check(subject)
@@ -34,7 +34,7 @@ def test_a_port_of_this_host_is_opened_for_a_moment() -> None:
 
 
 def test_a_port_of_another_host_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that accepts is in order."""
+    """A port that accepts the connection is in order."""
     monkeypatch.setattr(ports, "can_bind", lambda *_: False)
     with socket.create_server((_LOOPBACK, 0)) as server:
         subject = Subject({}, "h", endpoints=(server.getsockname(), ("nobody", -1)))
@@ -71,7 +71,7 @@ def test_a_connection_that_breaks_has_no_rate() -> None:
 
 @pytest.mark.parametrize(("kind", "expected"), [("answers", True), ("refuses", True), ("is silent", False)])
 def test_a_name_server_is_asked(monkeypatch: pytest.MonkeyPatch, kind: str, *, expected: bool) -> None:
-    """An answer of any kind is one, since it delays nothing."""
+    """Any answer is good, even an error: a name server that answers delays nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((_LOOPBACK, 0))
         monkeypatch.setattr(names, "_DNS_PORT", server.getsockname()[1])

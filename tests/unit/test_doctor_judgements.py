@@ -385,7 +385,7 @@ def test_nodes_that_differ_are_named() -> None:
 
 
 def test_half_the_rate_of_the_others_is_not_less_than_half() -> None:
-    """A warning begins below that."""
+    """The doctor warns only of a rate below half of the others' rate."""
     rates = [report("a"), report("b"), report("c", rate=5e8)]
     assert judge_node_reports(rates) == []
     (found,) = judge_node_reports([*rates[:2], report("c", rate=4.9e8)])

@@ -123,7 +123,7 @@ def test_an_unknown_handler_is_answered_with_the_known(use: Callable[[str], obje
 
 
 def test_an_event_goes_to_no_other_handler_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the program has for all loggers does not write it again."""
+    """A handler that the program has given to the root logger does not get the event."""
     heard, others = _listen("mine"), io.StringIO()
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(others)])
     events.record(Event("started", EventSource.AGENT), "mine")
@@ -131,7 +131,7 @@ def test_an_event_goes_to_no_other_handler_of_the_program(monkeypatch: pytest.Mo
 
 
 def test_without_logging_nobody_can_have_added_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of the handler says whether somebody hears an event; an unknown one is refused all the same."""
+    """If `logging` was not imported, the handler's name alone decides who gets events. An unknown name is an error."""
     monkeypatch.delitem(sys.modules, "logging")
     names = ("console", "null", "dynamic_rendezvous")
     assert [events.is_recorded(name) for name in names] == [True, False, False]

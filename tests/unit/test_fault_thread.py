@@ -1,4 +1,4 @@
-"""Faults that a worker makes inside itself, as far as they harm no test."""
+"""Faults that `--inject-fault` makes inside a worker. Only those that do not end the test's own process are here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Piece:
 
 
 class Size:
-    """A size of which four pieces fill the memory."""
+    """Stands for the size of a piece of memory. The memory is full after four pieces."""
 
     def __init__(self) -> None:
         self.made: list[weakref.ref[Piece]] = []
@@ -32,7 +32,7 @@ class Size:
 
 
 def test_memory_is_taken_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until there is no more; of all processes the kernel's OOM killer is to end this one."""
+    """The fault takes memory until none is left, and makes this process the first choice of the kernel's OOM killer."""
     score, size = io.StringIO(), Size()
     monkeypatch.setattr(score, "close", lambda: None)
     monkeypatch.setattr(fault_thread, "open", lambda *_, **__: score, raising=False)
@@ -44,7 +44,7 @@ def test_memory_is_taken_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_youngest_thread_of_the_program_is_the_other_one() -> None:
-    """Neither the main thread nor one of ours; without another one there is no such thread."""
+    """The main thread and threads of elastic-run do not count. If the program has no other thread, none is found."""
     gate = threading.Event()
     ours = threading.Thread(target=gate.wait, name="faults")
     others = [threading.Thread(target=gate.wait) for _ in range(2)]

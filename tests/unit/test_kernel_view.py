@@ -59,7 +59,7 @@ def test_why_a_worker_is_silent(
 
 
 def test_a_process_that_is_gone_has_ended() -> None:
-    """Whether it was asked for its stacks, or is about to be."""
+    """The reason is the same before and after the request for its stacks."""
     assert kernel_view.explain_silence(_NO_PID) == "has ended"
     assert kernel_view.find_obstacle(_NO_PID, None) == "has ended"
 
@@ -75,7 +75,7 @@ def test_a_process_is_calm_where_no_thread_but_the_first_runs(
 
 
 def test_a_program_that_has_loaded_python_is_a_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As a program in C that has the interpreter as a library: what its stacks lack is not Python."""
+    """A program in C may load the interpreter as a library. It counts as Python if it shows no stacks."""
     monkeypatch.setattr(kernel_view, "is_interpreters_name", lambda _: False)
     library = tmp_path / "libpython3.13.so.1.0"
     library.write_bytes(b"elf")

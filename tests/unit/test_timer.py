@@ -195,7 +195,7 @@ def test_timers_are_renewed_released_and_cleared() -> None:
 
 
 def test_only_a_negative_time_ends_a_timer() -> None:
-    """The beginning of the epoch is long past: such a timer has expired."""
+    """A timer that expires at time 0, the beginning of the epoch, has expired."""
     countdowns = _Clocks().countdowns()
     countdowns.register([timer.TimerRequest("a", "x", 0), timer.TimerRequest("b", "x", -0.5)])
     assert set(countdowns.expired()) == {"a"}
@@ -203,7 +203,7 @@ def test_only_a_negative_time_ends_a_timer() -> None:
 
 @pytest.mark.parametrize(("signals", "chosen"), [((0, 1), 1), ((-1, 0), None), ((15, 9), 15), ((), None)])
 def test_a_process_is_ended_by_its_first_timer_with_a_signal(signals: tuple[int, ...], chosen: int | None) -> None:
-    """Any number above 0 is one, SIGHUP too."""
+    """A signal is any number above 0, SIGHUP (1) too."""
     countdowns = _Clocks().countdowns()
     countdowns.register(timer.FileTimerRequest(7, str(at), 1 + at, number) for at, number in enumerate(signals))
     found = choose(countdowns.expired().get(7, []))
@@ -269,7 +269,7 @@ def test_only_the_last_expiries_are_kept() -> None:
 
 
 def test_an_expiry_that_is_noted_again_is_the_last_one() -> None:
-    """The earlier note of its process does not count."""
+    """Of two notes about one process, the later one counts."""
     for pid in (1, 2, 1, *range(3, 1026)):
         expiries.note(pid, str(pid))
     assert (expiries.take(1), expiries.take(2)) == ("1", "")
@@ -278,7 +278,7 @@ def test_an_expiry_that_is_noted_again_is_the_last_one() -> None:
 
 
 def test_a_request_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    """A training asks twice in each step."""
+    """A training sends two requests in each step, so an open descriptor for each would use them up."""
     pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
     before = psutil.Process().num_fds()
     write_line(pipe.path, b"\n", 1.0)
@@ -287,7 +287,7 @@ def test_a_request_leaves_no_descriptor_open(tmp_path: Path) -> None:
 
 
 def test_the_question_whether_a_process_runs_does_not_end_it(sleeper: subprocess.Popen[bytes]) -> None:
-    """A process that has ended is none."""
+    """A process that has ended does not run."""
     assert timer.FileTimerServer.is_process_running(sleeper.pid)
     with pytest.raises(subprocess.TimeoutExpired):
         sleeper.wait(0.05)
@@ -300,7 +300,7 @@ def test_the_question_whether_a_process_runs_does_not_end_it(sleeper: subprocess
 def test_one_process_at_a_time_makes_a_pipe_in_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_relative: bool
 ) -> None:
-    """The directory of the pipe is locked, and no other one."""
+    """The lock is on the directory of the pipe, so other directories are not locked."""
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path if is_relative else tmp_path / "other")
     descriptors = [os.open(path, os.O_RDONLY) for path in (tmp_path, tmp_path / "other")]
@@ -320,7 +320,7 @@ def test_a_queue_that_is_asked_without_a_wait_is_not_waited_for() -> None:
     waits: list[float] = []
 
     class Empty:
-        """A queue of a program's own without requests."""
+        """A program's own queue, which has no requests."""
 
         def get(self, timeout: float) -> None:
             """Refuse."""
@@ -333,7 +333,7 @@ def test_a_queue_that_is_asked_without_a_wait_is_not_waited_for() -> None:
 
 
 class _Server(timer.TimerServer):
-    """A server of a program's own: one worker has a timer that has expired."""
+    """A program's own server. One worker has a timer that has expired."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()

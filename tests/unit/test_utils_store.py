@@ -1,4 +1,4 @@
-"""Torch's store in the hands of programs: who is missing at a barrier, and which ports are tried, with a stand-in."""
+"""Functions for programs with a store of torch's: which ranks are missing at a barrier, and which ports are tried."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.utils import distributed
-from elastic_run.utils import store as meeting
+from elastic_run.utils import store as torch_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class StoreError(RuntimeError):
-    """The error of a store that waits in vain."""
+    """The error of a store if a key does not come in time."""
 
 
 class Store:
@@ -39,38 +39,38 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def _stands_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_store_error", lambda: StoreError)
+    monkeypatch.setattr(torch_store, "_store_error", lambda: StoreError)
 
 
 def find_missing(store: Any, rank: int, size: int = 20) -> list[str] | None:  # noqa: ANN401 - torch's
     """Return the ranks that one rank finds missing."""
-    return meeting._find_missing(store, size, "door", rank, lambda number: f"host{number}", timedelta(seconds=1))
+    return torch_store._find_missing(store, size, "barrier", rank, lambda number: f"host{number}", timedelta(seconds=1))
 
 
 def test_sixteen_missing_ranks_are_looked_for() -> None:
-    """Only the first one is waited for: meanwhile the ranks that are there say so. The others learn that it is told."""
-    present = {f"door3{meeting._PRESENT}", f"door5{meeting._PRESENT}"}
+    """Rank 0 waits for the first of them only; meanwhile the present ranks write their keys. Then it writes its own."""
+    present = {f"barrier3{torch_store._PRESENT}", f"barrier5{torch_store._PRESENT}"}
     store = Store(*present)
     missing = [number for number in range(1, 20) if number not in {3, 5}][:16]
     assert find_missing(store, 0) == [f"host{number}" for number in missing]
     assert [limit.total_seconds() for _, limit in store.waits] == [1.0] + [0.001] * 15
-    assert store.keys == {*present, f"door0{meeting._PRESENT}", f"door{meeting._TOLD}"}
+    assert store.keys == {*present, f"barrier0{torch_store._PRESENT}", f"barrier{torch_store._TOLD}"}
     assert find_missing(Store(*present), 0, size=7) == ["host1", "host2", "host4", "host6"]
 
 
 def test_other_ranks_point_to_rank_0_or_know_nothing() -> None:
-    """They wait until it has looked; where it does not come either, the error is torch's own."""
-    assert find_missing(Store(f"door{meeting._TOLD}"), 3) == ["<rank 0 (host0) knows>"]
+    """They wait until rank 0 has looked for the missing ranks. If rank 0 is missing too, the error is torch's own."""
+    assert find_missing(Store(f"barrier{torch_store._TOLD}"), 3) == ["<rank 0 (host0) knows>"]
     store = Store()
     assert find_missing(store, 3) is None
-    assert store.waits == [(f"door{meeting._TOLD}", timedelta(seconds=6))]
-    assert store.keys == {f"door3{meeting._PRESENT}"}
+    assert store.waits == [(f"barrier{torch_store._TOLD}", timedelta(seconds=6))]
+    assert store.keys == {f"barrier3{torch_store._PRESENT}"}
 
 
 @pytest.mark.parametrize(("port", "tries"), [(29500, 1), (-1, 3)])
 @pytest.mark.parametrize("words", ["EADDRINUSE", "Address already in use"])
 def test_only_free_ports_are_tried_again(monkeypatch: pytest.MonkeyPatch, port: int, tries: int, words: str) -> None:
-    """A given port that is taken is an error at once, as is any other failure."""
+    """A free port is chosen again if it is taken. A port that the program names is an error at once."""
     asked: list[int] = []
 
     def make(_host: str, number: int, *_: object) -> object:
@@ -90,7 +90,7 @@ def test_only_free_ports_are_tried_again(monkeypatch: pytest.MonkeyPatch, port: 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_store_is_there_when_all_have_come(monkeypatch: pytest.MonkeyPatch, *, waits: bool) -> None:
-    """Or the time is over; a program may also take it at once."""
+    """The store is returned when all ranks have come. A timeout is an error. A program may choose not to wait."""
     store = Store()
     refuse: list[Callable[[], None]] = []
 
@@ -102,7 +102,7 @@ def test_a_store_is_there_when_all_have_come(monkeypatch: pytest.MonkeyPatch, *,
         raise StoreError
 
     monkeypatch.setattr(distributed, "_make_torch_store", lambda *_: store)
-    monkeypatch.setattr(meeting, "barrier", come)
+    monkeypatch.setattr(torch_store, "barrier", come)
     refuse[:] = [lambda: None]
     arguments: tuple[Any, ...] = (True, "node0", 29500, 2, 7, waits)
     assert distributed.create_c10d_store(*arguments) is store
@@ -116,6 +116,6 @@ def test_a_store_is_there_when_all_have_come(monkeypatch: pytest.MonkeyPatch, *,
 
 @pytest.mark.parametrize("options", [{"world_size": 2}, {"retries": 0}])
 def test_a_store_that_nobody_could_find_is_refused(options: dict[str, Any]) -> None:
-    """Others would have to know its port; and there must be a try."""
+    """With several ranks the port must be known, and at least one try must be allowed."""
     with pytest.raises(ValueError, match=r"server_port has to be given for a world of 2|at least 1, got 0"):
         distributed.create_c10d_store(True, "node0", **options)  # noqa: FBT003 - torch's signature

@@ -33,7 +33,7 @@ def refuse(_: object = None) -> int:
 def test_whether_a_worker_has_peers(
     monkeypatch: pytest.MonkeyPatch, group_size: int | None, workers: int, *, expected: bool | str, is_available: bool
 ) -> None:
-    """By its group; without one it must be alone."""
+    """A worker with a process group may have peers. A worker without one must be the only worker."""
     size = refuse if group_size is None else lambda _: group_size
     module = SimpleNamespace(
         is_available=lambda: is_available,
@@ -52,7 +52,7 @@ def test_whether_a_worker_has_peers(
 
 
 def test_a_number_of_workers_is_a_configuration_of_this_node_without_restarts() -> None:
-    """One worker will do; a configuration is taken as it is."""
+    """A number, 1 too, becomes such a configuration. A given configuration is used unchanged."""
     made = launching._configuration(1)
     assert (made.min_nodes, made.max_nodes, made.nproc_per_node, made.max_restarts) == (1, 1, 1, 0)
     given = LaunchConfig(min_nodes=1, max_nodes=2, nproc_per_node=4)
@@ -84,7 +84,7 @@ def test_how_many_rows_go_and_come(
     splits: tuple[list[int] | None, list[int] | None],
     expected: tuple[list[int], list[int]] | str,
 ) -> None:
-    """Equally many unless the caller says otherwise; the peers are asked where only what is sent is given."""
+    """By default each rank gets equally many rows. If the caller gives only the rows to send, the peers are asked."""
     rows: Any = SimpleNamespace(dim=lambda: len(shape), shape=shape, device="cpu")
     kind = SimpleNamespace(apply=lambda _, sent, received, __: (sent, received))
     monkeypatch.setattr(exchange, "_group_size", lambda _: 2)

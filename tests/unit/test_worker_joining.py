@@ -27,7 +27,7 @@ def test_eight_missing_ranks_are_named(missing: int, told: str) -> None:
 
 
 class Store:
-    """A store in which nobody waits: what is not there is a timeout."""
+    """A store that does not wait: a missing key is a timeout at once."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -81,7 +81,7 @@ def test_a_rank_that_is_lost_later_is_told_with_its_host() -> None:
 def test_a_worker_that_could_not_join_lets_the_others_ask_for_the_missing(
     monkeypatch: pytest.MonkeyPatch, *, has_failed: bool
 ) -> None:
-    """At its end, behind the error: it may serve the store."""
+    """It waits at its end, after its error, since it may serve the store in which the others look."""
     at_exit: list[tuple[object, ...]] = []
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(PrefixStore=lambda _, store: store))
     monkeypatch.setattr(joining, "_open_store", lambda *_: Store())

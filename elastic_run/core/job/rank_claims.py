@@ -42,7 +42,7 @@ def describe_dispute(node: Node, rival: Node) -> str:
 
 
 def describe_missing_ranks(job: Job, config: JobConfig) -> str:
-    """Say which fixed ranks no node has that is there, in a clause for the user; "" if none is missing or fixed."""
+    """Return a clause with the ranks of nodes that have not come; "" if none is missing, or if ranks are not fixed."""
     fixed = {node.node_info.preferred_rank for node in job.nodes.values() if node.node_info.has_fixed_rank}
     missing = [rank for rank in range(config.max_nodes) if rank not in fixed]
     if not fixed or not missing:

@@ -4,8 +4,8 @@ docs/see-into-a-running-job.md says what they mean. A document of another node c
 where each field has its type. Unknown fields are passed over, so a newer release may add some.
 
 Each document names the round that its node runs or has run last, and the number of nodes of that round. From these the
-asker knows how many answers are missing. Spares, and nodes that the job has left behind, answer as well, and name no
-round.
+asker knows how many answers are missing. Spares also answer, and so do nodes
+without which the job went on: their documents name no round.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def kind_of(question: str) -> str:
 
 
 class MemberCount:
-    """Counts the nodes of a round by the documents that have come: of the round that most of their nodes are in.
+    """Counts how many nodes of a round have sent a document. Of several rounds, the one with most documents counts.
 
     Args:
         nodes: Documents to begin with, each of another node.
@@ -115,13 +115,13 @@ class MemberCount:
             self.add(node)
 
     def add(self, node: Mapping[str, Any], number: int = 1) -> None:
-        """Count a document; a number of -1 takes one back that another document of its node replaces."""
+        """Count a document. A number of -1 takes back an earlier document of a node that has sent another one."""
         if node["round_id"]:
             self._sizes[node["round_id"]] = node["round_nodes"]
             self._answers[node["round_id"]] = self._answers.get(node["round_id"], 0) + number
 
     def total(self) -> tuple[int, int]:
-        """Return the number of the round's nodes, and of their documents that are missing; 0 and 0 for no round."""
+        """Return the number of the round's nodes, and of those that have sent no document; 0 and 0 without a round."""
         if not self._answers:
             return 0, 0
         common = max(self._answers, key=self._answers.__getitem__)
