@@ -24,7 +24,7 @@ from tests.benchmarks import (
     warm,
     worker_connections,
 )
-from tests.benchmarks.comparison import compare, interleave, take_turns
+from tests.benchmarks.comparison import Comparison, compare, interleave, take_turns
 from tests.benchmarks.installation import Installation, install
 from tests.support.torchrun import with_hosts_file, write_hosts_file
 from tests.support.wait import stretched
@@ -34,6 +34,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.long  # torchrun takes seconds for each start
+
+
+def assert_ratio(bound: float, to: str, measure: Callable[[int], Comparison], *, rounds: int) -> None:
+    """Assert that elastic-run takes at most `bound` times another contender's time.
+
+    Other tests run beside these ones and may slow one contender more than the other, so a ratio above the bound is
+    measured again, in three times as many rounds, which decide.
+
+    Args:
+        bound: The largest ratio that is right.
+        to: The other contender.
+        measure: Takes the number of rounds, and measures both in turns.
+        rounds: How often it is each one's turn.
+    """
+    first = measure(rounds)
+    if first.ratio("elastic-run", to).value > bound:
+        second = measure(3 * rounds)
+        assert second.ratio("elastic-run", to).value <= bound, (first, second)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +79,11 @@ def test_two_workers_start_in_a_tenth_of_the_time(installation: Installation) ->
 
 def test_many_workers_start_almost_as_fast_as_from_a_loop(installation: Installation) -> None:
     """The last of 32 workers runs its first line in at most twice the time that a bare loop takes."""
-    starts = interleave(
-        {
-            "elastic-run": lambda: start.start_workers(installation, "elastic-run", 32),
-            "floor": lambda: start.start_bare(installation, 32),
-        },
-        rounds=5,
-    )
-    assert starts.ratio("elastic-run", "floor").value <= 2.0
+    contenders = {
+        "elastic-run": lambda: start.start_workers(installation, "elastic-run", 32),
+        "floor": lambda: start.start_bare(installation, 32),
+    }
+    assert_ratio(2.0, "floor", lambda rounds: interleave(contenders, rounds=rounds), rounds=5)
 
 
 def test_preloaded_workers_reduce_in_half_the_time(installation: Installation) -> None:
@@ -86,8 +101,9 @@ def test_functions_are_launched_faster(method: str, installation: Installation) 
     # By fork both take some tenths of a second, so one slow launch must not decide. Otherwise torch's workers import
     # torch, and take much longer.
     imports, rounds = ("torch", 3) if method == "fork" else ("", 1)
-    launches = functions.compare(installation, method, imports, rounds=rounds)
-    assert launches.ratio("elastic-run", "torchrun").value <= 1.0
+    assert_ratio(
+        1.0, "torchrun", lambda rounds: functions.compare(installation, method, imports, rounds=rounds), rounds=rounds
+    )
 
 
 def test_launcher_is_small_and_idle(installation: Installation) -> None:
