@@ -231,8 +231,14 @@ class MemberUpdate(StoreUpdate):
             self._set_job(known_round=max(self.member.job.known_round, decision.round))
             self._learn_job(decision.incarnation, decision.restart_count, decision.round, decision.round_id)
             self._forget_prepared(decision.round, read_term(decision.round_id))
+            if self.member.state == RUNNING and self._round < decision.round:
+                # Its round was formed in a restored store, before a node told of the newer one.
+                self._halt(Halted(self._round, REPLACED))
         else:
-            self._learn_job(decision.incarnation, decision.restart_count)
+            place = self._last_place
+            # A restored store may form a round of this node's number again, in a later term.
+            round_id = "" if place is None or read_term(place.round_id) < decision.term else place.round_id
+            self._learn_job(decision.incarnation, decision.restart_count, decision.round, round_id)
             self._forget_prepared(decision.round, decision.term)
             if decision.round > self.member.job.known_round:
                 self._learn_round(decision.round, slot, decision.term)
