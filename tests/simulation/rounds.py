@@ -267,8 +267,19 @@ class Rounds:
         scripts = {agent.member.node_info.script for agent in round_.places}
         require(len(scripts) == 1, ASSIGNMENTS, f"two scripts in {round_.name}")
         (config,) = round_.configs
-        most = config.max_restarts
+        most = max(config.max_restarts, self._count_inherited(round_))
         require(round_.restarts <= most, BUDGET, f"restart {round_.restarts} of {most} in {round_.name}")
+
+    def _count_inherited(self, round_: Round) -> int:
+        """Return the restarts of another job with which the job of a round has begun, 0 for none.
+
+        The state of the other job was lost, and so were all nodes of its last round. The next node has heard of these
+        restarts, and may have come with a smaller --max-restarts.
+        """
+        rounds = sorted(self._rounds.values(), key=lambda one: one.formed_at)
+        index = next(index for index, one in enumerate(rounds) if one.incarnation == round_.incarnation)
+        most = max((one.restarts for one in rounds[:index]), default=0)
+        return rounds[index].restarts if rounds[index].restarts <= most else 0
 
     def _judge_ranks(self, round_: Round) -> None:
         ordered = sorted(round_.places.items(), key=lambda item: item[1].group_rank)
