@@ -223,5 +223,5 @@ class Log:
             set(places),
             world.clockwork.now,
             is_headless=heads.isdisjoint(there),
-            witnesses=frozenset(world.able) if self.is_copy else None,
+            witnesses=world.witnesses if self.is_copy else None,
         )

@@ -204,6 +204,15 @@ class World:
         return [agent for agent in self.living if not agent.is_stalled and self.is_ours(agent)]
 
     @property
+    def witnesses(self) -> frozenset[Agent]:
+        """The able agents that have had the time to say where they stand.
+
+        A node that stood still reads from its store at the next keep-alive interval. Only then it notices a restore.
+        """
+        since = self.clockwork.now - self.config.keep_alive_interval
+        return frozenset(agent for agent in self.able if agent.stalled_until <= since)
+
+    @property
     def last_store(self) -> Store:
         """The store in which the job's log ends."""
         return max(self.stores, key=lambda store: store.times[-1] if store.times else -1.0)
