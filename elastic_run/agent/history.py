@@ -288,7 +288,7 @@ class History:
             restarts_used=agent.restart_count,
             max_restarts=context.options.job_config.max_restarts,
             log_dir=context.make_log_directory() if finish.verdict in _OF_NODE else context.log_directory,
-            detail=finish.detail or self._stop_detail(finish.signal),
+            detail=finish.detail or self._stop_detail(finish.signal) or self._hang_detail(finish.verdict),
             signal=finish.signal,
             rules=() if finish.verdict == "success" else self._read_rules(),
             versions=self._versions,
@@ -327,6 +327,15 @@ class History:
 
         sender = "" if number is None else self._senders.find(number)
         return lines.sent_by(number, sender) if number is not None and sender else ""
+
+    def _hang_detail(self, verdict: str) -> str:
+        """Say that a hang found no restart left; other ends by a hang have a detail or another verdict."""
+        if verdict != "worker_failed" or self._root is None:
+            return ""
+        from elastic_run.report import wording  # noqa: PLC0415 - imported by now
+
+        most = self._context.options.job_config.max_restarts
+        return wording.no_restart_left(most) if wording.is_hang(self._root) else ""
 
     def _writes_to_files(self) -> bool:
         """Whether the worker that failed first writes into log files itself; under --tee the launcher does."""

@@ -55,9 +55,23 @@ def end_verb(end: WorkerEnd) -> str:
     Returns:
         `was killed by SIGSEGV`, `failed with exit code 1`, or `made no progress`.
     """
-    if end.exitcode == EXIT_HUNG and end.exception is not None and end.exception.type == HANG:
+    if is_hang(end):
         return "made no progress"
     return f"was killed by {exit_text(end)}" if end.exitcode < 0 else f"failed with {exit_text(end)}"
+
+
+def is_hang(end: WorkerEnd) -> bool:
+    """Whether the launcher stopped a worker for a hang; a worker may choose the same exit code."""
+    return end.exitcode == EXIT_HUNG and end.exception is not None and end.exception.type == HANG
+
+
+def no_restart_left(max_restarts: int) -> str:
+    """Say why the job ends where --hang-action asks for a restart.
+
+    Args:
+        max_restarts: Restarts that the whole job may make.
+    """
+    return f"no restart is left for --hang-action=restart (--max-restarts={max_restarts})"
 
 
 def exception_line(exception: ExceptionText) -> str:

@@ -195,11 +195,18 @@ def start_that_ends(launch: Launch, action: str, logs: Path, path: Path) -> Laun
     return launch("--nproc-per-node=2", *flags, path)
 
 
+#: Verdict and detail of a job that a hang ends, by the action.
+_ENDS = {
+    "restart": ("worker_failed", "no restart is left for --hang-action=restart (--max-restarts=0)"),
+    "fail": ("hung", "--hang-action=fail ends the job"),
+}
+
+
 def check_cause(action: str, logs: Path) -> None:
     """Read the hang of rank 1 in a job's documents."""
     (path,) = logs.glob("latest/failure.json")
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert document["verdict"] == ("hung" if action == "fail" else "worker_failed")
+    assert (document["verdict"], document["detail"]) == _ENDS[action]
     assert document["root_cause"]["rank"] == 1
     assert document["root_cause"]["exception"]["type"] == contract.HANG
     assert "rank 1 is in load_batch (train.py:7)" in document["root_cause"]["exception"]["message"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from elastic_run import contract
 from elastic_run.agent import history as module
 from elastic_run.agent.history import History
 from elastic_run.cluster import denied_paths, oom_counters
 from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.job.config import JobConfig
 from elastic_run.core.protocol.decisions import End
 from elastic_run.report.root_cause_document import encode_root_cause
 from tests.support.job_results import stopped, worker_end
@@ -63,6 +66,28 @@ def test_a_job_that_has_succeeded_has_no_cause(history: History) -> None:
     history.add_verdict(End(1, "success", 0))
     assert history.last_root is None
     assert history.last_ends == stopped(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("exception", "verdict", "is_told"),
+    [
+        (ExceptionText(contract.HANG, "no progress"), "worker_failed", True),
+        (ExceptionText(contract.HANG, "no progress"), "hung", False),
+        (ExceptionText("ValueError", "x"), "worker_failed", False),
+        (None, "success", False),
+    ],
+)
+def test_a_hang_that_found_no_restart_left_says_so(
+    exception: ExceptionText | None,
+    verdict: str,
+    is_told: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """The user has asked for a restart; a worker may end with the exit code of a hang by itself."""
+    context = SimpleNamespace(options=SimpleNamespace(job_config=JobConfig(max_restarts=2)))
+    history = History(cast("AgentContext", context), cast("Senders", None), lambda _: None)
+    history._root = None if exception is None else worker_end(0, contract.EXIT_HUNG, exception=exception)
+    text = "no restart is left for --hang-action=restart (--max-restarts=2)"
+    assert history._hang_detail(verdict) == (text if is_told else "")
 
 
 @pytest.mark.parametrize(
