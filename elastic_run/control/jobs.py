@@ -1,7 +1,9 @@
 """Finds the job that a command's RUN means, among the jobs of this user on this machine.
 
-RUN is a run id or the beginning of one, or the pid of a launcher; it may be left out where one job runs. Launchers of
-jobs of several nodes with the same run id and master port are one job: nodes of it may share a machine.
+RUN is a run id or the beginning of one, or the pid of a launcher; it may be left out where one job runs. A run id may
+be the pid of another job's launcher: this RUN is refused, and the message names another text for each of the two
+jobs. The path of a control socket always means one job. Launchers of jobs of several nodes with the same run id and
+master port are one job: nodes of it may share a machine.
 """
 
 from __future__ import annotations
@@ -79,8 +81,8 @@ class RunningJob:
         return first.run_id if has_name else str(first.pid)
 
     def is_named(self, run: str) -> bool:
-        """Whether this is its run id, or the pid of one of its launchers."""
-        return any(run in {agent.run_id, str(agent.pid)} for agent in self.agents)
+        """Whether this is its run id, or the pid or the control socket of one of its launchers."""
+        return any(run in {agent.run_id, str(agent.pid), agent.path} for agent in self.agents)
 
 
 def find_job(environment: Mapping[str, str], run: str | None, *, advice: str = "") -> RunningJob:
@@ -140,22 +142,25 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "")
         message = "no job of yours runs on this machine" + (f", so none is {run!r}" if run else "")
         message += f"; {advice}" if advice else ""
     elif not found:
-        message = f"{run!r} is not a job of yours on this machine, which has {_list(jobs)}"
+        message = f"{run!r} is not a job of yours on this machine, which has {_list(jobs, jobs)}"
     elif run is None:
-        message = f"several jobs run on this machine, name one: {_list(found)}"
+        message = f"several jobs run on this machine, name one: {_list(found, jobs)}"
     else:
-        message = f"{run!r} means several jobs: {_list(found)}"
+        message = f"{run!r} means several jobs, name one: {_list(found, jobs)}"
     raise UsageError(message)
 
 
-def _list(jobs: Sequence[RunningJob]) -> str:
-    labels = [job.label for job in jobs]
-    named = []
-    for job in jobs[:_NAMED]:
-        name = job.label if labels.count(job.label) == 1 else job.agents[0].pid
-        named.append(f"{name} ({job.agents[0].program or 'does not answer'})")
-    more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+def _list(found: Sequence[RunningJob], jobs: Sequence[RunningJob]) -> str:
+    named = [f"{_name(job, jobs)} ({job.agents[0].program or 'does not answer'})" for job in found[:_NAMED]]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return ", ".join(named) + more
+
+
+def _name(job: RunningJob, jobs: Sequence[RunningJob]) -> str:
+    """Return the text for RUN that means this job and no other."""
+    first = job.agents[0]
+    texts = (job.label, str(first.pid), first.run_id)
+    return next((text for text in texts if text and sum(each.is_named(text) for each in jobs) == 1), first.path)
 
 
 def _read_agent(answer: Answer) -> RunningAgent:

@@ -103,6 +103,7 @@ def test_logs_are_chosen_by_rank_text_time_and_number(ended: Path) -> None:
         (["--since=yesterday"], "--since: 'yesterday' is not a time"),
         (["--grep=("], "--grep: '(' is not a regular expression"),
         (["/nowhere/at/all"], "there is no directory '/nowhere/at/all'"),
+        (["/nowhere/7-ab12.sock"], "no job of yours runs on this machine, so none is '/nowhere/7-ab12.sock'"),
         (["/proc/self/task"], "holds no log files of a run"),
         ([], "no job of yours runs on this machine; `elastic-run logs DIR` shows the log files of a job that has end"),
     ],
@@ -194,10 +195,10 @@ def test_logs_of_a_running_job_are_followed_through_a_restart_to_its_end(
 
 
 def test_a_job_without_log_files_says_which_flags_keep_them(launch: Launch, worker: Worker) -> None:
-    """One line, exit 2."""
+    """One line, exit 2; the job is named by its control socket here."""
     launch(worker(WAITING))
     wait_found()
-    refused = run("logs")
+    refused = run("logs", *find_sockets(os.environ)[0])
     assert refused.process.returncode == 2
     assert "keeps no log files; --log-dir=DIR keeps them" in refused.stderr
 
@@ -253,7 +254,7 @@ def test_a_job_that_does_not_end_in_time_is_told(launch: Launch, worker: Worker)
     )
     job.wait_line("waits")
     wait_found()
-    stopped = run("stop", "--timeout=0.2")
+    stopped = run("stop", "--timeout=0.2", *find_sockets(os.environ)[0])
     assert stopped.process.returncode == 1
     assert "still runs" in stopped.stderr
     job.send(signal.SIGTERM)

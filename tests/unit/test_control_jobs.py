@@ -12,7 +12,7 @@ from elastic_run.errors import UsageError
 
 def job(run_id: str, *pids: int, program: str = "train.py") -> RunningJob:
     """Return a job with an agent for each pid."""
-    return RunningJob(tuple(RunningAgent("", pid, run_id=run_id, program=program) for pid in pids))
+    return RunningJob(tuple(RunningAgent(f"/s/{pid}.sock", pid, run_id=run_id, program=program) for pid in pids))
 
 
 LLAMA, OTHER, UNNAMED = job("llama", 10, 11), job("llava", 20), job("none", 30)
@@ -44,8 +44,8 @@ def test_a_whole_run_id_wins_over_a_longer_one() -> None:
         ([], "llama", "no job of yours runs on this machine, so none is 'llama'"),
         ([LLAMA], "x", "'x' is not a job of yours on this machine, which has llama (train.py)"),
         ([LLAMA, UNNAMED], None, "several jobs run on this machine, name one: llama (train.py), 30 (train.py)"),
-        ([LLAMA, job("llama", 40)], "llama", "'llama' means several jobs: 10 (train.py), 40 (train.py)"),
-        ([LLAMA, OTHER], "lla", "'lla' means several jobs: llama (train.py), llava (train.py)"),
+        ([LLAMA, job("llama", 40)], "llama", "'llama' means several jobs, name one: 10 (train.py), 40 (train.py)"),
+        ([LLAMA, OTHER], "lla", "'lla' means several jobs, name one: llama (train.py), llava (train.py)"),
     ],
 )
 def test_what_names_no_single_job_is_refused_in_one_line(jobs: list[RunningJob], run: str | None, error: str) -> None:
@@ -53,6 +53,29 @@ def test_what_names_no_single_job_is_refused_in_one_line(jobs: list[RunningJob],
     with pytest.raises(UsageError) as raised:
         choose_job(jobs, run)
     assert str(raised.value) == error
+
+
+_RANDOM = "267e2b57-e831-4be9-8787-6c72faca648d"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "run", "names"),
+    [
+        ([job("30", 10), job("llama", 30)], "30", ["10", "llama"]),
+        ([job("30", 10), job(_RANDOM, 30)], "30", ["10", _RANDOM]),
+        ([job("30", 10), job("10", 30)], "10", ["/s/10.sock", "/s/30.sock"]),
+        ([job("30", 10), job("none", 30), job("none", 40)], "30", ["10", "/s/30.sock"]),
+        ([job("30", 10), job("none", 30), job("llama", 40)], None, ["10", "none", "llama"]),
+    ],
+)
+def test_a_run_id_may_be_the_pid_of_another_job(jobs: list[RunningJob], run: str | None, names: list[str]) -> None:
+    """The line has a text for each job that means this job only: the id, a pid, or the path of the control socket."""
+    with pytest.raises(UsageError, match=r", name one: ") as raised:
+        choose_job(jobs, run)
+    said = str(raised.value).partition(", name one: ")[2]
+    assert said == ", ".join(f"{name} (train.py)" for name in names)
+    found = [choose_job(jobs, name) for name in names]
+    assert len({id(each) for each in found}) == len(names)
 
 
 def test_where_no_job_runs_a_command_may_say_what_helps() -> None:

@@ -19,6 +19,7 @@ from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.log_files import find_log_files, find_run_directories, find_siblings
 from elastic_run.cli.stdout import give_up_stdout
 from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.control.socket_directory import SUFFIX
 from elastic_run.core.agent.machine import JOINING
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
@@ -131,7 +132,7 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
             message = f"{run!r} can't be read: {error.strerror}"
             raise UsageError(message) from None
         return find_run_directories(run), []
-    if run is not None and os.sep in run:
+    if run is not None and os.sep in run and not run.endswith(SUFFIX):
         message = f"there is no directory {run!r}"
         raise UsageError(message)
     job = find_job(os.environ, run, advice="`elastic-run logs DIR` shows the log files of a job that has ended")
