@@ -1,10 +1,11 @@
 """Finds the dumps of a job in files and directories, and the rank of each.
 
 Dumps come from anywhere: copied from many nodes, not of all ranks, under any names, beside logs. A file that can't be
-read is named with the reason and left out. The rank stands in the dump, if elastic-run has asked for it, or at the end
-of the file's name. A run has one directory for each attempt (`attempt_0`, `attempt_0.1`, `attempt_1`), and only the
-dumps of its last attempt count. Several runs are the nodes of one job if they have different ranks; otherwise they are
-several jobs, whose dumps must not be mixed.
+read is named with the reason and left out. Messages quote names, which may hold spaces, line ends and control
+characters. The rank stands in the dump, if elastic-run has asked for it, or at the end of the file's name. A run has
+one directory for each attempt (`attempt_0`, `attempt_0.1`, `attempt_1`), and only the dumps of its last attempt
+count. Several runs are the nodes of one job if they have different ranks; otherwise they are several jobs, whose
+dumps must not be mixed.
 """
 
 from __future__ import annotations
@@ -63,18 +64,18 @@ def find_dumps(paths: list[str]) -> FoundDumps:
         except ForeignFileError as error:
             foreign += 1
             if path in paths:
-                problems.append(f"{path}: no dump of a flight recorder: {error}")
+                problems.append(f"{path!r}: no dump of a flight recorder: {error}")
         except DumpError as error:
-            problems.append(f"{path}: left out: {error}")
+            problems.append(f"{path!r}: left out: {error}")
         else:
             other = found.get(dump.rank)
             if other is not None and not _are_of_one_run(path, other[1].source):
-                both = f"{other[1].source} and {path} are of rank {dump.rank}"
+                both = f"{other[1].source!r} and {path!r} are of rank {dump.rank}"
                 message = f"these are dumps of several jobs: {both}; name the directory of one job"
                 raise DumpError(message)
             if other is not None:
                 older = path if changed_at < other[0] else other[1].source
-                problems.append(f"{older}: left out: there is a newer dump of rank {dump.rank}")
+                problems.append(f"{older!r}: left out: there is a newer dump of rank {dump.rank}")
             if other is None or changed_at >= other[0]:
                 found[dump.rank] = (changed_at, dump)
     dumps, remarks = _leave_out_lost_nodes([found[rank][1] for rank in sorted(found)])
@@ -93,7 +94,7 @@ def _list(path: str) -> list[tuple[str, float]]:
             return [(path, os.stat(path).st_mtime)]
         os.listdir(path)
     except OSError as error:
-        message = f"{path}: {error.strerror}"
+        message = f"{path!r}: {error.strerror}"
         raise DumpError(message) from error
     files = []
     for directory, _, names in os.walk(path):
@@ -104,7 +105,7 @@ def _list(path: str) -> list[tuple[str, float]]:
                 if stat.S_ISREG(status.st_mode):  # no pipes: reading one would wait
                     files.append((file, status.st_mtime))
             if len(files) > MOST_FILES:
-                message = f"{path}: more than {MOST_FILES} files; name the directory of the dumps"
+                message = f"{path!r}: more than {MOST_FILES} files; name the directory of the dumps"
                 raise DumpError(message)
     return files
 
@@ -122,7 +123,9 @@ def _choose_attempts(files: list[tuple[str, float]]) -> tuple[list[tuple[str, fl
     for run, several in with_dumps.items():
         if len(several) > 1:
             names = [f"{number}.{again}" if again else f"{number}" for number, again in sorted(several)]
-            problems.append(f"{run or '.'}: dumps of attempts {', '.join(names)}: only the last, {names[-1]}, is read")
+            problems.append(
+                f"{(run or '.')!r}: dumps of attempts {', '.join(names)}: only the last, {names[-1]}, is read"
+            )
     return kept, problems
 
 
@@ -131,7 +134,7 @@ def _leave_out_lost_nodes(dumps: list[Dump]) -> tuple[list[Dump], list[str]]:
     attempts = {dump.source: attempt[0] for dump in dumps if (attempt := _attempt_of(dump.source)) is not None}
     last = max(attempts.values(), default=0)
     old = {path: number for path, number in attempts.items() if number < last}
-    remarks = [f"{path}: left out: it is of attempt {number}, others are of {last}" for path, number in old.items()]
+    remarks = [f"{path!r}: left out: it is of attempt {number}, others are of {last}" for path, number in old.items()]
     return [dump for dump in dumps if dump.source not in old], remarks
 
 

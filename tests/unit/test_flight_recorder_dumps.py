@@ -14,6 +14,7 @@ from elastic_run.cli.commands import trace
 from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED
 from elastic_run.diagnosis.dump_files import find_dumps, rank_in_name
 from elastic_run.diagnosis.dump_format import DumpError, ForeignFileError, parse_dump
+from elastic_run.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "flight_recorder"
 
@@ -151,8 +152,8 @@ def test_a_partial_set_among_logs_is_read(tmp_path: Path) -> None:
     assert [dump.rank for dump in found.dumps] == [2]
     assert found.foreign == 2
     assert [problem.rpartition("/")[2] for problem in sorted(found.problems)] == [
-        "rank_5: left out: it is cut short or damaged",
-        "rank_6: left out: it is empty",
+        "rank_5': left out: it is cut short or damaged",
+        "rank_6': left out: it is empty",
     ]
 
 
@@ -198,7 +199,7 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     found = find_dumps([str(tmp_path)])
     assert [dump.rank for dump in found.dumps] == [0, 1]
     assert all("attempt_1" in dump.source for dump in found.dumps)
-    assert found.problems == (f"{tmp_path}: dumps of attempts 0, 1: only the last, 1, is read",)
+    assert found.problems == (f"'{tmp_path}': dumps of attempts 0, 1: only the last, 1, is read",)
 
 
 def _write_dumps(directory: Path, *ranks: int) -> None:
@@ -214,7 +215,7 @@ def test_a_round_after_a_change_of_nodes_is_an_attempt_of_its_own(tmp_path: Path
     found = find_dumps([str(tmp_path)])
     assert {Path(dump.source).parent.name for dump in found.dumps} == {"attempt_0.1"}
     assert [dump.rank for dump in found.dumps] == [0, 1]
-    assert found.problems == (f"{tmp_path}: dumps of attempts 0, 0.1: only the last, 0.1, is read",)
+    assert found.problems == (f"'{tmp_path}': dumps of attempts 0, 0.1: only the last, 0.1, is read",)
 
 
 def test_dumps_of_several_jobs_are_refused(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_dumps_of_several_jobs_are_refused(tmp_path: Path) -> None:
     _write_dumps(tmp_path / "0917_train_4f2a" / "attempt_1", 0, 1)
     _write_dumps(tmp_path / "0958_train_0b3c" / "attempt_0", 1, 2)
     (tmp_path / "latest").symlink_to("0958_train_0b3c")
-    with pytest.raises(DumpError, match=r"of several jobs: .*0917.*rank_1 and .*0958.*rank_1 are .*; name the dir"):
+    with pytest.raises(DumpError, match=r"of several jobs: .*0917.*rank_1' and '.*0958.*rank_1' are .*; name the dir"):
         find_dumps([str(tmp_path)])
     assert [dump.rank for dump in find_dumps([str(tmp_path / "latest")]).dumps] == [1, 2]
     _write_dumps(tmp_path / "copied" / "a", 0)
@@ -239,7 +240,7 @@ def test_the_nodes_of_one_job_are_read_together(tmp_path: Path) -> None:
     found = find_dumps([str(tmp_path)])
     assert [dump.rank for dump in found.dumps] == [0, 1]
     (problem,) = found.problems
-    assert problem.endswith("rank_2: left out: it is of attempt 0, others are of 1")
+    assert problem.endswith("rank_2': left out: it is of attempt 0, others are of 1")
 
 
 def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (index, index))
     found = find_dumps([str(tmp_path)])
     assert [Path(dump.source).name for dump in found.dumps] == ["a_rank_0"]
-    assert found.problems == (f"{tmp_path}/b_rank_0: left out: there is a newer dump of rank 0",)
+    assert found.problems == (f"'{tmp_path}/b_rank_0': left out: there is a newer dump of rank 0",)
 
 
 def test_of_two_dumps_of_one_moment_the_other_is_told(tmp_path: Path) -> None:
@@ -260,14 +261,40 @@ def test_of_two_dumps_of_one_moment_the_other_is_told(tmp_path: Path) -> None:
     for path in (tmp_path / "job").iterdir():
         os.utime(path, (1, 1))
     found = find_dumps([str(tmp_path)])
-    assert found.problems == (f"{tmp_path}/job/also_rank_0: left out: there is a newer dump of rank 0",)
+    assert found.problems == (f"'{tmp_path}/job/also_rank_0': left out: there is a newer dump of rank 0",)
     assert [Path(dump.source).name for dump in found.dumps] == ["rank_0"]
 
 
 def test_a_file_that_cannot_be_read_is_told_with_the_reason() -> None:
     """The file system's error stands behind its name."""
     found = find_dumps(["/proc/self/mem"])
-    assert found.problems == (f"/proc/self/mem: left out: {os.strerror(errno.EIO)}",)
+    assert found.problems == (f"'/proc/self/mem': left out: {os.strerror(errno.EIO)}",)
+
+
+#: A name that tears a line and changes the colours of a terminal where it is printed as it is.
+_TEARS = "a b\n\x1b[31mc"
+
+
+def test_names_of_files_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with spaces, line ends or control characters is clear, and stays in its line."""
+    monkeypatch.chdir(tmp_path)
+    _write_dumps(tmp_path / _TEARS / "attempt_0", 0)
+    _write_dumps(tmp_path / _TEARS / "attempt_1", 0)
+    (tmp_path / f"{_TEARS}other").write_text("other")
+    (tmp_path / _TEARS / "rank_7").write_bytes(b"\x80damaged")
+    name = r"'a b\n\x1b[31mc"
+    found = find_dumps([_TEARS, f"{_TEARS}other"])
+    assert [problem.partition(": ")[0] for problem in found.problems] == [
+        f"{name}'",
+        f"{name}/rank_7'",
+        f"{name}other'",
+    ]
+    with pytest.raises(DumpError) as raised:
+        find_dumps([f"{_TEARS}/nothing"])
+    assert str(raised.value) == f"{name}/nothing': No such file or directory"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"^no dump of a flight recorder in 'empty', 'empty' \(0 other files\)$"):
+        trace.main(["empty", "empty"])
 
 
 def test_files_that_cannot_be_read_are_told_beside_the_cause(

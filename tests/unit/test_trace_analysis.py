@@ -446,5 +446,5 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=text):
             main(paths)
     (tmp_path / "rank_0").write_bytes(b"\x80\x02}")
-    with pytest.raises(UsageError, match="rank_0: left out: it is cut short or damaged"):
+    with pytest.raises(UsageError, match="rank_0': left out: it is cut short or damaged"):
         main([str(tmp_path)])

@@ -45,7 +45,7 @@ def test_a_pipe_without_a_writer_is_an_error(pipe: str) -> None:
         create_handler(RendezvousParameters("etcd-v3", "a:1", "job", 2, 2, **settings))
     with pytest.raises(OSError, match="nothing was written to this pipe"):
         read_logs(pipe)
-    assert find_dumps([pipe]).problems == (f"{pipe}: left out: nothing was written to this pipe",)
+    assert find_dumps([pipe]).problems == (f"{pipe!r}: left out: nothing was written to this pipe",)
 
 
 def test_a_dump_and_an_event_log_may_come_through_a_pipe(pipe: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def _nothing(paths: list[str], found: FoundDumps) -> str:
     if found.problems:
         more = f" ({count(len(found.problems), 'file')} like this)" if len(found.problems) > 1 else ""
         return f"{found.problems[0]}{more}"
-    return f"no dump of a flight recorder in {', '.join(paths)} ({count(found.foreign, 'other file')})"
+    return f"no dump of a flight recorder in {', '.join(map(repr, paths))} ({count(found.foreign, 'other file')})"
 
 
 def _lines(analysis: Analysis, found: FoundDumps) -> list[str]:
