@@ -131,11 +131,15 @@ class _AgentFold:
     def __init__(self, first: Event) -> None:
         self.agent = Agent(first["agent"], first["node"], first["run_id"], first["time"], first["time"])
         self.rounds: list[Round] = []
+        self._latest: Member | None = None
         self._member: Member | None = None
 
     def take(self, event: Event) -> None:
         """Take the next event."""
         self.agent.last_at = max(self.agent.last_at, event["time"])
+        # Of another round: the line that begins it is missing.
+        is_of_latest = bool(self.rounds) and event["round"] in (None, self.rounds[-1].number)
+        self._member = self._latest if is_of_latest else None
         take = getattr(self, f"_take_{event['event']}", None)
         if take is not None:
             take(event)
@@ -153,7 +157,7 @@ class _AgentFold:
 
     def _take_round_formed(self, event: Event) -> None:
         self.agent.job = event["job"]
-        self._member = Member(
+        self._latest = self._member = Member(
             self.agent.name, self.agent.node, event["node_rank"], event["time"], event["rendezvous_s"]
         )
         found = Round(

@@ -206,6 +206,22 @@ def test_a_hundred_thousand_events_make_a_page_of_bearable_size(tmp_path: Path) 
     assert "30 more failures are not shown" in text
 
 
+def test_a_log_of_20_gb_is_read_in_part(tmp_path: Path) -> None:
+    """A copy that has a hole, for example; the page is there in seconds, and says that it shows a part."""
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(encode(history()[:5]))
+    os.truncate(log, 20 << 30)
+    with log.open("ab") as file:
+        file.write(b"\n" + encode(history()[5:]))
+    began = time.monotonic()
+    text = read_page(tmp_path).text
+    assert time.monotonic() - began < stretched(10)
+    assert f"{log} has 20480 MiB: only its first and last 64 MiB are read" in text
+    assert "success" in text
+    assert "rounds 2 " in text
+    assert "the log does not say how its launcher ended" not in text
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.report.event_history import LINE_LIMIT, fold
+from elastic_run.report.history_page import files
 from elastic_run.report.history_page.failures import find_failures
 from elastic_run.report.history_page.files import _DEPTH, _STACK_BYTES, _lines, read_logs
 from elastic_run.report.history_page.page import _clock, _describe_round, _share_out
 from elastic_run.report.history_page.timeline import RUNNING, STARTING, STOPPING, UNSEEN, WAITING, draw_rows, find_span
 from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
-from tests.unit.test_event_log import event
+from tests.unit.test_event_log import encode, event
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def make_member(node: str, rank: int, *, stopping_at: float | None = None, last_at: float = 0.0) -> Member:
@@ -68,6 +71,49 @@ def test_a_line_that_is_longer_than_any_event_is_one_line(tmp_path: Path) -> Non
     (tmp_path / "e").write_bytes(b"x" * (3 * LINE_LIMIT) + b"\nnext\n")
     with (tmp_path / "e").open("rb") as file:
         assert list(_lines(file)) == [b"x" * (LINE_LIMIT + 1), b"next\n"]
+
+
+def test_of_a_long_log_the_first_and_the_last_part_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left out is told, and where lines are that are no events; lines at the borders are not cut."""
+    path = str(tmp_path / "events.jsonl")
+    lines = [encode([event("resources", round=number, monotonic=number)]) for number in range(100)]
+    lines[95] = b"no event\n"
+    size = len(lines[50])
+    monkeypatch.setattr(files, "_PART", 10 * size)
+    (tmp_path / "events.jsonl").write_bytes(b"".join(lines[:20]))
+    assert (len(read_logs(path).events), read_logs(path).problems) == (20, [])
+    whole = b"".join(lines)
+    (tmp_path / "events.jsonl").write_bytes(whole)
+    logs = read_logs(path)
+    assert [each["round"] for each in logs.events] == [*range(11), *range(90, 95), *range(96, 100)]
+    assert logs.problems == [f"{path} has 0 MiB: only its first and last 0 MiB are read"]
+    start = len(whole) - 10 * size
+    (mistake,) = logs.mistakes
+    assert (mistake.file, mistake.first_line) == (f"{path}, from byte {start} on", 6)
+
+
+def test_a_line_that_never_ends_ends_with_the_part(tmp_path: Path) -> None:
+    """A file with a hole of gigabytes has such a line."""
+    (tmp_path / "e").write_bytes(b"first\n" + b"\0" * (9 * LINE_LIMIT))
+    with (tmp_path / "e").open("rb") as file:
+        assert list(_lines(file, 2 * LINE_LIMIT)) == [b"first\n", b"\0" * (LINE_LIMIT + 1)]
+        assert file.tell() <= 3 * LINE_LIMIT + 8
+
+
+def test_lines_of_a_round_whose_beginning_is_missing_belong_to_no_other_round() -> None:
+    """The middle of a long log is not read."""
+    (job,) = fold(
+        [
+            event("round_formed", round=3, round_id="", node_rank=0, monotonic=1.0),
+            event("worker_started", round=3, rank=0, monotonic=2.0),
+            event("worker_exited", round=9, rank=0, monotonic=3.0, time=2e9),
+            event("workers_stopping", round=9, reason="failure", monotonic=4.0, time=2e9),
+            event("first_output", round=3, rank=0, monotonic=5.0, after_s=7.5),
+        ]
+    )
+    (member,) = job.rounds[0].members.values()
+    assert (member.workers[0].ended_at, member.stop_reason, member.last_at < 2e9) == (None, "", True)
+    assert member.workers[0].first_output_s == 7.5
 
 
 def test_files_are_read_in_directories_of_directories_and_long_stacks_are_cut(tmp_path: Path) -> None:

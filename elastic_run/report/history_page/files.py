@@ -1,8 +1,13 @@
-"""Finds and reads event logs and stacks below a directory; lines that are not events are counted and named."""
+"""Finds and reads event logs and stacks below a directory; lines that are not events are counted and named.
+
+A log may be longer than can be read in seconds: it is of years, or a copy of it has a hole of gigabytes. Its beginning
+and its end are read then.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Depth of the search below the user's directory: runs, attempts, ranks.
 _DEPTH = 3
+#: Bytes of the beginning, and of the end, of an event log that are read.
+_PART = 64 << 20
 #: Files of stacks that the page shows, and bytes of each.
 _STACKS = 20
 _STACK_BYTES = 64 * 1024
@@ -33,7 +40,7 @@ class Logs:
         files: Paths of the event logs that could be read.
         events: Their events, file by file.
         mistakes: Lines that are not events.
-        problems: Files that could not be read, a clause each.
+        problems: Files that could not be read, or only in part, a clause each.
         stacks: Path and text of each file of stacks.
     """
 
@@ -95,19 +102,34 @@ def _check_kind(path: str, *, allows_pipe: bool = False) -> None:
 
 def _read_events(path: str, logs: Logs) -> None:
     with open_user_file(path) as file:
-        events, mistakes = read_events(_lines(file), path)
+        size = os.fstat(file.fileno()).st_size  # of a pipe 0
+        is_long = size > 2 * _PART
+        _take_events(_lines(file, _PART if is_long else math.inf), path, logs)
+        if is_long:
+            start = file.seek(size - _PART)
+            last = _lines(file)
+            next(last, None)  # the rest of a line
+            _take_events(last, f"{path}, from byte {start} on", logs)
+            part = _PART >> 20
+            logs.problems.append(f"{path} has {size >> 20} MiB: only its first and last {part} MiB are read")
     logs.files.append(path)
+
+
+def _take_events(lines: Iterator[bytes], name: str, logs: Logs) -> None:
+    events, mistakes = read_events(lines, name)
     logs.events += events
     if mistakes is not None:
         logs.mistakes.append(mistakes)
 
 
-def _lines(file: BufferedReader) -> Iterator[bytes]:
-    """Return the lines; a line that is longer than any event is cut."""
-    while line := file.readline(LINE_LIMIT + 1):
+def _lines(file: BufferedReader, most: float = math.inf) -> Iterator[bytes]:
+    """Return the lines that begin in the next `most` bytes; a line that is longer than any event is cut."""
+    while most > 0 and (line := file.readline(LINE_LIMIT + 1)):
         yield line
-        while len(line) > LINE_LIMIT and not line.endswith(b"\n"):
+        most -= len(line)
+        while most > 0 and len(line) > LINE_LIMIT and not line.endswith(b"\n"):
             line = file.readline(LINE_LIMIT + 1)
+            most -= len(line)
 
 
 def _read_stacks(path: str, logs: Logs) -> None:
