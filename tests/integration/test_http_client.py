@@ -179,10 +179,12 @@ def test_a_server_that_asks_for_patience_gets_our_own(client: Callable[..., tupl
     """Where a server can't answer now the pauses are those of the client, not the server's."""
     http, server = client(_OK.replace(b"200", b"503") + b"Retry-After: 30\r\nContent-Length: 4\r\n\r\nbusy")
     begun = time.monotonic()
-    # On a busy machine the end of the time may cut the last attempt.
-    with pytest.raises(StoreConnectionError, match=r"busy|did not answer in time") as caught:
+    with pytest.raises(StoreConnectionError) as caught:
         ask(http)
-    assert caught.value.reason in (UNREADY, SILENT)
+    # On a busy machine the end of the time may cut the last attempt.
+    said = str(caught.value) if caught.value.reason == UNREADY else caught.value.answer
+    assert said.startswith("etcd at ")
+    assert said.endswith(": busy")
     assert time.monotonic() - begun < stretched(4 * _TIMEOUT)
     assert len(server.requests) > 1
 

@@ -13,7 +13,7 @@ from elastic_run.rendezvous.elastic import retry_deadline
 from elastic_run.rendezvous.elastic.context import SessionContext
 from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
 from elastic_run.rendezvous.session import Lost, Notice, Waiting
-from elastic_run.store.errors import REFUSED, SILENT, StoreConnectionError
+from elastic_run.store.errors import REFUSED, SILENT, UNREADY, StoreConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,10 +62,12 @@ class Trial:
         """Let the store answer."""
         self.wait_limit.recovered()
 
-    def fail(self, reason: str, at: float) -> Notice | Waiting | Lost | None:
+    def fail(
+        self, reason: str, at: float, *, text: str = "it fails", answer: str = ""
+    ) -> Notice | Waiting | Lost | None:
         """Let an attempt fail so many seconds after the first one."""
         self.now = _BEGIN + at
-        return self.wait_limit.failed(StoreConnectionError("it fails", reason), self.now)
+        return self.wait_limit.failed(StoreConnectionError(text, reason, answer=answer), self.now)
 
     def find_loss(self, reason: str) -> int:
         """Return the second at which the store is given up, if an attempt fails each second from 0 on."""
@@ -121,6 +123,24 @@ def test_the_user_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     reached.reach()
     assert reached.find_lines(SILENT, 40) == [6, 16, 26, 36]
     assert Trial(monkeypatch, shows_waiting=True).find_lines(SILENT, 6) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("is_within", [False, True], ids=["an attempt before", "the same attempt"])
+def test_what_a_busy_store_said_last_is_told(monkeypatch: pytest.MonkeyPatch, *, is_within: bool) -> None:
+    """The end of the time cuts the last attempt: a store that has said why it can't serve has not kept silent."""
+    trial = Trial(monkeypatch, dies_with_host=False, conf={"join_timeout": 90})
+    if is_within:
+        trial.fail(SILENT, 0.0, text="no answer in time", answer="etcd: busy")
+    else:
+        trial.fail(UNREADY, 0.0, text="etcd: busy")
+    lost = trial.fail(SILENT, 90.0, text="no answer in time")
+    assert isinstance(lost, Lost)
+    assert lost.detail.endswith(" for 90 s: no answer in time; its last answer: etcd: busy")
+    trial.reach()
+    trial.fail(SILENT, 100.0, text="no answer in time")
+    lost = trial.fail(SILENT, 300.0, text="no answer in time")
+    assert isinstance(lost, Lost)
+    assert lost.detail.endswith(" s: no answer in time")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_run.store.errors import REFUSED, StoreConnectionError
+from elastic_run.store.errors import REFUSED, SILENT, UNREADY, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.jobstore import http_client
 from elastic_run.store.jobstore.http_client import Endpoint, HttpClient
 
@@ -61,3 +61,23 @@ def test_pauses_grow_and_the_client_gives_up_in_time(monkeypatch: pytest.MonkeyP
     assert cluster.pauses == sorted(cluster.pauses)
     assert cluster.pauses[0] < cluster.pauses[-1] <= 0.5
     assert 9.0 < cluster.now <= 10.0
+
+
+def test_the_last_answer_of_a_busy_server_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the time cuts the last attempt, whose failure says no more than that."""
+    cluster = Cluster(monkeypatch, 1)
+    asked = []
+
+    def once(timeout: float) -> None:
+        asked.append(timeout)
+        took = min(timeout, 3.0)
+        cluster.now += took
+        if took < 3.0:
+            message = "no answer in time"
+            raise StoreTimeoutError(message)
+        message = f"h:1: busy {len(asked)}"
+        raise StoreConnectionError(message, UNREADY)
+
+    with pytest.raises(StoreConnectionError, match="no answer in time") as caught:
+        cluster.client._try(once)
+    assert (caught.value.reason, caught.value.answer) == (SILENT, "h:1: busy 3")

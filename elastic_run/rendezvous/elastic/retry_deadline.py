@@ -6,6 +6,8 @@ the agent tries; after that the store is lost. The agent tries for `join_timeout
 the store comes back by itself (etcd, a file). It gives up a store that dies with its host (c10d) sooner: a refused
 connection means that the store's process is gone, with its contents. With successors it gives up after a lease, or
 after a second of refusals: then the next endpoint serves the store, and gets the time that a node needs to notice.
+The time that is left may be too short for the last answer of a store that is busy: so the messages name the answer
+before it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 
 from elastic_run.rendezvous.session import Lost, Notice, Waiting
 from elastic_run.report.wait_texts import FIRST, INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
-from elastic_run.store.errors import REFUSED, SILENT, UNRESOLVED
+from elastic_run.store.errors import REFUSED, SILENT, UNREADY, UNRESOLVED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class RetryDeadline:
         self._last_line: float | None = None
         self._was_reached = False
         self._has_moved = False
+        self._answer = ""
 
     def begin(self) -> None:
         """Note that the store is asked for the first time from now on: what that takes counts, too."""
@@ -75,6 +78,7 @@ class RetryDeadline:
         self._since = self._last_line = self._refused_since = None
         self._was_reached = True
         self._has_moved = False
+        self._answer = ""
         return f"the store at {self._context.backend.name} {verb} after {silent_for:.0f} s" if was_told else ""
 
     def restart(self) -> None:
@@ -82,6 +86,7 @@ class RetryDeadline:
         self._since = time.monotonic()
         self._refused_since = None
         self._has_moved = True
+        self._answer = ""
 
     def failed(self, error: StoreError, asked_at: float) -> Notice | Waiting | Lost | None:
         """Note that an attempt failed.
@@ -99,6 +104,9 @@ class RetryDeadline:
             trouble = (
                 f"{trouble}; if the name stays unknown, give all nodes an address in its place{self._describe_hint()}"
             )
+        self._answer = (trouble if reason == UNREADY else getattr(error, "answer", "")) or self._answer
+        if reason == SILENT and self._answer:
+            trouble = f"{trouble}; its last answer: {self._answer}"
         fenced_for = self._context.signals.fenced_at - self._context.sender.last_heartbeat_at
         if fenced_for > 0:
             trouble = f"{trouble}; the workers were stopped after {fenced_for:.0f} s (--fence-after=lease)"

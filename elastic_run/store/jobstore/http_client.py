@@ -176,7 +176,7 @@ class HttpClient:
             answer = connection.ask(method, path, body, headers, timeout)
             answer.body = connection.receive_body(deadline - time.monotonic())
             if answer.status in _UNAVAILABLE:
-                message = f"{self.endpoint}: {answer.body[:200].decode(errors='replace').strip()}"
+                message = f"etcd at {self.endpoint}: {answer.body[:200].decode(errors='replace').strip()}"
                 raise StoreConnectionError(message, UNREADY)
             return answer
 
@@ -205,13 +205,15 @@ class HttpClient:
         deadline = time.monotonic() + self.timeout
         wait_limit = _WAIT_LIMIT if len(self._endpoints) > 1 else self.timeout
         backoff = Backoff(_PAUSE, _LAST_PAUSE, self.draw)
-        failures = 0
+        failures, answer = 0, ""
         while True:
             left = deadline - time.monotonic()
             try:
                 return once(max(min(left, wait_limit), _LEAST))
             except (StoreConnectionError, StoreTimeoutError, WireError) as error:
-                failure = self._give_up(error)
+                failure = self._give_up(error, answer)
+            if failure.reason == UNREADY:
+                answer = str(failure)
             failures += 1
             left = deadline - time.monotonic()
             # A connection that broke while it was idle is no reason to wait; nor is one server of several.
@@ -223,8 +225,10 @@ class HttpClient:
                 time.sleep(pause)
                 wait_limit *= 2  # if all are slow, to ask again and again makes them slower
 
-    def _give_up(self, error: StoreConnectionError | StoreTimeoutError | WireError) -> StoreConnectionError:
-        """Leave a server; returns what to say if no other one works."""
+    def _give_up(
+        self, error: StoreConnectionError | StoreTimeoutError | WireError, answer: str
+    ) -> StoreConnectionError:
+        """Leave a server; returns what to say if no other one works, with the last answer of a server that is busy."""
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
             # With TLS 1.3 a server says so only after the greeting.
@@ -234,7 +238,7 @@ class HttpClient:
         self.prefer_next()
         reason = SILENT if isinstance(error, StoreTimeoutError) else FOREIGN
         reason = error.reason if isinstance(error, StoreConnectionError) else reason
-        failure = StoreConnectionError(message, reason, cause=getattr(error, "cause", ""))
+        failure = StoreConnectionError(message, reason, cause=getattr(error, "cause", ""), answer=answer)
         failure.__cause__ = error
         return failure
 
