@@ -1,4 +1,4 @@
-"""Tells the agent that another program has removed one of its files: a cleaner of /tmp, or a user.
+"""Tells the agent that another program has removed or renamed one of its files, or its directory: a cleaner, a user.
 
 Nothing polls: the kernel tells it (inotify(7)), and an idle watch costs a descriptor. Where the kernel gives none (a
 user has 128 of them by default), nobody is told.
@@ -18,6 +18,7 @@ __all__ = ["RemovalWatch"]
 
 #: A change of the number of names is one of the attributes. The file itself lives on: this process has it open.
 _ATTRIBUTES = 0x4
+_MOVED = 0x800  # this file or directory, not one in it
 #: Seconds until `on_removed` is called: who removes a directory must not find a new file in it.
 _PAUSE = 0.2
 _CHUNK = 4096
@@ -58,14 +59,16 @@ class RemovalWatch:
 
 
 def _open_watch(path: str) -> int:
-    """Return a descriptor that is readable when the file's attributes change, or -1."""
+    """Return a descriptor that is readable when the file's attributes change, or it or its directory moves; or -1."""
     from elastic_run import libc  # noqa: PLC0415 - the workers come first
 
     try:
         fd = libc.call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
-        if fd >= 0 and libc.call("inotify_add_watch", fd, os.fsencode(path), _ATTRIBUTES) < 0:
+        if fd >= 0 and libc.call("inotify_add_watch", fd, os.fsencode(path), _ATTRIBUTES | _MOVED) < 0:
             os.close(fd)
             return -1
+        if fd >= 0:  # a directory that this user may not read can't be watched
+            libc.call("inotify_add_watch", fd, os.fsencode(os.path.dirname(path) or os.curdir), _MOVED)
     except (ImportError, AttributeError, OSError):
         return -1  # a Python without ctypes, or a kernel without inotify
     return fd

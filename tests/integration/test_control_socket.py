@@ -201,12 +201,26 @@ def test_the_socket_belongs_to_the_user_alone(agent: Agent, tmp_path: Path) -> N
     assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([], [])
 
 
-def test_a_socket_that_was_removed_is_opened_again(agent: Agent, tmp_path: Path) -> None:
+def _rename_directory(path: Path) -> None:
+    shutil.rmtree(path.parent.with_name("old"), ignore_errors=True)
+    path.parent.rename(path.parent.with_name("old"))
+
+
+def _rename_file(path: Path) -> None:
+    path.rename(path.with_name("old"))
+
+
+@pytest.mark.parametrize(
+    "remove", [lambda path: shutil.rmtree(path.parent), _rename_directory, _rename_file], ids=["rm", "mv dir", "mv"]
+)
+def test_a_socket_that_was_removed_is_opened_again(
+    remove: Callable[[Path], None], agent: Agent, tmp_path: Path
+) -> None:
     """A cleaner of old files has been in /tmp, also twice; another change of the file opens none."""
     environment, removed = {ENV_CONTROL_DIR: str(tmp_path)}, []
     for _ in range(2):
         removed.append(agent.server.path)
-        shutil.rmtree(Path(agent.server.path).parent)
+        remove(Path(agent.server.path))
         agent.turn_until(lambda: agent.server.path not in removed)
         with agent.connect() as connection:
             connection.sendall(b'{"version": 1, "request": "ping"}\n')
