@@ -5,7 +5,10 @@ Rules
   request is to wait for the descriptor.
 - Clients write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. What else arrives is counted,
   told once, and dropped.
-- A pipe that another server reads is never taken from it.
+- A pipe that another server reads is never taken from it: a lock on the directory (flock) lets one agent at a time make
+  or remove a pipe there. Agents hold the lock for less than a millisecond, but any process that can read the directory
+  can hold it for ever: another user's, where the directory is shared. So an agent waits for it for a second, and then
+  goes on without it: then two agents that start at the same moment with the same path may both make a pipe.
 - A client opens the pipe for each request, so it finds a pipe that was made again under the same path.
 """
 
@@ -15,7 +18,8 @@ import fcntl
 import os
 import select
 import stat
-from contextlib import contextmanager, suppress
+import time
+from contextlib import contextmanager
 
 from elastic_run.timer.requests import read_request
 
@@ -30,6 +34,9 @@ _MOST_CHUNKS = 16
 #: Bytes without an end of line that are kept; no request is as long.
 _MOST = 1 << 16
 _SHOWN = 80
+#: Attempts to get the lock on a directory, and the seconds between two of them.
+_LOCK_TRIES = 100
+_LOCK_PAUSE = 0.01
 
 
 class TimerFile:
@@ -138,11 +145,23 @@ def _alone(path: str) -> Iterator[None]:
         yield  # there is no such directory, or it can't be read: what follows says so where it matters
         return
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(directory, fcntl.LOCK_EX)
+        _lock(directory)
         yield
     finally:
         os.close(directory)
+
+
+def _lock(directory: int) -> None:
+    """Lock a directory, unless another process keeps it locked."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE)  # a wait for a lock has no deadline
+        except OSError:
+            return  # a file system without locks
+        else:
+            return
 
 
 def make_pipe(path: str) -> None:

@@ -13,19 +13,20 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer import expiries
+from elastic_run.timer import expiries, timer_file
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.file_based_local_timer import choose
 from elastic_run.timer.local_timer import MultiprocessingRequestQueue
 from elastic_run.timer.requests import read_request
 from elastic_run.timer.signal_process import signal_process
-from elastic_run.timer.timer_file import TimerFile, _alone, write_line
+from elastic_run.timer.timer_file import TimerFile, _alone, has_reader, write_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -313,6 +314,30 @@ def test_one_process_at_a_time_makes_a_pipe_in_a_directory(
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def test_another_lock_on_the_directory_delays_a_pipe_and_does_not_prevent_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user who can read a shared directory can lock it, for ever; an agent's lock ends at once."""
+    pauses: list[float] = []
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    monkeypatch.setattr(timer_file, "time", SimpleNamespace(sleep=pauses.append))
+    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
+    assert has_reader(pipe.path)
+    assert sum(pauses) == pytest.approx(1.0)
+
+    def release(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            os.close(held)
+
+    pauses.clear()
+    monkeypatch.setattr(timer_file, "time", SimpleNamespace(sleep=release))
+    pipe.close()
+    assert len(pauses) == 3
+    assert not (tmp_path / "pipe").exists()
 
 
 def test_a_queue_that_is_asked_without_a_wait_is_not_waited_for() -> None:
