@@ -17,6 +17,7 @@ from elastic_run import contract
 from elastic_run.cluster.cpus import list_names
 from elastic_run.errors import UsageError
 from elastic_run.records import dataclass
+from elastic_run.report.event_history import read_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,11 +158,11 @@ def _read_events(directory: str, name: str) -> tuple[dict[str, Any], ...]:
 def _read_events_of(path: str, name: str, size: int, changed: int) -> tuple[dict[str, Any], ...]:
     """Read them; again only where size or time of the file are others, for `logs -f` looks some times a second."""
     del size, changed
-    marker = f'"{name}"'
+    marker = f'"{name}"'.encode()
     found = []
     try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
+        with open(path, "rb") as file:
+            for line in read_lines(file):
                 if marker in line:
                     with suppress(ValueError, RecursionError):
                         found.append(json.loads(line))

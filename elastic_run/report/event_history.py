@@ -1,13 +1,14 @@
 """Reads event logs, and folds them into the history of jobs.
 
-Pure: lines go in, records come out. A log may end in the middle of a line, lack any part, and contain anything: lines
-that are not events are counted and named, and never raise an error. The events of each launcher are folded in their
-order. The parts of one round on several nodes are joined by the round's number and id.
+Pure beside `read_lines`: lines go in, records come out. A log may end in the middle of a line, lack any part, and
+contain anything: lines that are not events are counted and named, and never raise an error. The events of each
+launcher are folded in their order. The parts of one round on several nodes are joined by the round's number and id.
 """
 
 from __future__ import annotations
 
 import json
+import math
 
 from elastic_run.records import dataclass
 from elastic_run.report.clock_offsets import correct, find_offsets
@@ -17,6 +18,7 @@ from elastic_run.report.job_history import Agent, Job, Member, Reading, Round, W
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from io import BufferedReader
     from typing import Any
 
     from elastic_run.report.job_history import Event
@@ -43,6 +45,21 @@ class Mistakes:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
+def read_lines(file: BufferedReader, most: float = math.inf) -> Iterator[bytes]:
+    """Return the lines of an event log; a line that is longer than any event is cut.
+
+    Args:
+        file: The log.
+        most: Bytes, counted from the file's position, in which the lines begin.
+    """
+    while most > 0 and (line := file.readline(LINE_LIMIT + 1)):
+        yield line
+        most -= len(line)
+        while most > 0 and len(line) > LINE_LIMIT and not line.endswith(b"\n"):
+            line = file.readline(LINE_LIMIT + 1)
+            most -= len(line)
+
+
 def read_events(lines: Iterable[bytes], file: str) -> tuple[list[Event], Mistakes | None]:
     """Read the lines of an event log.
 

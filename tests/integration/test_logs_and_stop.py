@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import time
+import tracemalloc
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -231,6 +232,24 @@ def test_ranks_come_from_the_event_log(ended: Path) -> None:
             event["rank"] += 8
     path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     assert run("logs", ended, "--rank=9", "--grep=attempt 1").stdout == "--- attempt_1\n[9] rank 1 attempt 1\n"
+
+
+def test_an_event_log_with_a_hole_does_not_fill_the_memory(ended: Path) -> None:
+    """The hole is a line without end; the events before and behind it count."""
+    (path,) = ended.rglob("events.jsonl")
+    events = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(events[0])
+    os.truncate(path, 64 << 20)
+    with path.open("ab") as file:
+        file.write(b"\n" + b"".join(events[1:]))
+    tracemalloc.start()
+    try:
+        found = {file.rank for file in find_log_files(find_run_directories(str(ended)))}
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == {0, 1}
+    assert peak < 8 << 20
 
 
 def test_a_job_is_stopped_as_by_sigterm_and_its_end_is_awaited(launch: Launch, worker: Worker) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.report.event_history import LINE_LIMIT, fold
+from elastic_run.report.event_history import LINE_LIMIT, fold, read_lines
 from elastic_run.report.history_page import files
 from elastic_run.report.history_page.failures import find_failures
-from elastic_run.report.history_page.files import _DEPTH, _STACK_BYTES, _lines, read_logs
+from elastic_run.report.history_page.files import _DEPTH, _STACK_BYTES, read_logs
 from elastic_run.report.history_page.page import _clock, _describe_round, _share_out
 from elastic_run.report.history_page.timeline import RUNNING, STARTING, STOPPING, UNSEEN, WAITING, draw_rows, find_span
 from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
@@ -70,7 +70,7 @@ def test_a_line_that_is_longer_than_any_event_is_one_line(tmp_path: Path) -> Non
     """It is cut, and its rest is no line of its own."""
     (tmp_path / "e").write_bytes(b"x" * (3 * LINE_LIMIT) + b"\nnext\n")
     with (tmp_path / "e").open("rb") as file:
-        assert list(_lines(file)) == [b"x" * (LINE_LIMIT + 1), b"next\n"]
+        assert list(read_lines(file)) == [b"x" * (LINE_LIMIT + 1), b"next\n"]
 
 
 def test_of_a_long_log_the_first_and_the_last_part_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_line_that_never_ends_ends_with_the_part(tmp_path: Path) -> None:
     """A file with a hole of gigabytes has such a line."""
     (tmp_path / "e").write_bytes(b"first\n" + b"\0" * (9 * LINE_LIMIT))
     with (tmp_path / "e").open("rb") as file:
-        assert list(_lines(file, 2 * LINE_LIMIT)) == [b"first\n", b"\0" * (LINE_LIMIT + 1)]
+        assert list(read_lines(file, 2 * LINE_LIMIT)) == [b"first\n", b"\0" * (LINE_LIMIT + 1)]
         assert file.tell() <= 3 * LINE_LIMIT + 8
 
 

@@ -13,13 +13,12 @@ import stat
 
 from elastic_run.contract import EVENTS_FILE
 from elastic_run.records import dataclass, field
-from elastic_run.report.event_history import LINE_LIMIT, Mistakes, read_events
+from elastic_run.report.event_history import Mistakes, read_events, read_lines
 from elastic_run.user_file import open_user_file, read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from io import BufferedReader
 
     from elastic_run.report.job_history import Event
 
@@ -104,10 +103,10 @@ def _read_events(path: str, logs: Logs) -> None:
     with open_user_file(path) as file:
         size = os.fstat(file.fileno()).st_size  # of a pipe 0
         is_long = size > 2 * _PART
-        _take_events(_lines(file, _PART if is_long else math.inf), path, logs)
+        _take_events(read_lines(file, _PART if is_long else math.inf), path, logs)
         if is_long:
             start = file.seek(size - _PART)
-            last = _lines(file)
+            last = read_lines(file)
             next(last, None)  # the rest of a line
             _take_events(last, f"{path}, from byte {start} on", logs)
             part = _PART >> 20
@@ -120,16 +119,6 @@ def _take_events(lines: Iterator[bytes], name: str, logs: Logs) -> None:
     logs.events += events
     if mistakes is not None:
         logs.mistakes.append(mistakes)
-
-
-def _lines(file: BufferedReader, most: float = math.inf) -> Iterator[bytes]:
-    """Return the lines that begin in the next `most` bytes; a line that is longer than any event is cut."""
-    while most > 0 and (line := file.readline(LINE_LIMIT + 1)):
-        yield line
-        most -= len(line)
-        while most > 0 and len(line) > LINE_LIMIT and not line.endswith(b"\n"):
-            line = file.readline(LINE_LIMIT + 1)
-            most -= len(line)
 
 
 def _read_stacks(path: str, logs: Logs) -> None:
