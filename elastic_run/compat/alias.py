@@ -46,6 +46,10 @@ class Alias(ModuleType):
         target: ModuleType = self.__dict__["__elastic_run__"]
         if name in _OF_THE_IMPORT_SYSTEM:
             raise AttributeError(name, name=name, obj=self)
+        child = f"{self.__name__}.{name}"
+        if child in PATHS:
+            # Our package may have a module of this name that is not the one of the table (`multiprocessing.api`).
+            return import_module(child)
         try:
             return getattr(target, name)
         except AttributeError:

@@ -73,6 +73,20 @@ for path, home in {PATHS!r}.items():
 """)
 
 
+def test_a_module_that_is_imported_from_its_package_is_an_alias(check_installed: Callable[[str], str]) -> None:
+    """`from torch.distributed.elastic.multiprocessing import api` gives torch's names, before any import of `.api`."""
+    check_installed(f"""
+from importlib import import_module
+for path in {PATHS!r}:
+    package, _, child = path.rpartition(".")
+    names = {{}}
+    exec(f"from {{package}} import {{child}}", names)
+    assert names[child] is import_module(path), path
+from torch.distributed.elastic.multiprocessing import api
+assert api.PContext and api.LogsSpecs
+""")
+
+
 def test_torchs_other_modules_of_these_packages_can_be_imported(check_installed: Callable[[str], str]) -> None:
     """What is outside of our promise is torch's own, and can be imported beside ours."""
     check_installed(f"""
