@@ -53,6 +53,25 @@ def test_values_by_rank(method: str, program: Program, host: Host) -> None:
 
 
 @all_methods
+def test_a_main_file_that_sets_variables_leaves_the_workers_environment(
+    method: str, program: Program, host: Host
+) -> None:
+    """A program that sets MASTER_PORT at its top, as for `torch.multiprocessing.spawn`, gives no worker a wrong one."""
+    path = program(
+        """
+        os.environ.update(RANK="7", MASTER_PORT="12355", OF_THE_PROGRAM="kept")
+        def work():
+            return os.environ["RANK"], os.environ["MASTER_PORT"] != "12355", os.environ["OF_THE_PROGRAM"]
+        """,
+        """
+        assert launch(work) == {0: ("0", True, "kept"), 1: ("1", True, "kept")}
+        """,
+    )
+    job = host(path, method)
+    assert job.wait_exit() == 0, job.stderr
+
+
+@all_methods
 def test_workers_do_not_get_the_jobs_secret(method: str, program: Program, host: Host) -> None:
     """The secret that the nodes of a job share is not in a worker's environment, which it may print."""
     path = program(

@@ -199,6 +199,7 @@ class Functions:
         self._parent_alive_pipes.clear()
 
     def _spawn(self, worker: FunctionWorker, options: SpawnOptions, _: Callable[[], None]) -> tuple[int, None]:
+        worker.env = options.env
         payload, kept = pickle_for_child(_preparation(worker.name), worker)
         file = open_unnamed()
         try:

@@ -104,6 +104,7 @@ class FunctionWorker(Process):
         result: Descriptor for the result: a number, or an object of `DupFd`.
         start_pipe: Descriptor of a pipe, in the same form: a byte comes when the function may be called.
         fork_setup: A function that a forked process calls first, or None.
+        env: Variables of a spawned process, which are set again: its import of the main file may have replaced them.
     """
 
     def __init__(
@@ -123,11 +124,13 @@ class FunctionWorker(Process):
         self.result: Any = None
         self.start_pipe: Any = None
         self.fork_setup: ForkSetup | None = None
+        self.env: Mapping[str, str] = {}
 
     def run(self) -> None:
         """Call the function, and tell the launcher; runs in the worker."""
         if self.fork_setup is not None:
             self.fork_setup.perform()
+        os.environ.update(self.env)
         result, start_pipe = (fd if isinstance(fd, int) else fd.detach() for fd in (self.result, self.start_pipe))
         os.set_inheritable(result, False)  # noqa: FBT003 - the function's own signature
         if self._start_method == "spawn":
