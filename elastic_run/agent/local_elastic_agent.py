@@ -168,8 +168,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._stop_requests.put(number)
 
     def _has_own_hooks(self) -> bool:
-        """Whether a subclass replaces a step of torch's, so that the agent has to call it."""
-        return any(getattr(type(self), name) is not getattr(LocalElasticAgent, name) for name in _HOOKS)
+        """Whether a subclass, or a program that patches a class, replaces a step, so that the agent has to call it."""
+        return not all(_is_ours(getattr(type(self), name)) for name in _HOOKS)
 
     def _refuse_unsendable(self) -> None:
         """Refuse a function that its workers can't get, before anything is started or joined."""
@@ -373,7 +373,12 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._health_check_server = None
 
 
-#: The steps of torch's agent that subclasses replace.
+def _is_ours(step: object) -> bool:
+    """Whether a function's code is of this package; `functools.wraps` copies its `__module__`, but not its globals."""
+    return str(getattr(step, "__globals__", {}).get("__name__")).startswith("elastic_run.")
+
+
+#: The steps of torch's agent that others replace.
 _HOOKS = (
     "_assign_worker_ranks",
     "_exit_barrier",

@@ -255,11 +255,29 @@ class Quiet(LocalElasticAgent):
     def note(self): return "a method of its own is no hook"
 """
     main = """
-def never(*_): raise AssertionError("a hook was called")
-LocalElasticAgent._monitor_workers = LocalElasticAgent._start_workers = never
+def never(*_): raise AssertionError("the hooks were called")
+SimpleElasticAgent.run = never
 result = Quiet(make_spec(work, "text"), DefaultLogsSpecs()).run()
 say(result.state.name, result.return_values)
 """
     job = run(classes, main, _OURS)
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == "SUCCEEDED {0: ('text', 1, '0', '2'), 1: ('text', 1, '1', '2')}\n"
+
+
+def test_a_program_that_patches_a_step_of_the_class_is_heard(run: Run) -> None:
+    """A step that a program replaces in one of the classes is called as a subclass's is."""
+    main = """
+import functools
+for owner, name in ((SimpleElasticAgent, "_invoke_run"), (LocalElasticAgent, "_start_workers")):
+    @functools.wraps(getattr(owner, name))
+    def call(*args, step=getattr(owner, name), name=name):
+        say(name)
+        return step(*args)
+    setattr(owner, name, call)
+result = LocalElasticAgent(make_spec("true", max_restarts=0), logs_specs=DefaultLogsSpecs()).run()
+say(result.state.name)
+"""
+    job = run("", main, _OURS)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.splitlines() == ["_invoke_run", "_start_workers", "SUCCEEDED"]
