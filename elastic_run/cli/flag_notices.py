@@ -14,6 +14,7 @@ from elastic_run.cli.values import node_range
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.output.stream_option import parse_streams
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
         notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
     if args.requeue is not None and ("SLURM_JOB_ID" not in environ or has_left_slurm(args)):
         notices.append("--requeue: has no effect outside of a Slurm job")
+    notices += _rendezvous_notices(args)
     notices += _filter_notices(args)
     notices += describe_shell_words(args.health_check)
     notices += describe_shortage(str(args.nproc_per_node), environ)
@@ -62,6 +64,19 @@ def _unused_flags(args: Namespace) -> list[str]:
         for name, value, default in given
         if value not in {default, "", -1}
     ]
+
+
+def _rendezvous_notices(args: Namespace) -> list[str]:
+    """Name keys of --rdzv-conf that are flags of their own; the backend of a plug-in may read them."""
+    if "rdzv_" not in args.rdzv_conf or args.rdzv_backend not in BACKENDS:
+        return []
+    from elastic_run.rendezvous.settings import NAMES_OF_FLAGS  # noqa: PLC0415 - most jobs have no settings
+    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - ditto
+
+    given = [name for name in NAMES_OF_FLAGS if name in parse_rendezvous_config(args.rdzv_conf)]
+    flags = ", ".join("--" + name.replace("_", "-") for name in given)
+    verb = "has" if len(given) == 1 else "have"
+    return [f"--rdzv-conf: {', '.join(given)} {verb} no effect there: give {flags}"] if given else []
 
 
 def _filter_notices(args: Namespace) -> list[str]:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["Settings", "parse_settings"]
+__all__ = ["NAMES_OF_FLAGS", "Settings", "parse_settings"]
+
+#: Keys that name flags. Many command lines for accelerate have them in `--rdzv-conf`, where torch reads none of them.
+NAMES_OF_FLAGS = ("rdzv_backend", "rdzv_endpoint", "rdzv_id")
 
 #: torch's LaunchConfig puts this ``timeout`` into every job's settings; only static and etcd ever meant it.
 _TIMEOUT_OF_TORCH = 900
@@ -97,7 +100,7 @@ def parse_settings(backend: str, config: Mapping[str, Any], own: tuple[str, ...]
 
 
 def _refuse_unknown(backend: str, config: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    unknown = next((key for key in config if key not in known), None)
+    unknown = next((key for key in config if key not in known and key not in NAMES_OF_FLAGS), None)
     if unknown is None:
         return
     import difflib  # noqa: PLC0415 - only on the way to an error

@@ -426,6 +426,12 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--nnodes 1:2 --exclude-after 2/6h train.py", {}, None),
         ("--exclude-exit-codes 7 train.py", {}, "--exclude-exit-codes: has no effect on a job of one node"),
         ("--hang-action fail train.py", {}, "--hang-action: fail has no effect without --hang-timeout"),
+        (
+            "--rdzv-conf timeout=9,rdzv_backend=c10d,rdzv_endpoint=h:1 train.py",
+            {},
+            "--rdzv-conf: rdzv_backend, rdzv_endpoint have no effect there: give --rdzv-backend, --rdzv-endpoint",
+        ),
+        ("--rdzv-conf rdzv_id=j train.py", {}, "--rdzv-conf: rdzv_id has no effect there: give --rdzv-id"),
         ("--hang-action fail --hang-timeout auto train.py", {}, None),
         ("--duplicate-stdout-filters a train.py", {}, "--duplicate-stdout-filters: has no effect without --tee=1 or"),
         ("--duplicate-stderr-filters a --tee 0:1 train.py", {}, "--duplicate-stderr-filters: has no effect without"),

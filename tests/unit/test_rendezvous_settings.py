@@ -59,6 +59,13 @@ def test_timeout_is_the_former_name_of_join_timeout(backend: str, timeout: int, 
     assert both.complete(JobConfig()).join_timeout == 5.0
 
 
+@pytest.mark.parametrize("backend", ["c10d", "static", "etcd-v3"])
+def test_names_of_flags_are_passed_over(backend: str) -> None:
+    """What command lines for accelerate have in --rdzv-conf by mistake has no effect, as under torchrun."""
+    config = {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "rdzv_id": "j"}
+    assert read_settings(backend, config) == read_settings(backend, {})
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
