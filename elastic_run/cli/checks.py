@@ -210,18 +210,11 @@ def _check_faults(args: Namespace, worker_count: int) -> None:
 
 
 def _check_ranks(args: Namespace, worker_count: int) -> None:
+    filtered = [part for part in args.local_ranks_filter.split(",") if part]
     named = (
-        (
-            "--redirects",
-            args.redirects,
-            [entry.partition(":")[0] for entry in args.redirects.split(",") if ":" in entry],
-        ),
-        ("--tee", args.tee, [entry.partition(":")[0] for entry in args.tee.split(",") if ":" in entry]),
-        (
-            "--local-ranks-filter",
-            args.local_ranks_filter,
-            [part for part in args.local_ranks_filter.split(",") if part],
-        ),
+        ("--redirects", args.redirects, _find_ranks(args.redirects)),
+        ("--tee", args.tee, _find_ranks(args.tee)),
+        ("--local-ranks-filter", args.local_ranks_filter, filtered),
     )
     there = "local rank 0" if worker_count == 1 else f"local ranks 0 to {worker_count - 1}"
     for name, value, ranks in named:
@@ -229,6 +222,12 @@ def _check_ranks(args: Namespace, worker_count: int) -> None:
             if int(rank) >= worker_count:
                 message = f"{name}: {value!r} names local rank {int(rank)}, but this node has only {there}"
                 raise UsageError(message)
+
+
+def _find_ranks(streams: str) -> list[str]:
+    """Return the local ranks from which a map takes output; `7:0` takes none, so there may be no rank 7."""
+    entries = [entry.partition(":") for entry in streams.split(",")]
+    return [rank for rank, colon, choice in entries if colon and choice != "0"]
 
 
 def _check_signals(args: Namespace) -> None:

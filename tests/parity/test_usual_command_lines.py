@@ -37,7 +37,7 @@ REFUSED = {
     "PET_NNODES=1:2 PET_RDZV_ENDPOINT=w-0:23456 PET_RDZV_BACKEND=c10d torchrun ./echo.py": _NO_ID,
     "torchrun --rdzv_backend=etcd --rdzv_endpoint=etcd:2379 --nnodes=2:8 --nproc_per_node=1 train.py": _NO_ID,
     "torchrun --nproc_per_node=8 --rdzv_conf 'overlap_timeout=600' train.py": _NO_KEY,
-    "torchrun --redirects 1:0,2:0,3:0,4:0 --standalone --nnodes=1 --nproc_per_node=4 train.py": _NO_RANK,
+    "torchrun --standalone --nnodes=1 --nproc_per_node=1 --local-ranks-filter 0 --tee 0:3,1:3 train.py": _NO_RANK,
     "torchrun --nnodes=1 --node_rank=1 --master_addr=127.0.0.1 --master_port=29500 train.py": _NO_RANK,
 }
 
