@@ -183,9 +183,9 @@ def _describe_alone(job: Job, root: Root) -> str:
 
     The other nodes' workers may not have come so far when they were stopped.
     """
-    others = [node for node in job.members if node.node != root.node]
-    # Its agent may have been told to stop since, or have died.
-    node = next((node for node in _list_members(job) if node.node == root.node), None)
+    members = _list_members(job)  # an agent that has left or died since may have reported the same error
+    others = [node for node in members if node.node != root.node]
+    node = next((node for node in members if node.node == root.node), None)
     is_alone = bool(others) and all(node.outcome in (STOPPED, DONE) for node in others)
     if node is None or not is_alone or not root.failure.is_deterministic:
         return ""
