@@ -45,6 +45,23 @@ def test_a_log_file_that_may_not_be_read_is_told(
     assert told == f"elastic-run: logs: {denied} can't be read: Permission denied\n"
 
 
+def test_a_log_file_that_may_not_be_read_is_told_before_the_wait_for_new_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--follow` has no end if RUN is a directory, and the user ends it with Ctrl-C."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    (tmp_path / "attempt_0/0").mkdir(parents=True)
+    (tmp_path / "attempt_0/0/stdout.log").write_text("a line\n")
+    monkeypatch.setattr(logs, "open", _deny, raising=False)
+    monkeypatch.setattr(logs, "_follow", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        logs.main(["--follow", str(tmp_path)])
+    assert "can't be read: Permission denied\n" in capfd.readouterr().err
+
+
 def test_a_directory_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not called empty."""
     monkeypatch.setattr(os, "listdir", _deny)

@@ -67,8 +67,8 @@ def main(words: Sequence[str]) -> int:
             _follow(reader, directories, pids)
     except OSError as error:  # of stdout: a log file that can't be read is passed over
         give_up_stdout(error)
-    if reader.problem or not reader.has_shown:
-        say(f"logs: {reader.problem or 'no line to show'}")
+    if not (reader.has_shown or reader.has_told):
+        say("logs: no line to show")
     return contract.EXIT_SUCCESS if reader.has_shown else contract.EXIT_FAILURE
 
 
@@ -158,7 +158,7 @@ class _Reader:
 
     Attributes:
         has_shown: Whether there was a line to show.
-        problem: Why the first file that can't be read was left out, or "".
+        has_told: Whether the user was told of a file that can't be read: of the first one only.
     """
 
     def __init__(self, args: Namespace) -> None:
@@ -167,7 +167,7 @@ class _Reader:
         self._sizes: dict[str, int] = {}
         self._attempt = ""
         self.has_shown = False
-        self.problem = ""
+        self.has_told = False
 
     def show_rest(self, files: Iterable[LogFile]) -> None:
         """Show the rest of the files, with a last line that has no end."""
@@ -209,7 +209,9 @@ class _Reader:
                     self._offsets[file.path] = start
                     yield line
         except OSError as error:
-            self.problem = self.problem or f"{file.path} can't be read: {error.strerror}"
+            if not self.has_told:
+                self.has_told = True
+                say(f"logs: {file.path} can't be read: {error.strerror}")
 
     def _write(self, file: LogFile, line: bytes) -> None:
         out = sys.stdout.buffer
