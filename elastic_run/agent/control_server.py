@@ -7,7 +7,8 @@ Rules
 - A client has `_WAIT_LIMIT` seconds to send its request, and as many to take the answer. A client that is slower than
   that, or sends more than a request, loses its connection. `_MOST` connections are served at a time.
 - An error in a request's function is told to the client; it never ends the job.
-- If another program removes the socket's file, such as a cleaner of old files in /tmp, another socket is opened.
+- If another program removes the socket's file, such as a cleaner of old files in /tmp, another socket is opened. The
+  clients that are connected get their answers.
 - Only the user's processes come here: the directory is the user's (`control.socket_directory`).
 """
 
@@ -87,19 +88,24 @@ class ControlServer:
             self.path = path + SUFFIX
             os.rename(path, self.path)
         except OSError:
-            self.close()
+            self._close_socket()
             remove_stale(path)
             raise
         self._loop.add_reader(listener.fileno(), self._accept)
         self._removal = RemovalWatch(self._loop, self.path, lambda: self._open_again(environment))
 
     def _open_again(self, environment: Mapping[str, str]) -> None:
-        self.close()
+        self._close_socket()
         with suppress(OSError):  # commands do not find the job any more
             self.open(environment)
 
     def close(self) -> None:
         """Remove the socket and end all connections; harmless when it was never opened."""
+        self._close_socket()
+        for client in [*self._clients]:
+            client.close()
+
+    def _close_socket(self) -> None:
         listener, self._socket = self._socket, None
         if listener is None:
             return
@@ -109,8 +115,6 @@ class ControlServer:
         listener.close()
         if self.path:
             remove_stale(self.path)
-        for client in [*self._clients]:
-            client.close()
 
     def _accept(self) -> None:
         if self._socket is None:

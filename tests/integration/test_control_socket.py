@@ -234,6 +234,20 @@ def test_a_socket_that_was_removed_is_opened_again(
     assert find_sockets(environment)[0] == []
 
 
+def test_a_request_is_answered_although_the_socket_was_removed(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as `elastic-run stacks`, which waits for the workers. Its connection goes on beside the other socket."""
+    requests: list[Request] = []
+    monkeypatch.setitem(control_requests.REQUESTS, "late", requests.append)
+    removed = agent.server.path
+    with agent.connect() as connection:
+        connection.sendall(b'{"version": 1, "request": "late"}\n')
+        agent.turn_until(lambda: bool(requests))
+        shutil.rmtree(Path(removed).parent)
+        agent.turn_until(lambda: agent.server.path != removed)
+        requests[0].reply({"late": 1})
+        assert agent.read_to_end(connection) == b'{"version":1,"answer":{"late":1}}\n'
+
+
 @pytest.mark.parametrize("kind", ["open", "file", "link"])
 def test_a_directory_that_is_not_private_is_not_used(kind: str, tmp_path: Path) -> None:
     """The agent opens no socket there, and a command says why it finds nothing."""
