@@ -7,6 +7,7 @@ user has 128 of them by default), nobody is told.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class RemovalWatch:
             self._fd = -1
 
     def _read(self) -> None:
-        os.read(self._fd, _CHUNK)
+        with suppress(BlockingIOError):  # the event was one of a descriptor that had this number before
+            os.read(self._fd, _CHUNK)
         if not os.path.lexists(self._path):
             self.close()
             self._timer = self._loop.call_later(_PAUSE, self._on_removed)

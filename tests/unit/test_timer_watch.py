@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers, timer_exception
+from elastic_run.agent.removal_watch import RemovalWatch
 from elastic_run.contract import TIMER_EXPIRED
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.loop import Loop
@@ -123,6 +124,18 @@ def test_a_pipe_that_was_removed_is_made_again(tmp_path: Path, *, has_place: boo
     timers.close()
     assert not directory.exists()
     assert told != has_place
+
+
+def test_a_watch_that_wakes_up_without_an_event_goes_on(tmp_path: Path) -> None:
+    """In one turn of the loop, a descriptor with an event is closed, and the watch that is opened gets its number."""
+    path, removed = tmp_path / "file", []
+    path.touch()
+    with Loop() as loop:
+        watch = RemovalWatch(loop, str(path), lambda: removed.append(path))
+        watch._read()
+        path.unlink()
+        assert loop.run_until(lambda: bool(removed), loop.now() + DEADLINE)
+        watch.close()
 
 
 def test_a_pipe_named_without_a_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
