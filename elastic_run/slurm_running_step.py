@@ -25,7 +25,7 @@ __all__ = ["BATCH_STEP_ID", "STEP_VARIABLES", "read_running_step"]
 
 #: SLURM_STEP_ID in a batch script (SLURM_BATCH_SCRIPT of slurm.h), which releases before Slurm 26.05 do not set there.
 BATCH_STEP_ID = "-5"
-#: Variables that tasks of a step have, and batch scripts have not, but for the first one since Slurm 26.05.
+#: Variables of the tasks of a step. A batch script has none of them; since Slurm 26.05 it has the first one.
 STEP_VARIABLES = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _DAEMON = "slurmstepd"
 #: The kernel's number of the first namespace of processes, that of the host: PROC_PID_INIT_INO of linux/proc_ns.h.

@@ -1,6 +1,6 @@
-"""A file that the user names: opened and read without a wait for a pipe to which nobody writes.
+"""Opens and reads a file that the user names, and gives up a named pipe that no process opens for writing.
 
-A shell's `<(command)` is a pipe as well, and its command may take its time.
+A shell's `<(command)` is a pipe as well. The wait for its command has no limit.
 """
 
 from __future__ import annotations

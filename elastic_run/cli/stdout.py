@@ -42,10 +42,10 @@ def replace_unknown() -> None:
 
 
 def give_up_stdout(error: OSError) -> None:
-    """Write no more to stdout after an error; it is none if the reader has closed its end.
+    """Drop what is still written to stdout after an error. A reader that has closed its end of a pipe is no error.
 
     Raises:
-        UsageError: It can't be written, as on a full disk.
+        UsageError: stdout can't be written for another reason, such as a full disk.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):

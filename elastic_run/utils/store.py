@@ -1,4 +1,4 @@
-"""Synchronization through a store: torch's functions for programs that have a `torch.distributed.Store` in their hands.
+"""Synchronization through a store: torch's functions for programs that have a `torch.distributed.Store`.
 
 The launcher itself needs none of this; its own stores wait and agree in other ways. The keys are torch's, so that some
 of the processes may call torch's functions. Different on purpose: the timeout is put back after an error, too.

@@ -1,8 +1,8 @@
 """How the workers of a job connect: the store first, then the process group, then one all-reduce that proves it.
 
 torch alone leaves a worker that waits for a missing rank without its name: until the timeout, then with the message of
-some layer below. So each rank writes its host's name into the store before anything else: the other ranks are missing.
-A rank that is connected writes that too; so when the all-reduce fails, the ranks that couldn't be reached are known.
+some layer below. So each rank first writes its host's name into the store: a rank without a name there is missing. It
+also writes there that it has made its process group. So if the all-reduce fails, the ranks out of reach are known.
 
 Every wait is the store's own, and each rank does the same few operations, however many ranks there are.
 """

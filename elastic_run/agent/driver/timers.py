@@ -6,8 +6,8 @@ Rules
   session, and no other process. (torch's server signals any process, and then the agent itself.)
 - While the round is being stopped, no timer of the round expires: the stop has a grace period of its own.
 - If the launcher is killed, the guardian removes the pipe's directory.
-- If another program removes the pipe, such as a cleaner of old files in /tmp, it is made again. A client tries for a
-  second to find it.
+- If another program removes the pipe, such as a cleaner of old files in /tmp, the agent makes it again. Meanwhile a
+  client looks for the pipe again and again, for a second.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def observe(
     if coordinator.pending is not None or coordinator.is_over:
         return coordinator
     leases, silent = liveness.observe(coordinator.leases, heartbeats, now)
-    # A heartbeat that has expired in the store: the node was silent for a lease, maybe most of it before this term.
+    # A node whose heartbeat has expired in the store was silent for at least a lease, also if this term is younger.
     events: list[Event] = [Silent(node, max(leases.lease, leases.age(node, now))) for node in silent]
     return decide_next(replace(coordinator, leases=leases), events, now, jitter)
 

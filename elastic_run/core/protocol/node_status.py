@@ -4,8 +4,8 @@ docs/see-into-a-running-job.md says what they mean. A document of another node c
 where each field has its type. Unknown fields are passed over, so a newer release may add some.
 
 Each document names the round that its node runs or has run last, and the number of nodes of that round. From these the
-asker knows how many answers are missing. Spares also answer, and so do nodes
-without which the job went on: their documents name no round.
+asker knows how many answers are missing. Spares also answer, and so do nodes without which the job went on: their
+documents name no round.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def kind_of(question: str) -> str:
 
 
 class MemberCount:
-    """Counts how many nodes of a round have sent a document. Of several rounds, the one with most documents counts.
+    """Counts how many nodes of a round have sent a document. Of several rounds, the round with most documents counts.
 
     Args:
         nodes: Documents to begin with, each of another node.

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PLACE", "describe_launchers", "describe_place", "exchange_ids", "leave_id"]
 
-#: The id under which lone nodes of all jobs leave theirs; the id of a job never has a line break.
+#: The id of no job, since the id of a job has no line break: under it, nodes of all jobs leave the ids of their jobs.
 PLACE = "waiting\nalone"
 _KEY = "last"
 _SERVING_KEY = "serving"
-#: Characters of a name or an id that somebody else has written.
+#: Characters that are shown of a host's name or an id which another node has written.
 _LONGEST = 80
 
 

@@ -125,7 +125,7 @@ class Backend(ABC):
         """Return one line for the user of a node that waits alone, or ""; may take a second."""
         return self.doubt
 
-    def leave_id(self, host: str) -> None:  # noqa: B027 - no agent serves other stores
+    def leave_id(self, host: str) -> None:  # noqa: B027 - only stores over TCP are served by an agent
         """Tell nodes of other jobs the id of this job, once for each store that this agent serves."""
 
     @property
