@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from importlib.util import find_spec
+from io import TextIOWrapper
 
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.stdout import print_text
@@ -53,6 +55,8 @@ def main(words: Sequence[str]) -> int:
     job = _choose(jobs, arguments.run, place, logs)
     page = render_page(job, logs, [other.run_id for other in jobs if other is not job])
     if arguments.output == _STDOUT:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # as the page says, and as in a file
         print_text(page)
         return 0
     directory = place if os.path.isdir(place) else os.path.dirname(place)
