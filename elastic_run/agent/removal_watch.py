@@ -1,7 +1,7 @@
 """Tells the agent that another program has removed or renamed one of its files, or its directory: a cleaner, a user.
 
-Nothing polls: the kernel tells it (inotify(7)), and an idle watch costs a descriptor. Where the kernel gives none (a
-user has 128 of them by default), nobody is told.
+Nothing polls: the kernel reports the removal (inotify(7)), and an idle watch costs a descriptor. If the kernel refuses
+this descriptor (a user may have 128 of them by default), the agent does not learn of a removal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["RemovalWatch"]
 #: A change of the number of names is one of the attributes. The file itself lives on: this process has it open.
 _ATTRIBUTES = 0x4
 _MOVED = 0x800  # this file or directory, not one in it
-#: Seconds until `on_removed` is called: who removes a directory must not find a new file in it.
+#: Seconds until `on_removed` is called: a program that removes a directory must not find a new file in it.
 _PAUSE = 0.2
 _CHUNK = 4096
 
