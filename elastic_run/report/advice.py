@@ -43,7 +43,7 @@ _ERRORS: dict[int, str] = {
     errno.EDQUOT: f"The quota of this user on that file system is used up (`quota`); {_FULL_DISK}",
     errno.EROFS: "That file system is mounted read-only; --log-dir, or TMPDIR without that flag, names another place.",
     errno.EACCES: "The job's user has no permission there: `ls -ld` shows the owner of the file and of its directory.",
-    errno.ENOTDIR: "A file stands where a directory is needed: remove it, or name another place with --log-dir.",
+    errno.ENOTDIR: "A file stands where a directory is needed: remove it; --log-dir names another place for log files.",
     errno.E2BIG: "The command line and the environment are too long together: put them into a file.",
     # Before EMFILE, whose words are the beginning of these.
     errno.ENFILE: "The machine's limit of open files is reached: `sysctl fs.file-max` shows it.",
