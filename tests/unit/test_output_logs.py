@@ -100,7 +100,7 @@ def test_a_file_in_the_place_of_a_removed_directory_is_named(above: int, tmp_pat
     place = (run, *run.parents)[above]
     log_directories.remove_tree(str(place))
     place.write_text("")
-    with pytest.raises(NotADirectoryError, match=f"'{re.escape(str(place))}' is not a directory"):
+    with pytest.raises(NotADirectoryError, match=f"Not a directory: '{re.escape(str(place))}'$"):
         specs.reify(environments(1, restarts=1))
 
 

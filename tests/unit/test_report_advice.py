@@ -81,7 +81,7 @@ def raised(name: str, message: str = "") -> JobResult:
                 (errno.EDQUOT, "Disk quota exceeded", "quota"),
                 (errno.EROFS, "Read-only file system", "read-only"),
                 (errno.EACCES, "Permission denied", "ls -ld"),
-                (errno.ENOTDIR, "'logs' is not a directory", "a directory is needed"),
+                (errno.ENOTDIR, "Not a directory", "a directory is needed"),
                 (errno.E2BIG, "Argument list too long", "into a file"),
                 (errno.EMFILE, "Too many open files", "ulimit -n"),
                 (errno.EMFILE, "1 worker needs 28 file descriptors here, but only 16 are allowed", "ulimit -n` shows"),

@@ -102,7 +102,7 @@ def make_directories(path: str) -> None:
     """Make a directory and those above it, as far as they are missing.
 
     Raises:
-        OSError: It can't be made; the reason names the file that stands in the place of a directory.
+        OSError: It can't be made. If a file stands in the place of a directory, the error names this file.
     """
     try:
         os.makedirs(path, exist_ok=True)
@@ -110,7 +110,7 @@ def make_directories(path: str) -> None:
         obstacle = path
         while obstacle and not os.path.lexists(obstacle):
             obstacle = os.path.dirname(obstacle)
-        raise NotADirectoryError(errno.ENOTDIR, f"{obstacle!r} is not a directory", path) from error
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), obstacle) from error
 
 
 def make_temporary(prefix: str) -> str | None:
