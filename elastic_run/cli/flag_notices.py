@@ -35,6 +35,8 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
         notices += [f"{name}: has no effect on a job of one node" for name, value in given if value]
     if args.hang_action != "report" and args.hang_timeout is None:
         notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
+    elif args.hang_action == "restart" and not args.max_restarts:
+        notices.append("--hang-action: restart ends the job at the first hang, since --max-restarts is 0")
     if args.requeue is not None and ("SLURM_JOB_ID" not in environ or has_left_slurm(args)):
         notices.append("--requeue: has no effect outside of a Slurm job")
     notices += _rendezvous_notices(args)

@@ -428,6 +428,11 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--exclude-exit-codes 7 train.py", {}, "--exclude-exit-codes: has no effect on a job of one node"),
         ("--hang-action fail train.py", {}, "--hang-action: fail has no effect without --hang-timeout"),
         (
+            "--hang-action restart --hang-timeout 60 train.py",
+            {},
+            "--hang-action: restart ends the job at the first hang, since --max-restarts is 0",
+        ),
+        (
             "--rdzv-conf timeout=9,rdzv_backend=c10d,rdzv_endpoint=h:1 train.py",
             {},
             "--rdzv-conf: rdzv_backend, rdzv_endpoint have no effect there: give --rdzv-backend, --rdzv-endpoint",
