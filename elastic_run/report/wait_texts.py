@@ -15,8 +15,6 @@ FIRST = 2.0
 INTERVAL = 10.0
 #: Seconds after which a rewritten line begins, and between two of its texts.
 LIVE_INTERVAL = 1.0
-#: Hosts that a line names.
-_NAMED = 8
 _MINUTE = 60
 
 
@@ -24,15 +22,15 @@ def describe_missing(hosts: Sequence[str], present: int, wanted: int, left: floa
     """Say which nodes are there.
 
     Args:
-        hosts: Hosts of the first nodes that are there, in order of joining.
+        hosts: Hosts of the nodes that are there, as a list for the user has them.
         present: The number of nodes that are there.
         wanted: The number of nodes that are waited for.
         left: Seconds until the wait is given up, or None.
 
     Returns:
-        Such as ``waiting: 7/8 nodes (a, b, c …), 9:50 left``.
+        Such as ``waiting: 10/11 nodes (node[0-3,5-10]), 9:50 left``.
     """
-    shown = ", ".join(hosts[:_NAMED]) + (" …" if present > _NAMED else "")
+    shown = ", ".join(hosts)
     return f"waiting: {present}/{wanted} nodes{f' ({shown})' if shown else ''}{_describe_left(left)}"
 
 

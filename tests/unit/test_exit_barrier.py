@@ -85,7 +85,10 @@ def test_a_node_whose_heartbeats_stop_is_not_waited_for(monkeypatch: pytest.Monk
     assert _LEASE + 2.0 <= Host(monkeypatch, store).wait(60.0) <= _LEASE + 2.0 + 2 * _INTERVAL
 
 
-@pytest.mark.parametrize(("hosts", "named"), [("abcd", "a_1, b_1, c_1, d_1"), ("abcde", "a_1, b_1, c_1, d_1 …")])
+@pytest.mark.parametrize(
+    ("hosts", "named"),
+    [("abcde", "a_1, b_1, c_1, d_1, e_1"), ("abcdefghi", "a_1, b_1, c_1, d_1, e_1, f_1, g_1, h_1, …")],
+)
 def test_the_user_is_told_once_for_whom_the_node_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hosts: str, named: str
 ) -> None:

@@ -28,9 +28,9 @@ def test_equal_and_unknown_versions_are_not_told() -> None:
 
 
 def test_the_odd_one_is_named_first() -> None:
-    """The fewest hosts come first; of many hosts some are named."""
+    """The fewest hosts come first; many hosts are folded."""
     told = describe_versions(nodes("2.13.0", "2.13.0", "2.4.0", "2.13.0", "2.13.0"))
-    assert told == "torch 2.4.0 on h2; torch 2.13.0 on h0, h1, h3 and 1 more"
+    assert told == "torch 2.4.0 on h2; torch 2.13.0 on h[0-1,3-4]"
     assert len(describe_versions(nodes(*(f"{number}" * 99 for number in range(9))))) < 300
 
 

@@ -10,6 +10,7 @@
 | `coordinator_state` | what the coordinator knows in its term |
 | `exclusion` | which machines the job goes on without, since failures keep beginning on them |
 | `formation` | when a round is formed, and of which nodes |
+| `host_lists` | lists of host names in lines for the user, such as `node[01-03,7]` |
 | `job_document` | the job's state as a document, with relative times |
 | `machine` | the policy of the job: `decide` gives the next decision, such as to end a round for new nodes |
 | `majority` | which nodes of the last round are needed, so that no other store's log can form a round |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.node_versions import describe_versions
 from elastic_run.core.job.ranks import Candidate, assign_group_ranks, assign_worker_ranks
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elastic_run.core.job.config import JobConfig
-
-#: Names that a line for the user holds.
-_SHOWN = 8
 
 
 def note_minimum(job: Job, config: JobConfig, now: float) -> Job:
@@ -106,7 +104,7 @@ def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
     lost = ", ".join(describe_lost(job))
     if job.round == 0:
         return f"without {lost}" if lost else ""  # nodes that were unhealthy
-    new = ", ".join(node.node_info.host for node in newcomers[:_SHOWN])
+    new = ", ".join(list_hosts([node.node_info.host for node in newcomers]))
     told = (job.news, f"without {lost}" if lost else "", f"with {new}" if new else "")
     return "; ".join(text for text in told if text)
 

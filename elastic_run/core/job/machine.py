@@ -27,6 +27,7 @@ from elastic_run.core.agent.shutdown import CAUSE_WAIT
 from elastic_run.core.job import formation, majority
 from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused
 from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.rank_claims import counts_at, describe_dispute, describe_missing_ranks, find_disputes
 from elastic_run.core.job.refusals import describe_refused, note_refused
 from elastic_run.core.job.reported_failure import verdict_exit_code
@@ -188,7 +189,7 @@ def describe(job: Job, now: float) -> Status:
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         present=len(job.nodes),
-        hosts=_hosts(job),
+        hosts=_hosts(job) if job.phase == GATHERING else (),
         lost=(*describe_lost(job, _SHOWN), *describe_refused(job, _SHOWN)),
         seconds_left=left,
         missing=missing,
@@ -371,8 +372,8 @@ def _losses(job: Job) -> str:
 
 
 def _newcomers(job: Job) -> str:
-    return ", ".join(node.node_info.host for node in job.waiting[:_SHOWN])
+    return ", ".join(list_hosts([node.node_info.host for node in job.waiting]))
 
 
 def _hosts(job: Job) -> tuple[str, ...]:
-    return tuple(node.node_info.host for node in list(job.nodes.values())[:_SHOWN])
+    return list_hosts([node.node_info.host for node in job.nodes.values()])

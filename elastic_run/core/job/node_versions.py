@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from elastic_run.core.job.host_lists import fold_hosts
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from elastic_run.core.protocol.facts import NodeInfo
 
-#: Hosts of a version, and versions, that are named; characters of a version, which comes from the node.
+#: Hosts of a version that are listed one by one; versions that are named.
 _HOSTS = 3
 _VERSIONS = 4
+#: Characters of a version, which comes from the node.
 _LENGTH = 30
 
 
@@ -31,5 +34,4 @@ def describe_versions(nodes: Iterable[NodeInfo]) -> str:
 
 
 def _list(hosts: list[str]) -> str:
-    more = f" and {len(hosts) - _HOSTS} more" if len(hosts) > _HOSTS else ""
-    return ", ".join(hosts[:_HOSTS]) + more
+    return ", ".join(hosts if len(hosts) <= _HOSTS else fold_hosts(hosts))

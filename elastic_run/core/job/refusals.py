@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from elastic_run.core.job.host_lists import fold_clauses
 from elastic_run.core.job.state import REFUSED, Gone, name_host
 from elastic_run.core.protocol.messages import Join
 from elastic_run.records import replace
@@ -45,7 +46,7 @@ def forget_replaced(gone: dict[str, Gone], host: str) -> None:
 
 
 def describe_refused(job: Job, limit: int) -> tuple[str, ...]:
-    """Return a clause for each node that was refused since the last round was formed, the latest first."""
+    """Return clauses for the nodes that were refused since the last round was formed, the latest first."""
     refused = [gone for gone in job.gone.values() if gone.reason == REFUSED and not gone.is_told]
-    clauses = dict.fromkeys(f"{name_host(gone)} (refused: {gone.detail})" for gone in reversed(refused))
-    return tuple(clauses)[:limit]
+    reasons = dict.fromkeys((name_host(gone), f"refused: {gone.detail}") for gone in reversed(refused))
+    return fold_clauses(tuple(reasons), limit)

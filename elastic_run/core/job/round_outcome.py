@@ -8,7 +8,8 @@ from types import MappingProxyType
 from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
-from elastic_run.core.job.ranks import assign_worker_ranks
+from elastic_run.core.job.host_lists import fold_clauses, fold_hosts
+from elastic_run.core.job.ranks import assign_worker_ranks, list_ranks
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.state import (
     AWAITED,
@@ -26,6 +27,8 @@ from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.state import Node
     from elastic_run.core.protocol.messages import StuckRank
@@ -79,13 +82,13 @@ def change_allowed_at(job: Job, config: JobConfig) -> float:
 
 
 def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
-    """Return a clause for each node that the job has lost since the last round was formed, the latest first.
+    """Return clauses for the nodes that the job has lost since the last round was formed, the latest first.
 
     These are the members of that round, but for those that may yet come, and nodes that were unhealthy before they
     joined.
     """
     lost = [gone for gone in job.gone.values() if _is_lost(job, gone)]
-    return tuple(f"{name_host(gone)} ({gone.detail})" for gone in lost[: -limit - 1 : -1])
+    return fold_clauses([(name_host(gone), gone.detail) for gone in reversed(lost)], limit)
 
 
 def _is_lost(job: Job, gone: Gone) -> bool:
@@ -151,12 +154,17 @@ def _describe_early(job: Job, root: Root) -> str:
     members = sorted(_list_members(job), key=lambda node: -1 if node.rank is None else node.rank)
     places = assign_worker_ranks([(node.node_info.role, node.node_info.local_world_size) for node in members])
     done = [
-        f"{node.node_info.host} ({_ranks(place.base_rank, node.node_info.local_world_size)})"
+        (node.node_info.host, range(place.base_rank, place.base_rank + node.node_info.local_world_size))
         for node, place in zip(members, places, strict=True)
         if node.outcome == DONE
     ]
-    hosts = ", ".join(done[:_SHOWN])
-    return f"all workers on {hosts} had ended with code 0: did they leave the loop early?" if done else ""
+    if not done:
+        return ""
+    hosts = [f"{host} ({_name_ranks(ranks)})" for host, ranks in done]
+    if len(done) > _SHOWN:
+        folded, ranks = fold_hosts(host for host, _ in done), [rank for _, of_node in done for rank in of_node]
+        hosts = [f"{', '.join(folded)} ({_name_ranks(ranks)})"]
+    return f"all workers on {', '.join(hosts)} had ended with code 0: did they leave the loop early?"
 
 
 def _find_stuck(job: Job, root: Root) -> tuple[StuckRank, ...]:
@@ -194,8 +202,8 @@ def _describe_alone(job: Job, root: Root) -> str:
     return f"only {name} has had this error: no worker of {rest} had failed before the stop"
 
 
-def _ranks(first: int, count: int) -> str:
-    return f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}"
 
 
 def _summary(root: Root) -> str:

@@ -116,7 +116,7 @@ class Status:
         min_nodes: Of the configuration.
         max_nodes: Of the configuration.
         present: The number of nodes there.
-        hosts: The host names of the first of them.
+        hosts: Their host names, or ranges of them (`core.job.host_lists`), while nodes are waited for; otherwise none.
         lost: What happened to those that are missing, or why they were refused, a clause each.
         seconds_left: Until the job ends for want of nodes, or begins with those that are there; None if neither.
         missing: Which nodes of the last round, or which fixed node ranks, are needed before a round may form; "" if no

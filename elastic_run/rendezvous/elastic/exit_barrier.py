@@ -15,6 +15,7 @@ import logging
 import time
 
 from elastic_run.contract import LONGEST_WAIT
+from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.protocol import job_keys, liveness, messages
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
 from elastic_run.rendezvous.session import Notice
@@ -38,9 +39,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which a node says that it stays for others, and how many of them it names.
+#: Seconds after which a node says that it stays for others.
 _MOMENT = 1.0
-_NAMED = 4
 
 #: Seconds for the coordinator to tell the others; when it left with this node, the next one must be elected first.
 _TELL = 2.0
@@ -128,7 +128,7 @@ def _read_nodes(store: JobStore) -> list[str]:
 def _describe_stay(missing: set[str], left: float) -> str:
     # A node's id begins with its host's name (`handler.open_session`).
     hosts = sorted(node.rsplit("_", 2)[0] for node in missing)
-    names = ", ".join(hosts[:_NAMED]) + (" …" if len(hosts) > _NAMED else "")
+    names = ", ".join(list_hosts(hosts))
     return f"elastic-run: the job is over; waiting up to {left:.0f} s for nodes that do not know it yet: {names}"
 
 
