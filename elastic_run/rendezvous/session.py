@@ -34,7 +34,7 @@ class Setup:
         job_config: The job's configuration; the rendezvous adds its own settings.
         node_config: This node's.
         node_info: This node.
-        shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` every 10 s.
+        shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` from time to time.
     """
 
     job_config: JobConfig

@@ -2,7 +2,8 @@
 
 The coordinator writes the status into the store at every keep-alive interval, and every waiting node reads it there:
 after two seconds (in a large job a bit later, not all nodes at once), then every ten seconds, or with each heartbeat if
-the agent shows it as one line that it rewrites. A spare node is told once that it is a spare.
+the agent shows it as one line that it rewrites. Ordinary lines that say the same come more and more rarely. A spare
+node is told once that it is a spare.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from elastic_run.rendezvous.session import Notice, Waiting
 from elastic_run.report.wait_texts import (
     FIRST,
     INTERVAL,
+    Repetition,
     describe_missing,
     describe_spare,
     missing_texts,
@@ -64,8 +66,9 @@ class WaitNotices:
         self._shows_waiting = shows_waiting
         self._deliver = deliver
         self._since: float | None = None
-        self._last_told: float | None = None
+        self._status_at: float | None = None
         self._last_look = -math.inf
+        self._repetition = Repetition()
         self._is_shown = False
         self._told_spare = ""
         self._told_lost: tuple[str, ...] = ()
@@ -77,11 +80,12 @@ class WaitNotices:
             now: Monotonic seconds.
         """
         if not self._is_waiting:
-            self._since = self._last_told = None
+            self._since = self._status_at = None
             return math.inf
         if self._since is None:
             self._since = now
-        return math.inf if self._last_told is not None else max(self._since + self._first, self._last_look + _AGAIN)
+            self._repetition = Repetition()
+        return math.inf if self._status_at is not None else max(self._since + self._first, self._last_look + _AGAIN)
 
     def tell(self, store: JobStore, now: float) -> None:
         """Tell the agent which nodes are missing, if that is due.
@@ -101,14 +105,14 @@ class WaitNotices:
             status = _read(store)
             # Before it has heard of any node the coordinator, elected just now, knows nothing.
             if status is not None and status.present and self._is_waiting:
-                self._last_told = now
+                self._status_at = now
                 self._tell(status, now)
 
     def _is_due(self, now: float) -> bool:
-        if self._last_told is None:
+        if self._status_at is None:
             # On a terminal, too: the coordinator's last status may be older than the round that has just ended.
             return now >= self.first_due(now)
-        return self._shows_waiting or now - self._last_told >= INTERVAL
+        return self._shows_waiting or now - self._status_at >= INTERVAL
 
     @property
     def _is_waiting(self) -> bool:
@@ -130,8 +134,9 @@ class WaitNotices:
         lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
         remarks = tuple(filter(None, (doubt, status.missing, lost)))
         if not self._shows_waiting:
-            line = describe_missing(hosts, present, wanted, left)
-            self._deliver(Notice("; ".join((line, *remarks))))
+            if self._repetition.is_due("; ".join((describe_missing(hosts, present, wanted, None), *remarks)), now):
+                line = describe_missing(hosts, present, wanted, left)
+                self._deliver(Notice("; ".join((line, *remarks))))
             return
         self._tell_lost(status.lost)
         until = None if left is None else now + left

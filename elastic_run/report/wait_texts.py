@@ -1,21 +1,49 @@
-"""The texts of a wait: for other nodes, or for a store that can't be reached. Pure.
+"""The texts of a wait, for other nodes or for a store that can't be reached, and when a line is shown again.
 
-A line is shown after `FIRST` seconds, then every `INTERVAL` seconds during the wait, and once when the wait is over. On
-a terminal the agent rewrites one line, so each text has forms of different length.
+A line is shown after `FIRST` seconds, and again `INTERVAL` seconds later at the earliest. All agents of a Slurm job
+write to one file: 64 agents that repeat a line every ten seconds for ten minutes write 3,840 lines there. So a line
+that says the same is shown after pauses that grow. On a terminal the agent rewrites one line, so each text has forms of
+different length.
 """
 
 from __future__ import annotations
+
+import math
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Seconds of waiting after which the first line comes, and between two lines.
+#: Seconds of waiting after which the first line comes; between two lines; at most between two lines that say the same.
 FIRST = 2.0
 INTERVAL = 10.0
+LONGEST_INTERVAL = 60.0
 #: Seconds after which a rewritten line begins, and between two of its texts.
 LIVE_INTERVAL = 1.0
 _MINUTE = 60
+
+
+class Repetition:
+    """The line of one wait."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._shown_at = -math.inf
+        self._pause = INTERVAL
+
+    def is_due(self, text: str, now: float) -> bool:
+        """Whether the line is shown now, which this notes.
+
+        Args:
+            text: The line without the parts that change by themselves, such as the time that is left.
+            now: Monotonic seconds.
+        """
+        pause = self._pause if text == self._text else INTERVAL
+        if now - self._shown_at < pause:
+            return False
+        self._pause = min(2 * pause, LONGEST_INTERVAL) if text == self._text else INTERVAL
+        self._text, self._shown_at = text, now
+        return True
 
 
 def describe_missing(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> str:

@@ -116,12 +116,12 @@ def test_an_attempt_takes_no_longer_than_the_store_is_waited_for(monkeypatch: py
     assert (trial.wait_limit.time_left, trial.wait_limit.attempt_limit) == (90.0, 90.0)
 
 
-def test_the_user_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first line comes after 2 s, after a lease where the store answered before; the next ones every 10 s."""
-    assert Trial(monkeypatch).find_lines(SILENT, 40) == [2, 12, 22, 32]
+def test_the_user_is_told_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line comes after 2 s, after a lease where the store answered before; the next pauses grow to 60 s."""
+    assert Trial(monkeypatch).find_lines(SILENT, 300) == [2, 12, 32, 72, 132, 192, 252]
     reached = Trial(monkeypatch)
     reached.reach()
-    assert reached.find_lines(SILENT, 40) == [6, 16, 26, 36]
+    assert reached.find_lines(SILENT, 40) == [6, 16, 36]
     assert Trial(monkeypatch, shows_waiting=True).find_lines(SILENT, 6) == [1, 2, 3, 4, 5]
 
 

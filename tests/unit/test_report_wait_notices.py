@@ -47,12 +47,23 @@ class Node:
             self.notices.tell(self.store, self._now)
 
 
-def test_a_line_comes_after_two_seconds_and_every_ten_seconds() -> None:
-    """Where the agent prints lines, the first comes after 2 s, and each other one 10 s after the last."""
+def test_a_line_that_says_the_same_comes_more_and_more_rarely() -> None:
+    """Where the agent prints lines, the first comes after 2 s; the pauses grow from 10 s to a minute."""
+    node = Node()
+    for seconds in range(260):
+        node.write(replace(_GATHERING, seconds_left=300.0 - seconds))
+        node.look(float(seconds))
+    assert node.told == [2.0, 12.0, 32.0, 72.0, 132.0, 192.0, 252.0]
+
+
+def test_a_change_is_told_soon() -> None:
+    """A node that comes, or is refused, is told at the next look, and the pauses begin to grow anew."""
     node = Node()
     node.write(_GATHERING)
-    node.look(*(half / 2 for half in range(64)))
-    assert node.told == [2.0, 12.0, 22.0]
+    node.look(*map(float, range(80)))
+    node.write(replace(_GATHERING, present=2, hosts=("a", "b")))
+    node.look(*map(float, range(80, 120)))
+    assert node.told == [2.0, 12.0, 32.0, 72.0, 82.0, 92.0, 112.0]
 
 
 def test_a_line_names_the_node_ranks_that_are_missing() -> None:

@@ -1,13 +1,13 @@
 """How long an agent goes on without an answer of the job's store, and what it says meanwhile.
 
 For a store that has answered before, no line appears within the lease: the workers go on. For a store that was never
-reached, the first line appears after two seconds. Then a line every ten seconds says what is wrong, and for how long
-the agent tries; after that the store is lost. The agent tries for `join_timeout` if it never reached the store, or if
-the store comes back by itself (etcd, a file). It gives up a store that dies with its host (c10d) sooner: a refused
-connection means that the store's process is gone, with its contents. With successors it gives up after a lease, or
-after a second of refusals: then the next endpoint serves the store, and gets the time that a node needs to notice.
-The time that is left may be too short for the last answer of a store that is busy: so the messages name the answer
-before it.
+reached, the first line appears after two seconds. Lines from time to time (`report.wait_texts`) say what is wrong, and
+for how long the agent tries; after that the store is lost. The agent tries for `join_timeout` if it never reached the
+store, or if the store comes back by itself (etcd, a file). It gives up a store that dies with its host (c10d) sooner: a
+refused connection means that the process of the store is gone, with its contents. With successors it gives up after a
+lease, or after a second of refusals: then the next endpoint serves the store, and gets the time that a node needs to
+notice. The time that is left may be too short for the last answer of a store that is busy: so the messages name the
+answer before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 
 from elastic_run.rendezvous.session import Lost, Notice, Waiting
-from elastic_run.report.wait_texts import FIRST, INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
+from elastic_run.report.wait_texts import FIRST, LIVE_INTERVAL, Repetition, describe_trouble, trouble_texts
 from elastic_run.store.errors import REFUSED, SILENT, UNREADY, UNRESOLVED
 
 TYPE_CHECKING = False
@@ -42,6 +42,7 @@ class RetryDeadline:
         self._since: float | None = None
         self._refused_since: float | None = None
         self._last_line: float | None = None
+        self._repetition = Repetition()
         self._was_reached = False
         self._has_moved = False
         self._answer = ""
@@ -118,9 +119,7 @@ class RetryDeadline:
         left = self._left(now)
         if left <= 0:
             return self._lost(now, trouble)
-        interval = LIVE_INTERVAL if self._context.shows_waiting else INTERVAL
-        quiet_for = self._context.config.lease if self._was_reached else min(FIRST, interval)
-        if now - (self._last_line or self._since + quiet_for - interval) < interval:
+        if not self._is_line_due(trouble, now):
             return None
         self._last_line = now
         name, since, until = self._context.backend.name, self._since, now + left
@@ -129,6 +128,14 @@ class RetryDeadline:
         return Waiting(
             lambda at: trouble_texts(name, trouble, at - since, until - at, reason=reason), is_for_nodes=False
         )
+
+    def _is_line_due(self, trouble: str, now: float) -> bool:
+        is_live = self._context.shows_waiting
+        if self._last_line is None:
+            self._repetition = Repetition()
+            first = self._context.config.lease if self._was_reached else LIVE_INTERVAL if is_live else FIRST
+            return now - (self._since or now) >= first and self._repetition.is_due(trouble, now)
+        return now - self._last_line >= LIVE_INTERVAL if is_live else self._repetition.is_due(trouble, now)
 
     def _describe_hint(self) -> str:
         """Name the host where srun was started. It may be a login node, so that it is only named."""

@@ -3,7 +3,7 @@
 Rules
 - The thread wakes when there is a fact to write, and when a heartbeat is due (`heartbeats`); otherwise it waits.
 - The sender alone decides whether the store answers. It opens a broken connection again: silently for one lease, then
-  with a line every ten seconds. After a stated time it gives the store up and tells the agent `Lost`. A store that is
+  with a line from time to time. After a stated time it gives the store up and tells the agent `Lost`. A store that is
   read, but takes no writes, does not answer: its disk is full, or the network loses large packets.
 - A thousand nodes may come at once, so all that a node reads before its first fact is one request. After that fact the
   log reader begins, which shares this thread's connection. The node's first heartbeat waits until that rush is over.
