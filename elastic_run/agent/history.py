@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Verdicts on this node, which may come before its first worker.
 _OF_NODE = frozenset(("unhealthy", "excluded"))
+#: Most nodes of a job in which every node shows the whole report.
+_WHOLE_REPORTS = 16
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
 
@@ -298,7 +300,22 @@ class History:
             survivors=self._survivors,
             ended_at=time.time(),
             is_log_disk_full=self._writes_to_files() and _is_disk_full(context.log_directory),
+            report_host=self._find_report_host(),
         )
+
+    def _find_report_host(self) -> str:
+        """Return the host of the failure, if this node shows a line in place of the whole report; otherwise "".
+
+        All agents of a Slurm job write to one file. In a large job only the node of the failure and the node with rank
+        0 show the whole report, and a node with processes that SIGKILL could not end.
+        """
+        root = self._root
+        if root is None or self._survivors:
+            return ""
+        group = self._context.group
+        if (group.group_world_size or 1) <= _WHOLE_REPORTS or group.group_rank == 0:
+            return ""
+        return "" if root.host == self._context.hostname else root.host
 
     def _read_rules(self) -> tuple[Rule, ...]:
         """Return the user's rules on failures; none if the file has changed for the worse since it was checked."""

@@ -18,6 +18,7 @@ from elastic_run.core.failure.evidence import CERTAIN, COLLECTIVE, EARLY_EXIT, L
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
 from elastic_run.report.advice import advice
+from elastic_run.report.lines import failed
 from elastic_run.report.other_workers import early_exit, other_worker_lines, stuck_workers
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
@@ -105,10 +106,12 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
         color: Whether the terminal understands colours.
 
     Returns:
-        At most 25 lines; none for a success.
+        At most 25 lines; none for a success, one if another node shows the whole report.
     """
     if result.verdict == "success":
         return []
+    if result.root is not None and result.report_host:
+        return [_in_one_line(result, result.root)]
     width = max(_NARROWEST, min(width, _WIDEST))
     room = width - _LABEL
     causes, rest = _causes(result, room), _rest(result, room)
@@ -119,6 +122,15 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
     for section in (*causes, *_evidence(result.root, room, min(_MOST_EVIDENCE, left)), *rest):
         lines += _margin(section, color=color)
     return lines
+
+
+def _in_one_line(result: JobResult, root: WorkerEnd) -> str:
+    """Return the cause, and the place of the whole report: the reports of 64 nodes would fill a job's output file."""
+    cause = _elsewhere(result, root, result.causes[0]) or failed(root, elide(root.host, 30))
+    place = f"the whole report is in the output of {elide(result.report_host, 30)}"
+    if result.failure_file:
+        place += f", and as JSON in {result.failure_file}"
+    return printable(f"elastic-run: {ending_sentence(result)}, exit code {result.exit_code}: {cause}; {place}")
 
 
 def _shorten(sections: list[_Section], most: int) -> None:

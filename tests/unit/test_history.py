@@ -91,6 +91,28 @@ def test_a_hang_that_found_no_restart_left_says_so(
 
 
 @pytest.mark.parametrize(
+    ("nodes", "rank", "own_host", "survivors", "report_host"),
+    [
+        (17, 1, "gpu01", (), "gpu08"),
+        (16, 1, "gpu01", (), ""),
+        (17, 0, "gpu01", (), ""),
+        (17, 1, "gpu08", (), ""),
+        (17, 1, "gpu01", ((7, ""),), ""),
+    ],
+)
+def test_a_large_job_has_the_whole_report_on_two_nodes(
+    history: History, nodes: int, rank: int, own_host: str, survivors: tuple[tuple[int, str], ...], report_host: str
+) -> None:
+    """The node of the failure and node 0 show it, and a node that has something of its own to tell."""
+    assert history._find_report_host() == ""
+    group = SimpleNamespace(group_world_size=nodes, group_rank=rank)
+    history._context = cast("AgentContext", SimpleNamespace(group=group, hostname=own_host))
+    history._survivors = survivors
+    history._root = worker_end(3, 7, host="gpu08")
+    assert history._find_report_host() == report_host
+
+
+@pytest.mark.parametrize(
     ("exception", "remark", "told"),
     [
         (ExceptionText("PermissionError", "denied: /data"), "", "the directory denied it"),
