@@ -104,6 +104,7 @@ def describe_node(view: AgentView, before: Sample, now: Sample, gpus: Mapping[in
         "restart_count": agent.restart_count,
         "max_restarts": config.max_restarts,
         "news": "" if view.job is None or view.job.place is None else view.job.place.news,
+        "waiting": "" if view.job is None else view.job.describe_wait(),
         "left_out": [] if view.job is None else view.job.list_left_out(),
         "world_size": group.workers[0].world_size if workers else None,
         "workers": [

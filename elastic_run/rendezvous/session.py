@@ -208,6 +208,10 @@ class Session(ABC):
         """
 
     @abstractmethod
+    def describe_wait(self) -> str:
+        """Return which nodes are there, and which are missing, while this node waits for others; otherwise ""."""
+
+    @abstractmethod
     def close(self, timeout: float) -> None:
         """Flush what was said, linger where others depend on this node, and stop all threads; harmless when closed.
 

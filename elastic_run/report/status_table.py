@@ -186,7 +186,10 @@ def _describe_job(nodes: Sequence[Document], label: str, workers: int) -> str:
 
 def _describe_waiting(nodes: Sequence[Document]) -> list[str]:
     waiting = [node for node in nodes if not node["workers"]]
-    return [
+    # All nodes wait for the same nodes.
+    told = next((str(node["waiting"]) for node in nodes if node.get("waiting")), "")
+    lines = [printable(told)] if told else []
+    return lines + [
         f"node {printable(node['host'])} (pid {node['pid']}) has no workers yet: {printable(node['state'])}"
         for node in waiting
     ]

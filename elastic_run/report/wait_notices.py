@@ -1,9 +1,9 @@
 """Tells the user of a waiting node about the other nodes: which are there, which are missing, how long is left.
 
 The coordinator writes the status into the store at every keep-alive interval, and every waiting node reads it there:
-after two seconds (in a large job a bit later, not all nodes at once), then every ten seconds, or with each heartbeat if
-the agent shows it as one line that it rewrites. Ordinary lines that say the same come more and more rarely. A spare
-node is told once that it is a spare.
+after two seconds (in a large job a bit later, not all nodes at once), then with each heartbeat, or in a large job every
+ten seconds if the agent does not show it as one line that it rewrites. Ordinary lines that say the same come more and
+more rarely. A spare node is told once that it is a spare.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _WAITING = (BEGINNING, WAITING, READY)
 #: Phases of the job, as its status names them.
 _GATHERING = "gathering"
 _RUNNING = ("running", "warned")
+#: Most nodes of a job in which every waiting node may look with each heartbeat.
+_OFTEN = 256
 #: Seconds until the next look where the coordinator had written nothing yet; it was elected just now.
 _AGAIN = 0.25
 
@@ -49,6 +51,9 @@ class WaitNotices:
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
         delay: Seconds by which the first look is later than the first line is due.
+
+    Attributes:
+        described: Which nodes were there at the last look of the current wait, and which are missing; otherwise "".
     """
 
     def __init__(
@@ -67,11 +72,13 @@ class WaitNotices:
         self._deliver = deliver
         self._since: float | None = None
         self._status_at: float | None = None
+        self._looks_often = shows_waiting
         self._last_look = -math.inf
         self._repetition = Repetition()
         self._is_shown = False
         self._told_spare = ""
         self._told_lost: tuple[str, ...] = ()
+        self.described = ""
 
     def first_due(self, now: float) -> float:
         """Return the monotonic time of the first look of a wait, infinity where none is due; notes that a wait begins.
@@ -98,7 +105,7 @@ class WaitNotices:
             StoreConnectionError: The store can't be reached.
         """
         if not self._is_waiting:
-            self._told_spare = ""
+            self._told_spare = self.described = ""
             self._hide()
         elif self._is_due(now):
             self._last_look = now
@@ -106,13 +113,14 @@ class WaitNotices:
             # Before it has heard of any node the coordinator, elected just now, knows nothing.
             if status is not None and status.present and self._is_waiting:
                 self._status_at = now
+                self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
                 self._tell(status, now)
 
     def _is_due(self, now: float) -> bool:
         if self._status_at is None:
             # On a terminal, too: the coordinator's last status may be older than the round that has just ended.
             return now >= self.first_due(now)
-        return self._shows_waiting or now - self._status_at >= INTERVAL
+        return self._looks_often or now - self._status_at >= INTERVAL
 
     @property
     def _is_waiting(self) -> bool:
@@ -120,6 +128,7 @@ class WaitNotices:
 
     def _tell(self, status: Status, now: float) -> None:
         is_spare = status.phase in _RUNNING and self._state() != READY
+        self.described = ""
         if status.phase == _GATHERING:
             self._told_spare = ""
             self._tell_missing(status, now)
@@ -133,8 +142,9 @@ class WaitNotices:
         doubt = self._doubt() if present == 1 else ""
         lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
         remarks = tuple(filter(None, (doubt, status.missing, lost)))
+        self.described = "; ".join((describe_missing(hosts, present, wanted, None), *remarks))
         if not self._shows_waiting:
-            if self._repetition.is_due("; ".join((describe_missing(hosts, present, wanted, None), *remarks)), now):
+            if self._repetition.is_due(self.described, now):
                 line = describe_missing(hosts, present, wanted, left)
                 self._deliver(Notice("; ".join((line, *remarks))))
             return

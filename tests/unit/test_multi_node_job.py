@@ -57,6 +57,14 @@ def test_the_coordinators_node_knows_the_nodes_that_are_left_out() -> None:
     assert job.list_left_out() == [{"host": "node7"}]
 
 
+def test_a_job_that_waits_knows_for_which_nodes() -> None:
+    """Before the node joins it waits for none."""
+    job: Any = _Node().job
+    assert job.describe_wait() == ""
+    job._session = SimpleNamespace(describe_wait=lambda: "waiting: 1/2 nodes (a)")
+    assert job.describe_wait() == "waiting: 1/2 nodes (a)"
+
+
 def test_one_line_shows_the_wait_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the workers' progress bars it is not rewritten; the end of the job ends it."""
     shown: list[tuple[Any, ...]] = []

@@ -133,6 +133,15 @@ def test_a_node_that_waits_says_so() -> None:
     assert lines[3].startswith("NODE")
 
 
+def test_a_job_that_waits_says_for_which_nodes() -> None:
+    """The line comes once, also between two rounds, when the workers of the last round have ended."""
+    said = "waiting: 3/4 nodes (n0, n1, n3); not in the job: n2 (its agent died)"
+    nodes = [node(worker(number, exit_code=-15), host=f"n{number}", waiting=said) for number in (0, 1, 3)]
+    lines = render_status(nodes, label="j", width=80)
+    assert lines[1] == said
+    assert lines.count(said) == 1
+
+
 def test_silences_that_are_not_known_are_explained() -> None:
     """Where stdout goes past the launcher a question mark stands instead of a wrong number."""
     lines = render_status([node(worker(0, silence=None), worker(1, silence=None))], label="j", width=80)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_run.core.node.state import RUNNING, WAITING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.messages import Status
@@ -56,6 +58,18 @@ def test_a_line_that_says_the_same_comes_more_and_more_rarely() -> None:
     assert node.told == [2.0, 12.0, 32.0, 72.0, 132.0, 192.0, 252.0]
 
 
+@pytest.mark.parametrize(("most", "known"), [(256, 3), (257, 1)])
+def test_in_a_large_job_a_node_looks_every_ten_seconds(most: int, known: int) -> None:
+    """In other jobs `status` knows all nodes that were there at the last heartbeat."""
+    node = Node()
+    for seconds in range(5):
+        present = max(1, seconds - 1)
+        node.write(replace(_GATHERING, max_nodes=most, present=present, hosts=("a", "b", "c")[:present]))
+        node.look(float(seconds))
+    assert node.notices.described.startswith(f"waiting: {known}/")
+    assert node.told == [2.0]
+
+
 def test_a_change_is_told_soon() -> None:
     """A node that comes, or is refused, is told at the next look, and the pauses begin to grow anew."""
     node = Node()
@@ -74,6 +88,10 @@ def test_a_line_names_the_node_ranks_that_are_missing() -> None:
     (notice,) = node.events
     assert isinstance(notice, Notice)
     assert notice.text == "waiting: 1/4 nodes (a), 0:30 left; missing: node ranks 1, 3"
+    assert node.notices.described == "waiting: 1/4 nodes (a); missing: node ranks 1, 3"
+    node.state = RUNNING
+    node.look(3.0)
+    assert node.notices.described == ""
 
 
 def test_a_line_that_is_rewritten_follows_each_look() -> None:

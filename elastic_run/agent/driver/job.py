@@ -199,6 +199,10 @@ class MultiNodeJob:
         """Return the nodes that the job goes on without; [] where this node does not coordinate the job."""
         return [] if self._session is None else self._session.list_left_out()
 
+    def describe_wait(self) -> str:
+        """Return which nodes are there, and which are missing, while this node waits for others; otherwise ""."""
+        return "" if self._session is None else self._session.describe_wait()
+
     def leave(self, reason: str, detail: str = "") -> None:
         """Tell the job that this node leaves. A node that is found unhealthy before it joined joins to tell it."""
         self._has_left = True

@@ -80,6 +80,7 @@ class JobSession(Session):
         self._open_worker_store: Callable[[str], messages.StoreAddress] = lambda _: self._store_address
         self._listening_host = ""
         self._terms: list[CoordinatorThread] = []
+        self._sender: Sender | None = None
         self._is_prepared = False
         self._has_begun = threading.Event()
         self._leaving: node_messages.Leaving | None = None
@@ -111,7 +112,7 @@ class JobSession(Session):
         context.events.deliver_to_agent = deliver
         context.death_proofs.say = lambda text: context.events.deliver(Notice(text))
         context.death_proofs.open(context.node)
-        sender = Sender(context, self._begin, self._follow)
+        self._sender = sender = Sender(context, self._begin, self._follow)
         self._threads["sender"] = context.spawn("sender", sender.run)
 
     def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
@@ -326,6 +327,9 @@ class JobSession(Session):
 
     def list_left_out(self) -> list[dict[str, Any]]:
         return self._terms[-1].list_left_out() if self._terms else []
+
+    def describe_wait(self) -> str:
+        return "" if self._sender is None else self._sender.described_wait
 
     # --- the end -------------------------------------------------------------------------------------------------
     def close(self, timeout: float) -> None:

@@ -84,6 +84,11 @@ class Sender:
         self._connection.time_left = lambda: self._retry_deadline.attempt_limit
         self._partition = PartitionRecovery(context)
 
+    @property
+    def described_wait(self) -> str:
+        """Which nodes this node waits for, for another thread; "" if it does not wait."""
+        return self._wait_notices.described
+
     def run(self) -> None:
         """Write facts and heartbeats until the session ends."""
         self._retry_deadline.begin()
