@@ -47,7 +47,7 @@ class WaitNotices:
 
     Args:
         state: Gives the state of this node's member, or None before the store was reached.
-        doubt: Returns a mistake that the user may have made, or ""; called while no other node is there.
+        doubt: Returns a mistake that the user may have made, or ""; the argument says whether no other node is there.
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
         delay: Seconds by which the first look is later than the first line is due.
@@ -60,7 +60,7 @@ class WaitNotices:
         self,
         *,
         state: Callable[[], str | None],
-        doubt: Callable[[], str],
+        doubt: Callable[[bool], str],
         shows_waiting: bool,
         deliver: Callable[[Notice | Waiting], None],
         delay: float = 0.0,
@@ -139,7 +139,7 @@ class WaitNotices:
 
     def _tell_missing(self, status: Status, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
-        doubt = self._doubt() if present == 1 else ""
+        doubt = self._doubt(present == 1)
         lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
         remarks = tuple(filter(None, (doubt, status.missing, lost)))
         self.described = "; ".join((describe_missing(hosts, present, wanted, None), *remarks))

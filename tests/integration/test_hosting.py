@@ -68,7 +68,7 @@ def test_only_the_node_of_rank_0_doubts_an_address_of_no_interface(
 
 
 def test_a_job_with_another_id_at_the_same_store_is_named() -> None:
-    """On both sides; the node that serves the store says how to come to it before."""
+    """On both sides, and also beside other nodes; the node that serves the store says how to come to it before."""
     port = free_port()
     backend, other = (
         TcpBackend("c10d", name, [("127.0.0.1", port)], is_host=name == "job") for name in ("job", "typo")
@@ -77,8 +77,13 @@ def test_a_job_with_another_id_at_the_same_store_is_named() -> None:
     assert backend.find_local_address() == "127.0.0.1"
     assert "other nodes need" in backend.find_doubts("first")
     assert "first came to this store with --rdzv-id=job" in other.find_doubts("second")
+    assert other.find_visitor() == ""
+    visitor = "second came to this store with --rdzv-id=typo, and this job has --rdzv-id=job"
+    assert [backend.find_visitor() for _ in range(2)] == [visitor, visitor]
     assert "second came to this store with --rdzv-id=typo" in backend.find_doubts("first")
+    assert backend.find_visitor() == ""
     backend.close()
+    assert backend.find_visitor() == ""
 
 
 @pytest.mark.parametrize("secret", [None, b"0" * 32])

@@ -27,11 +27,15 @@ class Node:
     def __init__(self, *, shows_waiting: bool = False) -> None:
         self.state: str | None = WAITING
         self.told: list[float] = []
+        self.doubt = ""
         self.events: list[Notice | Waiting] = []
         self.store = MemoryJobStore(JobSpace())
         self._now = 0.0
         self.notices = WaitNotices(
-            state=lambda: self.state, doubt=lambda: "", shows_waiting=shows_waiting, deliver=self._deliver
+            state=lambda: self.state,
+            doubt=lambda is_alone: "" if is_alone else self.doubt,
+            shows_waiting=shows_waiting,
+            deliver=self._deliver,
         )
 
     def _deliver(self, event: Notice | Waiting) -> None:
@@ -56,6 +60,17 @@ def test_a_line_that_says_the_same_comes_more_and_more_rarely() -> None:
         node.write(replace(_GATHERING, seconds_left=300.0 - seconds))
         node.look(float(seconds))
     assert node.told == [2.0, 12.0, 32.0, 72.0, 132.0, 192.0, 252.0]
+
+
+def test_a_line_names_a_launcher_that_came_for_another_job() -> None:
+    """One of many nodes may have a mistyped id: then the others are there, and wait for it."""
+    node = Node()
+    node.doubt = "c came to this store with --rdzv-id=typo, and this job has --rdzv-id=j"
+    node.write(replace(_GATHERING, present=2, hosts=("a", "b")))
+    node.look(0.0, 2.0)
+    (notice,) = node.events
+    assert isinstance(notice, Notice)
+    assert notice.text == f"waiting: 2/4 nodes (a, b), 0:30 left; {node.doubt}"
 
 
 @pytest.mark.parametrize(("most", "known"), [(256, 3), (257, 1)])

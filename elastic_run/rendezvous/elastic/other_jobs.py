@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from elastic_run.store.jobstore.api import JobStore
 
-__all__ = ["PLACE", "describe_launchers", "describe_place", "exchange_ids", "leave_id"]
+__all__ = ["PLACE", "describe_launchers", "describe_place", "exchange_ids", "find_visitor", "leave_id"]
 
 #: The id of no job, since the id of a job has no line break: under it, nodes of all jobs leave the ids of their jobs.
 PLACE = "waiting\nalone"
@@ -46,12 +46,15 @@ def exchange_ids(store: JobStore, host: str, run_id: str) -> str:
     own = _join(host, run_id)
     if last != own:
         store.write({_KEY: own})
-    for other, verb in ((serving, f"serves the store at {store.name}"), (last, "came to this store")):
-        other_host, _, other_id = (other or own).decode(errors="replace").partition("\n")
-        if other_id != run_id:
-            flags = f"--rdzv-id={_make_plain(other_id)}, and this job has --rdzv-id={run_id}"
-            return f"{_make_plain(other_host)} {verb} with {flags}"
-    return ""
+    return _describe_other(serving, f"serves the store at {store.name}", run_id) or _describe_visitor(last, run_id)
+
+
+def find_visitor(store: JobStore, run_id: str) -> str:
+    """Return a remark on another job's id that a lone node left last; "" where there is none.
+
+    The arguments and the exceptions are those of `exchange_ids`.
+    """
+    return _describe_visitor(store.get([_KEY])[0], run_id)
 
 
 def describe_place(kind: str, endpoints: Sequence[tuple[str, int]], run_id: str) -> str:
@@ -86,6 +89,17 @@ def describe_launchers(own: str, other: str) -> str:
         f"{flag}: is {here} here and {there} on {host} of the same Slurm step, so that the nodes never meet: give all "
         "of them the same, or leave it out"
     )
+
+
+def _describe_visitor(last: bytes | None, run_id: str) -> str:
+    return _describe_other(last, "came to this store", run_id)
+
+
+def _describe_other(other: bytes | None, verb: str, run_id: str) -> str:
+    host, _, other_id = (other or b"").decode(errors="replace").partition("\n")
+    if other is None or other_id == run_id:
+        return ""
+    return f"{_make_plain(host)} {verb} with --rdzv-id={_make_plain(other_id)}, and this job has --rdzv-id={run_id}"
 
 
 def _join(host: str, run_id: str) -> bytes:

@@ -74,7 +74,9 @@ class Sender:
         self._heartbeats = NodeHeartbeats(context, draw_fraction)
         self._wait_notices = WaitNotices(
             state=context.member_state,
-            doubt=lambda: context.backend.find_doubts(context.node_info.host),
+            doubt=lambda is_alone: (
+                context.backend.find_doubts(context.node_info.host) if is_alone else context.backend.find_visitor()
+            ),
             shows_waiting=context.shows_waiting,
             deliver=context.events.deliver,
             delay=0.0 if context.backend.is_host else draw_fraction() * context.config.min_nodes / LOOKS_OF_ALL_NODES,

@@ -125,6 +125,10 @@ class Backend(ABC):
         """Return one line for the user of a node that waits alone, or ""; may take a second."""
         return self.doubt
 
+    def find_visitor(self) -> str:
+        """Return one line about a launcher of another job that came to the store of this node, or ""."""
+        return ""
+
     def leave_id(self, host: str) -> None:  # noqa: B027 - only stores over TCP are served by an agent
         """Tell nodes of other jobs the id of this job, once for each store that this agent serves."""
 

@@ -283,6 +283,17 @@ class TcpBackend(Backend):
             pass  # this node's own connection tells of it
         return "; ".join(filter(None, (self.doubt, others)))
 
+    def find_visitor(self) -> str:
+        from elastic_run.rendezvous.elastic.other_jobs import PLACE, find_visitor  # noqa: PLC0415 - ditto
+
+        if self.hosted is None:
+            return ""
+        try:
+            with self.look_at(self.nearest_endpoint, _LIVING, PLACE) as store:
+                return find_visitor(store, self.run_id)
+        except StoreError:
+            return ""  # this node's own connection tells of it
+
     def leave_id(self, host: str) -> None:
         # Imported by each node at its first heartbeat: `pip install` may have removed the file when a node serves the
         # store later.
