@@ -12,6 +12,7 @@ from elastic_run.agent.driver.job_exit_code import exit_code, failure_of
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
 from elastic_run.multiprocessing.process import process_table
+from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -300,22 +301,22 @@ class History:
             survivors=self._survivors,
             ended_at=time.time(),
             is_log_disk_full=self._writes_to_files() and _is_disk_full(context.log_directory),
-            report_host=self._find_report_host(),
+            is_brief=self._is_brief(finish.signal),
         )
 
-    def _find_report_host(self) -> str:
-        """Return the host of the failure, if this node shows a line in place of the whole report; otherwise "".
+    def _is_brief(self, number: int | None) -> bool:
+        """Whether this node shows a line in place of the whole report.
 
         All agents of a Slurm job write to one file. In a large job only the node of the failure and the node with rank
-        0 show the whole report, and a node with processes that SIGKILL could not end.
+        0 show the whole report, and nodes that have something of their own to tell. If a signal stops the launcher,
+        which `scancel` sends to all of them, these are nodes whose workers did not stop by themselves.
         """
-        root = self._root
-        if root is None or self._survivors:
-            return ""
-        group = self._context.group
-        if (group.group_world_size or 1) <= _WHOLE_REPORTS or group.group_rank == 0:
-            return ""
-        return "" if root.host == self._context.hostname else root.host
+        group, root = self._context.group, self._root
+        if (group.group_world_size or 1) <= _WHOLE_REPORTS or group.group_rank == 0 or self._survivors:
+            return False
+        if root is None:
+            return number is not None and all(end.exitcode != -SIGKILL for end in self._ends)
+        return root.host != self._context.hostname
 
     def _read_rules(self) -> tuple[Rule, ...]:
         """Return the user's rules on failures; none if the file has changed for the worse since it was checked."""

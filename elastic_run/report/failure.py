@@ -110,8 +110,8 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
     """
     if result.verdict == "success":
         return []
-    if result.root is not None and result.report_host:
-        return [_in_one_line(result, result.root)]
+    if result.is_brief:
+        return [_in_one_line(result)]
     width = max(_NARROWEST, min(width, _WIDEST))
     room = width - _LABEL
     causes, rest = _causes(result, room), _rest(result, room)
@@ -124,13 +124,15 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
     return lines
 
 
-def _in_one_line(result: JobResult, root: WorkerEnd) -> str:
+def _in_one_line(result: JobResult) -> str:
     """Return the cause, and the place of the whole report: the reports of 64 nodes would fill a job's output file."""
-    cause = _elsewhere(result, root, result.causes[0]) or failed(root, elide(root.host, 30))
-    place = f"the whole report is in the output of {elide(result.report_host, 30)}"
-    if result.failure_file:
-        place += f", and as JSON in {result.failure_file}"
-    return printable(f"elastic-run: {ending_sentence(result)}, exit code {result.exit_code}: {cause}; {place}")
+    cause, place, root = result.detail, "", result.root
+    if root is not None:
+        cause = _elsewhere(result, root, result.causes[0]) or failed(root, elide(root.host, 30))
+        place = f"; the whole report is in the output of {elide(root.host, 30)}"
+        place += f", and as JSON in {result.failure_file}" if result.failure_file else ""
+    end = f"{ending_sentence(result)}, exit code {result.exit_code}"
+    return printable(f"elastic-run: {end}{f': {cause}' if cause else ''}{place}")
 
 
 def _shorten(sections: list[_Section], most: int) -> None:

@@ -62,7 +62,7 @@ class JobResult:
         ended_at: Wall clock, seconds since the epoch.
         failure_file: Path of the failure.json that was written, or "".
         is_log_disk_full: Whether the disk of the logs is full.
-        report_host: The host with the whole report, if this node shows one line in its place; otherwise "".
+        is_brief: Whether this node shows one line in place of the whole report, which the host of `root` shows.
     """
 
     verdict: str
@@ -88,7 +88,7 @@ class JobResult:
     ended_at: float = 0.0
     failure_file: str = ""
     is_log_disk_full: bool = False
-    report_host: str = ""
+    is_brief: bool = False
 
     @property
     def causes(self) -> tuple[Cause, ...]:

@@ -91,25 +91,41 @@ def test_a_hang_that_found_no_restart_left_says_so(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "rank", "own_host", "survivors", "report_host"),
+    ("nodes", "rank", "own_host", "survivors", "is_brief"),
     [
-        (17, 1, "gpu01", (), "gpu08"),
-        (16, 1, "gpu01", (), ""),
-        (17, 0, "gpu01", (), ""),
-        (17, 1, "gpu08", (), ""),
-        (17, 1, "gpu01", ((7, ""),), ""),
+        (17, 1, "gpu01", (), True),
+        (16, 1, "gpu01", (), False),
+        (None, None, "gpu01", (), False),
+        (17, 0, "gpu01", (), False),
+        (17, 1, "gpu08", (), False),
+        (17, 1, "gpu01", ((7, ""),), False),
     ],
 )
 def test_a_large_job_has_the_whole_report_on_two_nodes(
-    history: History, nodes: int, rank: int, own_host: str, survivors: tuple[tuple[int, str], ...], report_host: str
+    history: History,
+    nodes: int | None,
+    rank: int | None,
+    own_host: str,
+    survivors: tuple[tuple[int, str], ...],
+    *,
+    is_brief: bool,
 ) -> None:
     """The node of the failure and node 0 show it, and a node that has something of its own to tell."""
-    assert history._find_report_host() == ""
     group = SimpleNamespace(group_world_size=nodes, group_rank=rank)
     history._context = cast("AgentContext", SimpleNamespace(group=group, hostname=own_host))
     history._survivors = survivors
     history._root = worker_end(3, 7, host="gpu08")
-    assert history._find_report_host() == report_host
+    assert history._is_brief(None) == is_brief
+
+
+def test_a_signal_to_a_large_job_has_the_whole_report_on_one_node(history: History) -> None:
+    """Nodes whose workers had to be killed show it, too. All nodes show the end of a job for another reason."""
+    group = SimpleNamespace(group_world_size=64, group_rank=1)
+    history._context = cast("AgentContext", SimpleNamespace(group=group, hostname="gpu01"))
+    assert history._is_brief(15)
+    assert not history._is_brief(None)
+    history._ends = stopped(0, 1, exitcode=-9)
+    assert not history._is_brief(15)
 
 
 @pytest.mark.parametrize(

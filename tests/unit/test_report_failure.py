@@ -73,7 +73,7 @@ logs     /logs/job7_x
 def test_one_line_in_place_of_a_report_that_another_node_shows() -> None:
     """The line has the cause and the exit code, and names the place of the whole report."""
     root = worker_end(1, 1, captured("value_error"), restart_count=2)
-    job = result(root, *stopped(40, 41), restarts_used=2, max_restarts=2, report_host="gpu07")
+    job = result(root, *stopped(40, 41), restarts_used=2, max_restarts=2, is_brief=True)
     line = (
         "elastic-run: train.py failed after 2 restarts, exit code 1: rank 1 on gpu07 (local 1, pid 4701) failed with "
         "exit code 1 after 12.3 s: ValueError: loss is not finite: 3; the whole report is in the output of gpu07"
@@ -83,10 +83,18 @@ def test_one_line_in_place_of_a_report_that_another_node_shows() -> None:
     assert render(job, color=True) == [f"{line}, and as JSON in /logs/x/failure.json"]
 
 
+def test_one_line_in_place_of_the_report_of_a_signal() -> None:
+    """All nodes of a job get the signal of `scancel`."""
+    job = JobResult("signal", 143, "train.py", signal=15, is_brief=True)
+    assert render(job) == ["elastic-run: train.py was stopped by SIGTERM, exit code 143"]
+    job.detail = "SIGTERM came from pid 7 (slurmstepd)"
+    assert render(job) == [f"elastic-run: train.py was stopped by SIGTERM, exit code 143: {job.detail}"]
+
+
 def test_the_one_line_names_the_likeliest_cause() -> None:
     """If all that failed have only lost a peer, the line names the rank that had left the loop."""
     lost = worker_end(0, 1, captured("gloo_peer_failed"))
-    (line,) = render(result(lost, worker_end(1, 0, after=-2.0), report_host="gpu07"))
+    (line,) = render(result(lost, worker_end(1, 0, after=-2.0), is_brief=True))
     assert "exit code 1: rank 1 ended with code 0, 2.0 s earlier: did it leave the loop early?; the whole" in line
 
 
