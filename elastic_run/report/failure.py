@@ -129,7 +129,7 @@ def _in_one_line(result: JobResult) -> str:
     cause, place, root = result.detail, "", result.root
     if root is not None:
         cause = _elsewhere(result, root, result.causes[0]) or failed(root, elide(root.host, 30))
-        place = f"; the whole report is in the output of {elide(root.host, 30)}"
+        place = f"; the whole report is in the output of {elide(root.host, 30)} and of the node with rank 0"
         place += f", and as JSON in {result.failure_file}" if result.failure_file else ""
     end = f"{ending_sentence(result)}, exit code {result.exit_code}"
     return printable(f"elastic-run: {end}{f': {cause}' if cause else ''}{place}")

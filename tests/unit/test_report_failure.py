@@ -76,7 +76,8 @@ def test_one_line_in_place_of_a_report_that_another_node_shows() -> None:
     job = result(root, *stopped(40, 41), restarts_used=2, max_restarts=2, is_brief=True)
     line = (
         "elastic-run: train.py failed after 2 restarts, exit code 1: rank 1 on gpu07 (local 1, pid 4701) failed with "
-        "exit code 1 after 12.3 s: ValueError: loss is not finite: 3; the whole report is in the output of gpu07"
+        "exit code 1 after 12.3 s: ValueError: loss is not finite: 3; the whole report is in the output of gpu07 and "
+        "of the node with rank 0"
     )
     assert render(job) == [line]
     job.failure_file = "/logs/x/failure.json"
