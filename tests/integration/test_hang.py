@@ -13,7 +13,7 @@ from elastic_run import contract
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.support.launch import Launched
@@ -247,10 +247,12 @@ def test_a_thread_that_polls_does_not_delay_the_verdict(launch: Launch, tmp_path
     assert float(same) - found["still_s"] < 0.1
 
 
-def start_nodes(launch: Launch, *words: str | Path) -> list[Launched]:
+def start_nodes(
+    launch: Launch, *words: str | Path, timeouts: Sequence[str] = ("--hang-timeout=4",) * 2
+) -> list[Launched]:
     """Start a job of two nodes with one worker each."""
     place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=hang", "--nnodes=2")
-    return [launch(*place, "--hang-timeout=4", *words) for _ in range(2)]
+    return [launch(*place, timeout, *words) for timeout in timeouts]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +279,24 @@ def test_the_ranks_of_all_nodes_are_judged_together(
         documents = [json.loads(path.read_text(encoding="utf-8")) for path in logs.rglob("failure.json")]
         assert [document["root_cause"]["rank"] for document in documents] == [1, 1]
         assert {document["root_cause"]["exception"]["type"] for document in documents} == {contract.HANG}
+
+
+def test_a_rank_that_has_ended_at_once_is_waited_for_in_vain(launch: Launch, tmp_path: Path) -> None:
+    """Rank 0 has ended before its node has looked for a hang; the other node decides."""
+    program = tmp_path / "train.py"
+    program.write_text('import os, time\nif os.environ["RANK"] != "0":\n    time.sleep(3600)\n')
+    nodes = start_nodes(launch, "--hang-action=fail", program)
+    assert [node.wait_exit(deadline=60) for node in nodes] == [contract.EXIT_HUNG] * 2
+    assert "  rank 0 has ended with exit code 0" in "".join(node.stderr for node in nodes)
+
+
+def test_a_node_that_does_not_look_for_hangs_is_named(launch: Launch, tmp_path: Path) -> None:
+    """Its ranks may make progress, so the other node can't tell."""
+    program = tmp_path / "train.py"
+    program.write_text("import time\ntime.sleep(3600)\n")
+    asking, _ = start_nodes(launch, program, timeouts=("--hang-timeout=1", "--max-restarts=0"))
+    asking.wait_line("hangs are not detected: ", deadline=60)
+    assert asking.stderr.rstrip().endswith(" has no --hang-timeout")
 
 
 @pytest.mark.long

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
     from elastic_run.core.failure.root_cause import WorkerEnd
@@ -43,9 +42,7 @@ _ROUND = cast(
 class _Job:
     """A job with one worker, whose recorder answers when the test says so."""
 
-    def __init__(
-        self, explain: Callable[..., RecorderFinding | None], *, action: str = "restart", is_first: bool | None = None
-    ) -> None:
+    def __init__(self, explain: Callable[..., RecorderFinding | None], *, action: str = "restart") -> None:
         self.lines: list[str] = []
         self.events: list[Event] = []
         self.ends: list[WorkerEnd] = []
@@ -60,7 +57,6 @@ class _Job:
         loop = SimpleNamespace(call_soon_threadsafe=self.calls.put)
         self.reaction = HangReaction(
             cast("AgentContext", context),
-            None if is_first is None else cast("MultiNodeJob", SimpleNamespace(is_first=is_first)),
             cast("Loop", loop),
             say=self.lines.append,
             write=lambda _: "/logs/stacks.txt",
@@ -97,20 +93,19 @@ def test_the_action_follows_the_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "is_first", "events"),
+    ("action", "is_decided_here", "events"),
     [
-        ("report", None, []),
         ("report", True, []),
-        ("restart", None, [WorkersHung(3)]),
         ("restart", True, [WorkersHung(3)]),
         ("restart", False, []),
-        ("fail", None, [RoundFailed(3, verdict="hung", detail="--hang-action=fail ends the job")]),
+        ("fail", True, [RoundFailed(3, verdict="hung", detail="--hang-action=fail ends the job")]),
+        ("fail", False, []),
     ],
 )
-def test_the_first_node_performs_the_action(action: str, is_first: bool | None, events: list[Event]) -> None:  # noqa: FBT001 - a parameter of the test
+def test_one_node_performs_the_action(action: str, events: list[Event], *, is_decided_here: bool) -> None:
     """The other nodes tell the hang as well, and wait for its decision; `report` stops nothing."""
-    job = _Job(_find, action=action, is_first=is_first)
-    job.reaction.react(_ROUND, _HANG)
+    job = _Job(_find, action=action)
+    job.reaction.react(_ROUND, replace(_HANG, is_decided_here=is_decided_here))
     job.answer()
     job.answer()
     assert job.events == events

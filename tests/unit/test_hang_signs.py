@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack
 from itertools import count
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -21,13 +22,15 @@ from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
 from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, SignReader, follow, sample_processes
 from elastic_run.agent.driver.process_counters import ProcessCounters
-from elastic_run.core.diagnosis.job_stillness import NO_DETECTION
-from elastic_run.core.diagnosis.stack_groups import Dump
+from elastic_run.core.diagnosis.hang import Stillness
+from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, describe_rank
+from elastic_run.core.diagnosis.stack_groups import Dump, Place
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
@@ -335,15 +338,15 @@ def test_an_answer_says_how_old_the_last_look_is(worker: _Worker) -> None:
     """The node that asks knows from it when the next look is due, and asks again then; no worker is told after it."""
     clock = _Clock()
     detection = _watch(clock, worker, list[Hang]().append)
-    assert detection.describe()["age"] == 0.0
+    assert detection.answer()["age"] == 0.0
     while not worker.asked:
         clock.tick()
     worker.answer(0)
     clock.time += 7.0
-    assert detection.describe()["age"] == 7.0
-    assert [told["local_rank"] for told in detection.describe()["workers"]] == [0]
+    assert detection.answer()["age"] == 7.0
+    assert [told["local_rank"] for told in detection.answer()["workers"]] == [0]
     detection.close()
-    assert detection.describe()["workers"] == []
+    assert detection.answer()["workers"] == []
 
 
 def test_no_worker_is_asked_after_the_round(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,10 +389,91 @@ def test_a_thread_that_has_ended_does_not_run() -> None:
     assert hang_signs._count_sleeps(["4194305"]) == {}
 
 
+def _describe_others(*nodes: tuple[int, float]) -> list[dict[str, Any]]:
+    """Return the answers of other nodes: the rank of each one's worker, and for how long it has been still."""
+    stuck = Place("load", "/code/data.py", 41)
+    return [
+        {
+            "host": f"node{rank}",
+            "pid": 1,
+            "round": 1,
+            "timeout": 60.0,
+            "age": 0.0,
+            "workers": [
+                describe_rank(rank, Stillness(stuck, waits=False, same=still, idle=still), pid=2, local_rank=0)
+            ],
+        }
+        for rank, still in nodes
+    ]
+
+
+class _LargeJob:
+    """A job of many nodes, whose answers the test gives."""
+
+    def __init__(self, group_rank: int, *, is_large: bool = True) -> None:
+        self.group_rank, self.is_large = group_rank, is_large
+        self.has_others, self.nodes = True, 2
+        self.questions = 0
+        self.answers: list[dict[str, Any]] = []
+
+    def is_member(self, _: object) -> bool:
+        return True
+
+    def gather_status(self, _kind: str, _seconds: float, on_done: Callable[[list[dict[str, Any]]], None]) -> None:
+        self.questions += 1
+        on_done(self.answers)
+
+
+def _let_hang(worker: _Worker, job: _LargeJob, seconds: float, *, asked_at: float = inf) -> tuple[list[Hang], float]:
+    """Let the worker, whose rank is 5, hang; return the hangs that the node tells, and when it has asked at first."""
+    clock, found, first = _Clock(), list[Hang](), inf
+    worker.round.global_ranks[0] = 5
+    detection = _watch(clock, worker, found.append, job=cast("MultiNodeJob", job))
+    while clock.time < seconds:
+        clock.tick()
+        if worker.asked:
+            worker.answer(0)
+        if clock.time >= asked_at:
+            detection.answer()
+            asked_at = inf
+        first = min(first, clock.time) if job.questions else first
+    detection.close()
+    return found, first
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_node_of_a_large_job_asks_if_the_nodes_before_it_do_not(worker: _Worker, rank: int) -> None:
+    """The workers of these have ended; it has the lowest rank of those that run, so it tells the hang and decides."""
+    job = _LargeJob(rank)
+    job.answers = _describe_others((7, 100.0))
+    (hang,), first = _let_hang(worker, job, 70)
+    assert 60 <= first <= 66
+    assert hang.is_decided_here
+
+
+def test_a_node_of_a_large_job_leaves_the_decision_to_a_lower_rank(worker: _Worker) -> None:
+    """It asks once in a while, and tells nothing; in a small job it tells the hang as well."""
+    job = _LargeJob(5)
+    job.answers = _describe_others((4, 100.0))
+    found, _ = _let_hang(worker, job, 140)
+    assert (found, job.questions) == ([], 2)
+    job = _LargeJob(5, is_large=False)
+    job.answers = _describe_others((4, 100.0))
+    (hang,), _ = _let_hang(worker, job, 140)
+    assert not hang.is_decided_here
+
+
+def test_a_node_of_a_large_job_waits_after_a_question(worker: _Worker) -> None:
+    """The node that has asked is there, and asks again."""
+    job = _LargeJob(5)
+    _, first = _let_hang(worker, job, 140, asked_at=58)
+    assert 103 <= first <= 106
+
+
 def test_a_node_that_detects_no_hangs_is_named_once(worker: _Worker) -> None:
     """The job's ranks can't be judged without that node's."""
     lines: list[str] = []
-    job = cast("MultiNodeJob", SimpleNamespace(has_others=True, nodes=2, is_member=lambda _: True))
+    job = cast("MultiNodeJob", SimpleNamespace(has_others=True, nodes=2, is_large=False, is_member=lambda _: True))
     detection = _watch(_Clock(), worker, list[Hang]().append, job=job, say=lines.append)
     other = {"host": "node8", "pid": 1, "round": 0, "timeout": NO_DETECTION, "workers": []}
     detection._judge_job([other])

@@ -11,6 +11,7 @@ from elastic_run.agent.driver import d_state
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET
+from elastic_run.core.protocol.node_status import HANG, is_sound
 from tests.support.stream_bench import Clockwork
 
 if TYPE_CHECKING:
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.loop import Loop
 
-ROUND = cast("Round", SimpleNamespace(number=4, workers=SimpleNamespace(alive=set(), pids={})))
+
+def make_round(alive: set[int]) -> Round:
+    """Make a round of which some workers run."""
+    return cast("Round", SimpleNamespace(number=4, workers=SimpleNamespace(alive=alive, pids={})))
+
+
+ROUND = make_round(set())
 
 
 def make_watches(**options: Any) -> Watches:  # noqa: ANN401 - the options' own
@@ -41,9 +48,18 @@ def make_watches(**options: Any) -> Watches:  # noqa: ANN401 - the options' own
 def test_a_node_that_does_not_look_for_hangs_yet_says_so(timeout: float | None, told: float) -> None:
     """Other nodes tell a node without --hang-timeout from one that has not looked yet."""
     watches = make_watches(agent_config=AgentConfig(hang_timeout=timeout))
-    assert watches.describe_hang() == {"round": -1, "timeout": told, "workers": []}
+    assert watches.describe_hang() == {"round": -1, "timeout": told, "age": 0.0, "workers": []}
+    watches.begin(make_round({0}))
+    answer = watches.describe_hang()
+    assert answer == {"round": 4, "timeout": told, "age": 0.0, "workers": []}
+    assert is_sound({"host": "node8", "pid": 1, "round_id": "4/1/a", "round_nodes": 2, **answer}, HANG)
+
+
+def test_a_node_whose_workers_have_ended_at_once_hides_no_hang() -> None:
+    """They have ended before the node has looked for hangs: other ranks may wait for them."""
+    watches = make_watches(agent_config=AgentConfig(hang_timeout=60.0))
     watches.begin(ROUND)
-    assert watches.describe_hang() == {"round": 4, "timeout": told, "workers": []}
+    assert watches.describe_hang() == {"round": 4, "timeout": 60.0, "age": 0.0, "workers": []}
 
 
 @pytest.mark.parametrize(("timeout", "begun"), [(0.0, []), (0.5, [0.5])])

@@ -7,17 +7,18 @@ more: a thread that polls soon sleeps again, and a thread that computes does not
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
 together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it would
-be late. In a large job only the node with rank 0 asks.
+be late. In a large job one node asks at a time, and only the deciding node tells of the hang.
 """
 
 from __future__ import annotations
 
 import os
+from math import inf
 
 from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, SignReader, follow, make_look, sample_processes
 from elastic_run.agent.gpu_question import ask_gpu_use
 from elastic_run.core.diagnosis import hang
-from elastic_run.core.diagnosis.job_stillness import NOT_YET, describe_rank, join_nodes
+from elastic_run.core.diagnosis.job_stillness import NOT_YET, count_wait, describe_rank, join_nodes
 from elastic_run.core.protocol.node_status import HANG
 from elastic_run.records import dataclass, replace
 
@@ -60,6 +61,7 @@ class Hang:
         dumps: The stacks of this node's workers, by global rank.
         owners: The worker of each rank.
         ended: Ranks that have ended well, for which the others may wait.
+        is_decided_here: Whether this node decides on the action: it has the lowest rank of those that run.
     """
 
     seconds: float
@@ -67,6 +69,7 @@ class Hang:
     dumps: Mapping[int, Dump]
     owners: Mapping[int, Owner]
     ended: tuple[int, ...] = ()
+    is_decided_here: bool = True
 
 
 class HangDetection:
@@ -108,6 +111,8 @@ class HangDetection:
         self._dumps: Mapping[int, Dump] = {}
         self._gpu_memory: dict[str, Any] = {}
         self._ask_at = 0.0
+        self._asked_at = -inf
+        self._has_lowest_rank = self._job is None
         self._asking: Timer | None = None
         self._has_said_without = False
         self._watch = hang.HangWatch(timeout)
@@ -129,8 +134,12 @@ class HangDetection:
         if self._look is not None:
             self._look.close()
 
-    def describe(self) -> dict[str, Any]:
-        """Return the stillness of this node's ranks at the last look, for the other nodes."""
+    def answer(self) -> dict[str, Any]:
+        """Return the stillness of this node's ranks at the last look, for the node that asks."""
+        self._asked_at = self._loop.now()
+        return self._describe()
+
+    def _describe(self) -> dict[str, Any]:
         timeout = self._watch.timeout if self._watch.signs or self._is_closed else NOT_YET
         age = 0.0 if self._watch.looked_at is None else self._loop.now() - self._watch.looked_at
         workers = []
@@ -183,42 +192,55 @@ class HangDetection:
     def _judge(self) -> None:
         """Tell of a hang if no rank here has made progress for the timeout, and none on the other nodes."""
         now = self._loop.now()
-        is_over = hang.count_seconds(self._measure()) >= self._watch.timeout
-        if not is_over or self._watch.told is not None or now < self._ask_at:
+        over_for = hang.count_seconds(self._measure()) - self._watch.timeout
+        if over_for < 0 or self._watch.told is not None or now < self._ask_at:
             return
-        own = {"host": os.uname().nodename, "pid": os.getpid(), **self.describe()}
         if self._job is None:
-            self._tell(join_nodes([own], expected=1, round_number=self._round.number))
-        elif self._job.judges_hangs:
+            self._tell(join_nodes([self._describe_own()], expected=1, round_number=self._round.number))
+            return
+        wait = 0.0
+        if self._job.is_large and not self._has_lowest_rank:
+            wait = count_wait(self._job.group_rank, over_for=over_for, unasked_for=now - self._asked_at)
+        if wait > 0:
+            self._judge_later(wait)
+        else:
+            self._asked_at = now
             self._ask_at = now + _LONGEST_QUESTION
             self._job.gather_status(HANG, _NODE_WAIT, self._judge_job)
 
+    def _judge_later(self, seconds: float) -> None:
+        self._ask_at = self._loop.now() + seconds
+        self._asking = self._loop.call_at(self._ask_at, self._judge)
+
+    def _describe_own(self) -> dict[str, Any]:
+        return {"host": os.uname().nodename, "pid": os.getpid(), **self._describe()}
+
     def _judge_job(self, documents: Sequence[dict[str, Any]]) -> None:
         """Judge all nodes' ranks; the nodes' answers came as of their last looks, this node's is made anew."""
-        now = self._loop.now()
         if self._is_closed or self._watch.told is not None or self._job is None:
             return
-        own = {"host": os.uname().nodename, "pid": os.getpid(), **self.describe()}
+        own = self._describe_own()
         key = own["host"], own["pid"]
         others = [one for one in documents if self._job.is_member(one) and (one["host"], one["pid"]) != key]
         found = join_nodes([own, *others], expected=self._job.nodes, round_number=self._round.number)
         if found.without and not self._has_said_without:
             self._has_said_without = True
             self._say(f"hangs are not detected: {', '.join(found.without[:_MOST_NAMES])} has no --hang-timeout")
-        if found.seconds >= found.timeout > 0:
+        self._has_lowest_rank = min(found.ranks, default=-1) in self._round.global_ranks.values()
+        is_hang = found.seconds >= found.timeout > 0
+        if is_hang and (self._has_lowest_rank or not self._job.is_large):
             self._tell(found)
-        else:
+        elif not is_hang:
             # A node whose last look is overdue is asked more and more rarely.
             pause = max(found.left + _LOOK_TIME, -found.left, _PAUSE)
-            self._ask_at = now + min(pause, _LONGEST_PAUSE)
-            self._asking = self._loop.call_at(self._ask_at, self._judge)
+            self._judge_later(min(pause, _LONGEST_PAUSE))
 
     def _tell(self, found: JobStillness) -> None:
         self._watch = hang.tell(self._watch)
         names = self._round.global_ranks
         dumps = {names[rank]: dump for rank, dump in self._dumps.items()}
         ended = tuple(rank for rank in range(self._world_size) if rank not in found.ranks)
-        self._on_hang(Hang(found.seconds, found.ranks, dumps, found.owners, ended))
+        self._on_hang(Hang(found.seconds, found.ranks, dumps, found.owners, ended, self._has_lowest_rank))
 
 
 class _Questions:

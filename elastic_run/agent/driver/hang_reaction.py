@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.hang_detection import Hang
-    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
     from elastic_run.core.diagnosis.stack_groups import Dump
@@ -36,7 +35,6 @@ class HangReaction:
 
     Args:
         context: The workers and the user's settings.
-        job: This node's part in a job of several nodes, or None: the node with rank 0 decides there.
         loop: The agent's loop.
         say: Tells the user a line.
         write: Writes stacks into a file, and returns its path or "".
@@ -48,7 +46,6 @@ class HangReaction:
     def __init__(
         self,
         context: AgentContext,
-        job: MultiNodeJob | None,
         loop: Loop,
         *,
         say: Callable[[str], None],
@@ -57,7 +54,6 @@ class HangReaction:
         is_running: Callable[[Round], bool],
     ) -> None:
         self._context = context
-        self._job = job
         self._loop = loop
         self._say = say
         self._write = write
@@ -97,9 +93,8 @@ class HangReaction:
         action = self._context.options.agent_config.hang_action
         if finding is not None and finding.text:
             self._say(hang_lines.recorder(finding.text))
-        is_decided_elsewhere = self._job is not None and not self._job.is_first
         self._say(hang_lines.closing(path, action))
-        if action == "report" or is_decided_elsewhere:
+        if action == "report" or not found.is_decided_here:
             return
         detail = hang_lines.detail(found.ranks, found.ended, finding)
         accused = () if finding is None else finding.ranks

@@ -125,9 +125,9 @@ class MultiNodeJob:
         return self._group.group_world_size or 1
 
     @property
-    def is_first(self) -> bool:
-        """Whether this node has rank 0 in the current round."""
-        return self._group.group_rank == 0
+    def group_rank(self) -> int:
+        """This node's rank in the current round; 0 before the first one."""
+        return self._group.group_rank or 0
 
     def is_member(self, document: dict[str, Any]) -> bool:
         """Whether an answer to a question to all nodes comes from a node of the current round."""
@@ -143,9 +143,9 @@ class MultiNodeJob:
         return {"round_id": round_id, "round_nodes": nodes}
 
     @property
-    def judges_hangs(self) -> bool:
-        """Whether this node asks the others when its own ranks make no progress: in a large job only one node does."""
-        return self.is_first or self.nodes <= _FEW_NODES
+    def is_large(self) -> bool:
+        """Whether the round has too many nodes for all of them to ask all others."""
+        return self.nodes > _FEW_NODES
 
     def entrust_death_notice(self, guardian: Guardian) -> None:
         """Let the guardian tell the job should this agent die."""

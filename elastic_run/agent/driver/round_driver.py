@@ -261,7 +261,6 @@ class RoundDriver:
 
         reaction = HangReaction(
             self._context,
-            self._job,
             self._loop,
             say=self._say,
             write=self.stacks.write,

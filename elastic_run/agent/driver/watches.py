@@ -169,10 +169,12 @@ class Watches:
         from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET  # noqa: PLC0415 - only when asked
 
         if self._hang is not None:
-            return self._hang.describe()
-        has_none = self._context.options.agent_config.hang_timeout is None
+            return self._hang.answer()
+        timeout = self._context.options.agent_config.hang_timeout
+        if self._round is None or timeout is None or self._round.workers.alive:
+            timeout = NO_DETECTION if timeout is None else NOT_YET
         number = -1 if self._round is None else self._round.number
-        return {"round": number, "timeout": NO_DETECTION if has_none else NOT_YET, "workers": []}
+        return {"round": number, "timeout": timeout, "age": 0.0, "workers": []}
 
     def _watch_timers(self, timers: WorkerTimers) -> TimerWatch:
         from elastic_run.agent.driver.timers import TimerWatch  # noqa: PLC0415 - see above

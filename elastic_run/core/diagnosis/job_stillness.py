@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]
 
+#: Seconds after which a node of a large job takes it that no other node asks the nodes for their ranks, and the seconds
+#: that each further node waits for those before it.
+_ABSENCE = 45.0
+_TURN = 0.1
 #: The timeout of a node that detects no hangs, and of one that can't tell yet.
 NO_DETECTION = -1
 NOT_YET = -2
@@ -50,6 +54,21 @@ class JobStillness:
     owners: Mapping[int, Owner]
     left: float = 0.0
     without: tuple[str, ...] = ()
+
+
+def count_wait(group_rank: int, *, over_for: float, unasked_for: float) -> float:
+    """Return the seconds until a node of a large job asks all nodes itself; 0 or less if it is its turn.
+
+    If each of 1,000 nodes asked all nodes, there would be a million answers. The node with rank 0 asks at once, unless
+    its workers have ended. Then it never asks, and the next node gets its turn a moment later.
+
+    Args:
+        group_rank: This node's rank.
+        over_for: Seconds since the timeout in which no rank of this node has made progress.
+        unasked_for: Seconds since a node has asked.
+    """
+    turn = group_rank * _TURN
+    return 0.0 if group_rank == 0 else max(turn - over_for, _ABSENCE + turn - unasked_for)
 
 
 def describe_rank(rank: int, still: Stillness, *, pid: int, local_rank: int) -> dict[str, Any]:
