@@ -118,7 +118,8 @@ class Agent(Host):
         self.awaited: int | None = None
         self.coordinating: Thread | None = None
         self.connection = Connection(world, self)
-        self.waits_since: float | None = None
+        self.progress: tuple[int, bool] | None = None
+        self.unchanged_since = 0.0
         self.record = SeatDead(self.node, "", "", 0, 0, SEAT_UNTOLD)
         self.confirmed: Copy | None = None
         self.is_doomed = False

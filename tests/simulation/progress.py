@@ -3,7 +3,8 @@
 So long, too, a node may wait for a slot that the log goes on without.
 
 Where the store can move it takes a lease for each endpoint more: nodes that wait in several stores, none of which tells
-of a round, look for the others after a lease of waiting, and may find some at an endpoint from which those leave.
+of a round, look for the others after a lease in which the job there came no further, and may find some at an endpoint
+from which those leave.
 """
 
 from __future__ import annotations

@@ -141,12 +141,13 @@ def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:
     connection, now = agent.connection, agent.clock.now()
     is_waiting = agent.member.state in (WAITING, READY)
     if not (connection.serves_store and connection.others and is_waiting):
-        agent.waits_since = None
-        return None
-    agent.waits_since = agent.waits_since or now
-    if now < agent.waits_since + agent.world.config.lease:
+        agent.progress = None
         return None
     here = best = yield from _read_progress(connection.bound)
+    if here != agent.progress:
+        agent.progress, agent.unchanged_since = here, now
+    if now < agent.unchanged_since + agent.world.config.lease:
+        return None
     place = None
     for endpoint in connection.others:
         there = yield from _read_progress(endpoint.open_store)
@@ -155,7 +156,7 @@ def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:
         if there > best or is_first:
             best, place = there, endpoint.host
     if place is not None:
-        agent.waits_since = None
+        agent.progress = None
     return place
 
 

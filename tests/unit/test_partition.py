@@ -21,9 +21,14 @@ def make_store(number: int | None, *, is_running: bool = False) -> MemoryJobStor
     """Return a store whose job has formed a round; None for a store without a job."""
     store = MemoryJobStore()
     if number is not None:
-        head = messages.Head(0, 1, "node", number, 0, 1, is_running, -1, 0)
-        store.write({job_keys.HEAD: messages.to_json(head)})
+        write_head(store, number, is_running=is_running)
     return store
+
+
+def write_head(store: MemoryJobStore, number: int, *, is_running: bool = False) -> None:
+    """Say in a store which round its job has formed last."""
+    head = messages.Head(0, 1, "node", number, 0, 1, is_running, -1, 0)
+    store.write({job_keys.HEAD: messages.to_json(head)})
 
 
 class Node:
@@ -39,7 +44,7 @@ class Node:
         self.now = 100.0
         self.looked: list[str] = []
         self._stores = others
-        self._here = make_store(here)
+        self.here = make_store(here)
         self.backend = SimpleNamespace(
             is_host=True, others=[one for one in _ENDPOINTS if one[0] != "b"], rank=1, look_at=self._look_at
         )
@@ -60,7 +65,7 @@ class Node:
         self.now = 100.0 + seconds
         member = SimpleNamespace(member=SimpleNamespace(state=state))
         self._sender.member_driver = None if state is None else member
-        return self._recovery.find_others(self._here)
+        return self._recovery.find_others(self.here)
 
 
 @pytest.mark.parametrize("state", [WAITING, READY])
@@ -105,6 +110,19 @@ def test_a_running_round_counts_more_than_one_that_has_ended(monkeypatch: pytest
     """Of two stores with the same last round the job goes on in one."""
     node = Node(monkeypatch, 3, c=make_store(3, is_running=True))
     assert [node.find_at(at) for at in (0.0, _LEASE)] == [None, "c:1"]
+
+
+def test_a_node_stays_in_a_store_whose_job_has_just_come_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that have just come, and made the coordinator ask anew, are about to form a round here."""
+    node = Node(monkeypatch, 3, a=make_store(3), c=make_store(3, is_running=True))
+    steps = [(2.0, 0, False), (6.0, 3, True), (7.0, 3, False)]  # a Resync, a Recovered, and a Halt of that round
+    assert node.find_at(0.0) is None
+    for at, number, is_running in steps:
+        write_head(node.here, number, is_running=is_running)
+        assert node.find_at(at) is None
+    assert node.find_at(7.0 + _LEASE - 0.1) is None
+    assert node.looked == []
+    assert node.find_at(7.0 + _LEASE) == "c:1"
 
 
 def test_stores_without_a_job_lead_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:

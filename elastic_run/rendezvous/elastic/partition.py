@@ -3,8 +3,9 @@
 The node may serve a store that no other node uses: the one that the others have left, or the one to which it went
 alone. The majority rule keeps it from forming rounds there, and no node would ever come. So while it waits, it looks at
 the job's other endpoints, and goes to the store whose job has come furthest. Of two equal stores the one that the user
-named first counts, so that two waiting nodes don't change places for ever. The node looks only after a lease of
-waiting: until then the others may still be on their way here, from a store whose host has not closed it yet.
+named first counts, so that two waiting nodes don't change places for ever. The node looks only after a lease in which
+the job here came no further: until then the others may still be on their way here, from a store whose host has not
+closed it yet, or they have just come, and the coordinator is about to form a round of them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class PartitionRecovery:
     def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._next_look = 0.0
-        self._waits_since: float | None = None
+        self._here: Progress | None = None  # while the node waits
+        self._unchanged_since = 0.0
 
     def find_others(self, store: JobStore) -> str | None:
         """Look where the job has come further than here; may take a second for each other endpoint.
@@ -60,13 +62,14 @@ class PartitionRecovery:
         """
         backend, now = self._context.backend, time.monotonic()
         if not (backend.is_host and backend.others and self._is_waiting):
-            self._waits_since = None
+            self._here = None
             return None
-        self._waits_since = self._waits_since or now
-        if now < max(self._next_look, self._waits_since + self._context.config.lease):
+        here = best = _read_progress(store)
+        if here != self._here:
+            self._here, self._unchanged_since = here, now
+        if now < max(self._next_look, self._unchanged_since + self._context.config.lease):
             return None
-        here = _read_progress(store)
-        best, place = here, None
+        place = None
         for index, endpoint in enumerate(backend.others):
             if time.monotonic() - now > self._context.config.lease / 3:
                 break  # this thread heartbeats, too
@@ -75,9 +78,10 @@ class PartitionRecovery:
             if there > best or is_first:
                 best, place = there, endpoint
         self._next_look = time.monotonic() + _INTERVAL
-        if place is not None:
-            self._waits_since = None
-        return None if place is None else format_endpoint(*place)
+        if place is None:
+            return None
+        self._here = None
+        return format_endpoint(*place)
 
     @property
     def _is_waiting(self) -> bool:
