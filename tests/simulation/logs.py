@@ -57,6 +57,12 @@ class Log:
         """The number of terms."""
         return sum(entry["kind"] == "claim" for entry in self.entries)
 
+    @property
+    def goes_on_from_nodes(self) -> bool:
+        """Whether its coordinator has asked all nodes where they stand, and has formed no round since then."""
+        kinds = [entry["kind"] for entry in self.entries]
+        return "resync" in kinds[max((index for index, kind in enumerate(kinds) if kind == "form"), default=0) :]
+
     def find_state(self, store: Store, start: messages.LogStart) -> str:
         """Return `slot.term` of the newest state; "" if the log was begun again behind it, or if the state is lost."""
         decisions = [entry for entry in self.entries if entry["kind"] != "claim"]
@@ -140,13 +146,11 @@ class Log:
             self.term, self.coordinator = entry["term"], entry["node"]
         require(writer == self.coordinator, ONE_DECIDER, f"{writer} wrote {entry} in the term of {self.coordinator}")
         if is_raised:
-            can_be_newer = world.config.has_successors or self.is_copy
+            can_be_newer = world.config.has_successors or self.is_copy or self.goes_on_from_nodes
             is_newer = can_be_newer and (entry["round"], entry["term"]) >= (self.round, self.term)
             # Another job, founded after the snapshot where nobody knew of one: its rounds have numbers of their own.
             is_other = self.is_copy and entry["incarnation"] != self.incarnation
-            is_allowed = (
-                not self.round or world.faults.is_spoilt or is_newer or is_other or self._is_lost(world, store, entry)
-            )
+            is_allowed = not self.round or is_newer or is_other or self._is_lost(world, store, entry)
             require(is_allowed, ONE_ROUND, f"recovered round {entry['round']} after round {self.round}")
             self.term, self.round, self.restarts = entry["term"], entry["round"], entry["restart_count"]
             self.incarnation, self.round_id = entry["incarnation"], entry["round_id"]
@@ -166,9 +170,10 @@ class Log:
 
         The round from which the log goes on was formed in between. It follows what the first snapshot knew, as
         docs/architecture.md has it, if no node that was told of the lost round was in reach then. Or the log goes on
-        from an older round, since neither a node in reach nor a state in the store tells of the lost one.
+        from an older round, since neither a node in reach nor a state in the store tells of the lost one. The latter
+        also holds in a store that was not restored, after a stranger has destroyed the state.
         """
-        if not self.is_copy:
+        if not self.is_copy and not self.goes_on_from_nodes:
             return False
         rounds, lost = world.oracle.rounds, (self.incarnation, self.round, self.round_id)
         name = recovered["incarnation"], recovered["round"], recovered["round_id"]
@@ -218,10 +223,13 @@ class Log:
         living = [agent for agent in world.agents if agent.is_alive and not (self.is_copy and agent.end)]
         there = {agent.member.store_address if self.is_copy else agent.node for agent in living}
         heads = {place.master if self.is_copy else place.master.host for place in places.values()}
+        # Where the state was garbage, a log goes on from what nodes tell. If the store can move, they keep its copies.
+        can_forget = self.is_copy or (self.goes_on_from_nodes and not world.config.has_successors)
         world.oracle.rounds.note_form(
             name,
             set(places),
             world.clockwork.now,
             is_headless=heads.isdisjoint(there),
-            witnesses=world.witnesses if self.is_copy else None,
+            witnesses=world.witnesses if can_forget else None,
+            is_restored=self.is_copy,
         )

@@ -106,8 +106,11 @@ class Rounds:
         self.former_ids: dict[Name, str] = {}  # which round each one follows in its log
         #: Rounds that were formed when all members of the round that they follow were gone.
         self._after_gone: set[Name] = set()
-        #: For rounds that were formed in a store that was restored: who could tell of newer rounds than the store knew.
+        #: For rounds that were formed in a store that was restored, or after the state was lost: who could tell of
+        #: newer rounds than the store knew.
         self._witnesses: dict[Name, frozenset[Agent]] = {}
+        #: Those of them that were formed in a store that was restored.
+        self._restored: set[Name] = set()
         #: Rounds whose rank 0 was dead when they were formed: they can't run.
         self._headless: set[Name] = set()
         #: The rounds in which each node was, in order.
@@ -131,11 +134,20 @@ class Rounds:
         return sum(round_.has_failed for round_ in self._rounds.values())
 
     def note_form(
-        self, name: Name, members: set[str], now: float, *, is_headless: bool, witnesses: frozenset[Agent] | None
+        self,
+        name: Name,
+        members: set[str],
+        now: float,
+        *,
+        is_headless: bool,
+        witnesses: frozenset[Agent] | None,
+        is_restored: bool,
     ) -> None:
         """A round was written into a log, of which its members are yet to hear."""
         if witnesses is not None:
             self._witnesses[name] = witnesses
+        if is_restored:
+            self._restored.add(name)
         self._formed_at[name] = now
         if is_headless:
             self._headless.add(name)
@@ -157,7 +169,8 @@ class Rounds:
         address = (place.master.host, place.master.port)
         there = self._stores.setdefault(address, name)
         # A first fact of a dead node that arrives once more after the state was lost names a store that is gone.
-        is_free = there == name or name in self._headless or self.has_forgotten(there, name)
+        has_forgotten = name in self._restored and self.has_forgotten(there, name)
+        is_free = there == name or name in self._headless or has_forgotten
         require(is_free, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
         for other in round_.places.values():
             require(other.group_rank != place.group_rank, ASSIGNMENTS, f"rank {place.group_rank} of {name} twice")
@@ -207,7 +220,7 @@ class Rounds:
             self.newest[round_.incarnation] = round_
 
     def has_forgotten(self, lost: Name, name: Name) -> bool:
-        """Whether a store lost a round, and no node that was told of it could say so when another one formed later."""
+        """Whether a round was lost, and no node that was told of it could say so when another one formed later."""
         former, witnesses = self._rounds.get(lost), self._witnesses.get(name)
         if former is None or witnesses is None:
             return False
