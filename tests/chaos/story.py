@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tests.chaos.etcd import EtcdCluster
 from tests.chaos.faults import ENDS_AGENT, LONGEST, UNNOTICED, Fault, draw_faults, inflict
 from tests.chaos.job import PORT, ManyNodeJob, Plan
-from tests.chaos.storm import KINDS, Storm
+from tests.chaos.storm import KINDS, RECOVERY, Storm
 from tests.support.hosts import VirtualHosts, virtual_hosts
 from tests.support.launch import ELASTIC_RUN
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 #: Where the agents meet: in an etcd on the hub, in a store on the first node, or that with the others as successors.
 STORES = ("etcd-v3", "etcd", "c10d", "successors")
 _NODES = 3
-#: Seconds after a fault until all nodes have trained together again. Every worker imports torch, on few processors.
-RECOVERY = 120.0
 #: Seconds from the word that it is enough to the end of all agents.
 _ENDING = 60.0
 #: How an agent says that another node is gone.

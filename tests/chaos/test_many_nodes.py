@@ -101,7 +101,6 @@ def test_a_job_outlives_a_worker_an_agent_and_a_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.long
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize("store", ["c10d", "successors", "etcd-v3"])
 def test_a_job_outlives_faults_that_overlap(store: str, tmp_path: Path) -> None:

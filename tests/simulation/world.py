@@ -207,9 +207,10 @@ class World:
     def witnesses(self) -> frozenset[Agent]:
         """The able agents that have had the time to say where they stand.
 
-        A node that stood still reads from its store at the next keep-alive interval. Only then it notices a restore.
+        A node that stood still reads from its store at the next keep-alive interval. Only when the answer is there it
+        notices a restore.
         """
-        since = self.clockwork.now - self.config.keep_alive_interval
+        since = self.clockwork.now - self.config.keep_alive_interval - 2 * self.network.delay
         return frozenset(agent for agent in self.able if agent.stalled_until <= since)
 
     @property
