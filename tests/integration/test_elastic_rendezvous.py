@@ -152,7 +152,7 @@ def test_a_master_that_cannot_be_reached_is_named(enter: Callable[[Node], Node])
 
 def test_who_is_missing_is_told(enter: Callable[[Node], Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """While nodes are missing, a line says how many are there, who, and how long they are waited for."""
-    monkeypatch.setattr(wait_notices, "INTERVAL", 0.2)
+    monkeypatch.setattr(wait_notices, "FIRST", 0.2)
     node = enter(tcp_node(free_port(), (2, 2)))
     while not (text := node.wait_for(Notice).text).startswith("waiting: 1/2 nodes"):
         pass

@@ -20,7 +20,7 @@ from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
 from elastic_run.rendezvous.session import Notice
-from elastic_run.report import wait_notices
+from elastic_run.report import wait_notices, wait_texts
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
 from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.configs import plain_setup
@@ -158,6 +158,7 @@ def test_a_node_that_waits_says_again_for_whom(backend: NotingBackend, monkeypat
     """The line comes with the heartbeats, as often as its interval allows."""
     monkeypatch.setattr(wait_notices, "FIRST", 0.0)
     monkeypatch.setattr(wait_notices, "INTERVAL", 0.0)
+    monkeypatch.setattr(wait_texts, "INTERVAL", 0.0)
     settings = read_settings("c10d", {**SLOW, "keep_alive_interval": "0.1"})
     setup = plain_setup(min_nodes=2, max_nodes=2)
     with Node(open_session(backend, settings, setup, local_addr="127.0.0.1")) as node:
