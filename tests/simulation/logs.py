@@ -13,6 +13,7 @@ from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_DECIDER, ONE_RO
 from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
+    from tests.simulation.agent import Agent
     from tests.simulation.store import Store
     from tests.simulation.world import World
 
@@ -31,6 +32,7 @@ class Log:
         restarts: Its restarts, None before the first.
         entries: All that count, each with its slot and its time in true seconds.
         is_copy: Whether its store was restored from a snapshot.
+        witnesses: Who could say where it stands when the log went on from a round; None once a further round is formed.
         unread: Slots that were created beyond the next one, in a store that was restored.
         writers: For the logs of one store and its snapshots: in which of them each coordinator wrote last.
     """
@@ -44,6 +46,7 @@ class Log:
     restarts: int | None = None
     entries: list[dict[str, Any]] = field(default_factory=list)
     is_copy: bool = False
+    witnesses: frozenset[Agent] | None = None
     unread: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     writers: dict[tuple[str, int], Log] = field(default_factory=dict)
 
@@ -154,6 +157,7 @@ class Log:
             require(is_allowed, ONE_ROUND, f"recovered round {entry['round']} after round {self.round}")
             self.term, self.round, self.restarts = entry["term"], entry["round"], entry["restart_count"]
             self.incarnation, self.round_id = entry["incarnation"], entry["round_id"]
+            self.witnesses = world.witnesses
         if entry["kind"] == "resync":
             # Nodes may know of a newer round than another store, or one that was restored.
             is_asked = world.faults.is_spoilt or world.config.has_successors or self.is_copy
@@ -225,11 +229,14 @@ class Log:
         heads = {place.master if self.is_copy else place.master.host for place in places.values()}
         # Where the state was garbage, a log goes on from what nodes tell. If the store can move, they keep its copies.
         can_forget = self.is_copy or (self.goes_on_from_nodes and not world.config.has_successors)
+        # A node that comes back between that decision and this one is heard only if the coordinator reads its fact.
+        witnesses = world.witnesses if self.witnesses is None else world.witnesses & self.witnesses
+        self.witnesses = None
         world.oracle.rounds.note_form(
             name,
             set(places),
             world.clockwork.now,
             is_headless=heads.isdisjoint(there),
-            witnesses=world.witnesses if can_forget else None,
+            witnesses=witnesses if can_forget else None,
             is_restored=self.is_copy,
         )
