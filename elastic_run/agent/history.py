@@ -11,6 +11,7 @@ import time
 from elastic_run.agent.driver.job_exit_code import exit_code, failure_of
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
+from elastic_run.core.agent.config import FEW_NODES
 from elastic_run.multiprocessing.process import process_table
 from elastic_run.signals import SIGKILL
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 #: Verdicts on this node, which may come before its first worker.
 _OF_NODE = frozenset(("unhealthy", "excluded"))
-#: Most nodes of a job in which every node shows the whole report.
-_WHOLE_REPORTS = 16
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
 
@@ -312,7 +311,7 @@ class History:
         which `scancel` sends to all of them, these are nodes whose workers did not stop by themselves.
         """
         group, root = self._context.group, self._root
-        if (group.group_world_size or 1) <= _WHOLE_REPORTS or group.group_rank == 0 or self._survivors:
+        if (group.group_world_size or 1) <= FEW_NODES or group.group_rank == 0 or self._survivors:
             return False
         if root is None:
             return number is not None and all(end.exitcode != -SIGKILL for end in self._ends)

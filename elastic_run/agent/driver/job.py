@@ -9,6 +9,7 @@ from elastic_run.agent.driver.session_setup import make_setup
 from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
+from elastic_run.core.agent.config import FEW_NODES
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.core.protocol.node_status import DRAIN, kind_of
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 _SHORTEST_BARRIER = 2.0
 #: Seconds that an agent may take to write its last facts if no other node needs it to stay.
 _LAST_WORDS = 3.0
-#: Nodes that may all ask all others.
-_FEW_NODES = 16
 #: Seconds for the loop to open a store, which never blocks.
 _OPENING = 10.0
 
@@ -145,7 +144,7 @@ class MultiNodeJob:
     @property
     def is_large(self) -> bool:
         """Whether the round has too many nodes for all of them to ask all others."""
-        return self.nodes > _FEW_NODES
+        return self.nodes > FEW_NODES
 
     def entrust_death_notice(self, guardian: Guardian) -> None:
         """Let the guardian tell the job should this agent die."""

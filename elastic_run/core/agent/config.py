@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from elastic_run.records import dataclass
 
+#: Most nodes of a job in which every node may ask all others, and prints the whole report of a failure. In a larger job
+#: a few nodes do it for all.
+FEW_NODES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
