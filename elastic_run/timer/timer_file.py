@@ -6,9 +6,9 @@ Rules
 - Clients write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. What else arrives is counted,
   told once, and dropped.
 - A pipe that another server reads is never taken from it: a lock on the directory (flock) lets one agent at a time make
-  or remove a pipe there. Agents hold the lock for less than a millisecond, but any process that can read the directory
-  can hold it for ever: another user's, where the directory is shared. So an agent waits for it for a second, and then
-  goes on without it: then two agents that start at the same moment with the same path may both make a pipe.
+  or remove a pipe there. Agents hold the lock for less than a millisecond. In a shared directory, a process of another
+  user can hold it for ever. So an agent waits one second for the lock, and then goes on without it. In this case, two
+  agents that start at the same moment with the same path may both make a pipe.
 - A client opens the pipe for each request, so it finds a pipe that was made again under the same path.
 """
 

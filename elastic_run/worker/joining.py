@@ -1,8 +1,9 @@
 """How the workers of a job connect: the store first, then the process group, then one all-reduce that proves it.
 
 torch alone leaves a worker that waits for a missing rank without its name: until the timeout, then with the message of
-some layer below. So each rank first writes its host's name into the store: a rank without a name there is missing. It
-also writes there that it has made its process group. So if the all-reduce fails, the ranks out of reach are known.
+some layer below. So each rank first writes its host's name into the store: a rank without a name there is missing. Each
+rank also writes when it has made its process group. If the all-reduce fails, these entries show which ranks can't be
+reached.
 
 Every wait is the store's own, and each rank does the same few operations, however many ranks there are.
 """

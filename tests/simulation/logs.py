@@ -32,7 +32,7 @@ class Log:
         restarts: Its restarts, None before the first.
         entries: All that count, each with its slot and its time in true seconds.
         is_copy: Whether its store was restored from a snapshot.
-        witnesses: Who could say where it stands when the log went on from a round; None once a further round is formed.
+        witnesses: The nodes that could tell of their round when the log went on from a round; None after the next Form.
         unread: Slots that were created beyond the next one, in a store that was restored.
         writers: For the logs of one store and its snapshots: in which of them each coordinator wrote last.
     """

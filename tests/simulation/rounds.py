@@ -106,10 +106,10 @@ class Rounds:
         self.former_ids: dict[Name, str] = {}  # which round each one follows in its log
         #: Rounds that were formed when all members of the round that they follow were gone.
         self._after_gone: set[Name] = set()
-        #: For rounds that were formed in a store that was restored, or after the state was lost: who could tell of
-        #: newer rounds than the store knew.
+        #: Rounds that were formed in a restored store, or after the state was lost. For each, the nodes that could have
+        #: told of a newer round than the store knew.
         self._witnesses: dict[Name, frozenset[Agent]] = {}
-        #: Those of them that were formed in a store that was restored.
+        #: The rounds that were formed in a restored store.
         self._restored: set[Name] = set()
         #: Rounds whose rank 0 was dead when they were formed: they can't run.
         self._headless: set[Name] = set()
@@ -220,7 +220,7 @@ class Rounds:
             self.newest[round_.incarnation] = round_
 
     def has_forgotten(self, lost: Name, name: Name) -> bool:
-        """Whether a round was lost, and no node that was told of it could say so when another one formed later."""
+        """Whether round `lost` was lost: when round `name` was formed later, no member of `lost` could tell of it."""
         former, witnesses = self._rounds.get(lost), self._witnesses.get(name)
         if former is None or witnesses is None:
             return False

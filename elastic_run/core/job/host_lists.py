@@ -1,8 +1,8 @@
 """Lists of host names in lines for the user, in Slurm's notation: `node[01-03,7], login`. Pure.
 
-A line of a job of 64 nodes has no room for 64 names, and the first eight names don't show which node is missing. So a
-few names are listed one by one, in the order that they have, and more names are folded: names that differ only in the
-last number before the first dot become one name with the ranges of these numbers.
+A line of a job of 64 nodes has no room for 64 names, and the first eight names don't show which node is missing. Up to
+eight names are listed one by one, in the given order. More names are folded: names that differ only in their last
+number become one name with ranges, so `node1` to `node3` become `node[1-3]`. Numbers behind the first dot don't count.
 """
 
 from __future__ import annotations

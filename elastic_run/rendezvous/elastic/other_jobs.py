@@ -50,9 +50,14 @@ def exchange_ids(store: JobStore, host: str, run_id: str) -> str:
 
 
 def find_visitor(store: JobStore, run_id: str) -> str:
-    """Return a remark on another job's id that a lone node left last; "" where there is none.
+    """Return a remark on the id of another job, which a waiting node has left last; "" if there is none.
 
-    The arguments and the exceptions are those of `exchange_ids`.
+    Args:
+        store: Opened with `PLACE` as the job.
+        run_id: This job.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
     """
     return _describe_visitor(store.get([_KEY])[0], run_id)
 

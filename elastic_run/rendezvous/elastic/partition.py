@@ -2,10 +2,12 @@
 
 The node may serve a store that no other node uses: the one that the others have left, or the one to which it went
 alone. The majority rule keeps it from forming rounds there, and no node would ever come. So while it waits, it looks at
-the job's other endpoints, and goes to the store whose job has come furthest. Of two equal stores the one that the user
-named first counts, so that two waiting nodes don't change places for ever. The node looks only after a lease in which
-the job here came no further: until then the others may still be on their way here, from a store whose host has not
-closed it yet, or they have just come, and the coordinator is about to form a round of them.
+the job's other endpoints, and goes to the store whose job has come furthest. Of two equal stores, the node prefers the
+one that the user named first, so that two waiting nodes don't change places for ever.
+
+The node looks only after a lease in which the job in its own store came no further. Before that, other nodes may still
+be on their way from a store that its host has not closed yet. Or they have just come, and the coordinator is about to
+form a round of them.
 """
 
 from __future__ import annotations

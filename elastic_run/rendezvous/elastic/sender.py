@@ -88,7 +88,7 @@ class Sender:
 
     @property
     def described_wait(self) -> str:
-        """Which nodes this node waits for, for another thread; "" if it does not wait."""
+        """The nodes that are there and those that are missing, in one line; "" if this node waits for no others."""
         return self._wait_notices.described
 
     def run(self) -> None:

@@ -154,7 +154,7 @@ class _Answers:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all nodes of a round have answered, and to a drain also the node that has to leave."""
+        """Whether all nodes of a round have answered; the answer to a drain needs the node that leaves as well."""
         nodes, missing = self._count.total()
         return nodes > 0 and missing == 0 and not self._awaits_leaver
 
