@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.evidence import RecorderFinding, Rule
     from elastic_run.core.failure.oom_kills import OomKills
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.core.protocol.decisions import End
-    from elastic_run.core.protocol.facts import PeerLoss
+    from elastic_run.core.protocol.decisions import End, EqualErrors
+    from elastic_run.core.protocol.facts import NodeEnds
     from elastic_run.report import Attempt, JobResult
 
 
@@ -59,6 +59,7 @@ class History:
         self._overdue: Mapping[int, Dump] = {}
         self._before_stop: Mapping[int, Dump] = {}
         self._stuck: Mapping[int, Place] | None = None
+        self._equal_errors: EqualErrors | None = None
 
     def begin(self) -> None:
         """Read the OOM killer's counters: from the first start of workers on it may end one of them."""
@@ -165,13 +166,13 @@ class History:
 
         return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._read_rules()))
 
-    def find_peer_loss(self) -> PeerLoss | None:
-        """Return the workers of the last round that may be the cause if other nodes' workers have lost a peer."""
+    def describe_ends(self) -> NodeEnds | None:
+        """Return how the workers of the last round ended, for the other nodes."""
         if not self._ends:
             return None
-        from elastic_run.report.peer_loss import describe_peer_loss  # noqa: PLC0415 - only after a failure
+        from elastic_run.report.node_ends import describe_ends  # noqa: PLC0415 - only after a failure
 
-        return describe_peer_loss(self._ends)
+        return describe_ends(self._ends)
 
     def _find_hidden_cause(self) -> WorkerEnd | None:
         if not self._ends:
@@ -189,9 +190,9 @@ class History:
         from elastic_run.report import Attempt  # noqa: PLC0415
         from elastic_run.report.root_cause_document import decode_root_cause  # noqa: PLC0415 - only at the end
 
-        self._stuck = {}
+        self._stuck, self._equal_errors = {}, end.equal_errors
         if end.stuck:
-            from elastic_run.report.peer_loss import read_places  # noqa: PLC0415 - only for such an end
+            from elastic_run.report.node_ends import read_places  # noqa: PLC0415 - only for such an end
 
             self._stuck = read_places(end.stuck)
         root = decode_root_cause(end.root)
@@ -286,6 +287,7 @@ class History:
             root=self._root,
             ends=self._ends,
             stuck=self._stuck,
+            equal_errors=self._equal_errors,
             attempts=tuple(self._attempts),
             restarts_used=agent.restart_count,
             max_restarts=context.options.job_config.max_restarts,

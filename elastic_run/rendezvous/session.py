@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.node.config import NodeConfig
     from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
-    from elastic_run.core.protocol.facts import NodeInfo, PeerLoss, StoreAddress
+    from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, StoreAddress
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
@@ -149,7 +149,7 @@ class Session(ABC):
         store_address: StoreAddress,
         detail: str = "",
         verdict: str = "",
-        peer_loss: PeerLoss | None = None,
+        ends: NodeEnds | None = None,
     ) -> None:
         """Say that no process of the round lives any more on this node. Never blocks.
 
@@ -163,7 +163,7 @@ class Session(ABC):
             store_address: Where this node's workers' store of the next round listens.
             detail: For `cannot_start`: one sentence for the user.
             verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
-            peer_loss: This node's workers that may be the cause if others have lost a peer, and those that failed.
+            ends: How this node's workers ended, or None if all of them obeyed the stop.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@
 | `job_result` | how a job ended: the record that report, failure.json and error file are made of |
 | `lines` | the lines of the launcher while the job runs |
 | `other_workers` | how the workers ended that are not the root cause |
-| `peer_loss` | the workers of a node that may be the cause when others have lost a peer, as the other nodes read them |
+| `node_ends` | how the workers of a node ended, as far as the other nodes have to know |
 | `root_cause_document` | a root cause as a document for the other nodes, and back |
 | `stack_lines` | the lines that say where the workers are |
 | `status_table` | the text of `elastic-run status`: a row for each worker, and which stand out |

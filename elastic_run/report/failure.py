@@ -19,7 +19,7 @@ from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signatur
 from elastic_run.records import dataclass
 from elastic_run.report.advice import advice
 from elastic_run.report.lines import failed
-from elastic_run.report.other_workers import early_exit, other_worker_lines, stuck_workers
+from elastic_run.report.other_workers import early_exit, equal_errors, other_worker_lines, stuck_workers
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
 
@@ -292,15 +292,15 @@ def _without_stderr(root: WorkerEnd, room: int) -> list[str]:
 def _rest(result: JobResult, room: int) -> list[_Section]:
     hint, kind = advice(result), result.causes[0].kind if result.root is not None else ""
     said = result.recorder.text if result.recorder is not None and not _tells_recorder(result) else ""
+    equal = "" if result.root is None else equal_errors(result.ends, result.root, result.equal_errors)
     others = other_worker_lines(result.ends, result.root, has_early=kind != EARLY_EXIT)
+    lines = [*(_paragraph(equal, room, 3) if equal else []), *(shorten(line, room, tail=0.0) for line in others)]
     # Beside a worker that failed, this is said with its failure.
     differ = f"the nodes differ: {result.versions}" if result.versions and result.root is None else ""
     return [
         _Section("nodes", _paragraph(printable(differ), room, 2) if differ else []),
         _Section("recorder", _paragraph(printable(said), room, 3) if said else []),
-        _Section(
-            "others" if result.root is not None else "workers", [shorten(line, room, tail=0.0) for line in others]
-        ),
+        _Section("others" if result.root is not None else "workers", lines),
         _Section("before", _attempts(result, room)),
         _Section("verdict", _detail(result, room) if kind != NODE_EVENT else []),
         _Section("stuck", _survivors(result.survivors, room)),

@@ -12,6 +12,7 @@ import time
 
 from elastic_run import contract
 from elastic_run.core.failure.root_cause import is_secondary
+from elastic_run.core.protocol.codec import to_document
 from elastic_run.report.advice import advice
 from elastic_run.report.wording import signal_name
 
@@ -56,6 +57,7 @@ def failure_document(result: JobResult) -> dict[str, Any]:
         "max_restarts": result.max_restarts,
         "log_dir": result.log_dir,
         "root_cause": None if result.root is None else _worker(result.root),
+        "equal_errors": None if result.equal_errors is None else to_document(result.equal_errors),
         "causes": [_cause(cause) for cause in result.causes],
         "workers": [_worker(end) for end in result.ends],
         "attempts": [_attempt(attempt) for attempt in result.attempts],

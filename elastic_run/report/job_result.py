@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.evidence import Cause, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.protocol.decisions import EqualErrors
 
 
 #: Verdicts whose detail says which nodes are lost, or why this node has to go.
@@ -47,6 +48,7 @@ class JobResult:
         root: The worker that failed first in the last attempt, or None.
         ends: The ends of the last attempt's workers.
         stuck: Where the ranks of a job of several nodes were that did not stop; None if this node knows only its own.
+        equal_errors: Which workers of a job of several nodes had the error of `root`, or None.
         attempts: The failures before it, oldest first.
         restarts_used: Restarts that were made.
         max_restarts: Restarts that were allowed.
@@ -73,6 +75,7 @@ class JobResult:
     root: WorkerEnd | None = None
     ends: tuple[WorkerEnd, ...] = ()
     stuck: Mapping[int, Place] | None = None
+    equal_errors: EqualErrors | None = None
     attempts: tuple[Attempt, ...] = ()
     restarts_used: int = 0
     max_restarts: int = 0

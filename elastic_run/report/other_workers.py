@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_run.core.diagnosis.stack_groups import group_places
 from elastic_run.core.failure.diagnose import find_early_ends, find_stuck
-from elastic_run.core.failure.root_cause import failure_signature, is_secondary
+from elastic_run.core.failure.root_cause import failure_signature, has_equal_error, is_secondary
 from elastic_run.report.stack_lines import describe
 from elastic_run.report.text import printable
 from elastic_run.report.wording import exception_line, exit_text, ranks, span
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.protocol.decisions import EqualErrors
 
 #: Kinds of failure that get a line of their own.
 _MOST_KINDS = 2
@@ -23,8 +24,36 @@ _SAME_MOMENT = 0.005
 SIGKILL = 9
 
 
+def equal_errors(ends: Sequence[WorkerEnd], root: WorkerEnd, of_job: EqualErrors | None) -> str:
+    """Say which workers had the error of the root cause; of a job of several nodes, whether one node or all.
+
+    Args:
+        ends: How the workers of this node ended.
+        root: The worker that failed first.
+        of_job: What the job knows of all its nodes, or None.
+
+    Returns:
+        A sentence; "" where no other worker is known to have had it, but for the only worker of a node.
+    """
+    what = "failure" if root.certain_exception is None else root.certain_exception.type
+    if of_job is None:
+        equal = [end.rank for end in ends if end is not root and has_equal_error(end, root)]
+        return f"{ranks(equal)} had the same {what}" if equal else ""
+    counted, hosts = f"{of_job.ranks} of {of_job.of_ranks} ranks", printable(", ".join(of_job.hosts))
+    others = of_job.of_nodes - of_job.nodes
+    if not others:
+        is_all = of_job.ranks == of_job.of_ranks
+        return f"{f'all {of_job.ranks} ranks' if is_all else f'{counted} on {hosts}'} had the same {what}"
+    if of_job.ranks == 1 < of_job.of_ranks:
+        return ""
+    rest = f"no rank of the {f'{others} other nodes' if others > 1 else 'other node'} had it before the stop"
+    if of_job.nodes > 1:
+        return f"{counted} on {hosts} had the same {what}: {rest}"
+    return f"only {hosts} had this {what}{f', on {counted}' if of_job.of_ranks > 1 else ''}: {rest}"
+
+
 def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has_early: bool) -> list[str]:
-    """Describe the workers that are not the root cause.
+    """Describe the workers that are not the root cause, and had another error.
 
     Args:
         ends: How the workers ended.
@@ -35,10 +64,10 @@ def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has
         At most six lines, the failures first.
     """
     others = [end for end in ends if end is not root]
+    killed = [end for end in others if end.was_stopped and end.exitcode == -SIGKILL]
+    others = [end for end in others if end not in killed and not (root is not None and has_equal_error(end, root))]
     failed = [end for end in others if end.exitcode != 0 and not end.was_stopped]
-    stopped = [end for end in others if end.was_stopped]
-    killed = [end for end in stopped if end.exitcode == -SIGKILL]
-    obeyed = [end for end in stopped if end.exitcode != -SIGKILL]
+    obeyed = [end for end in others if end.was_stopped]
     early = [] if root is None else find_early_ends(root, ends)
     finished = [end for end in others if end.exitcode == 0 and not end.was_stopped and end not in early]
     return [
@@ -95,12 +124,10 @@ def _failures(failed: list[WorkerEnd], root: WorkerEnd | None) -> list[str]:
 
 
 def _failure(group: list[WorkerEnd], root: WorkerEnd | None) -> str:
-    first, last = group[0], group[-1]
+    first = group[0]
     who = ranks(end.rank for end in group)
     if root is None:
         return f"{who} failed{_reason(first)}"
-    if failure_signature(first)[:3] == failure_signature(root)[:3]:
-        return f"{who} failed in the same way {_distance(last.ended_at - root.ended_at)}"
     why = " as a consequence" if is_secondary(first) else ""
     return f"{who} failed{why} {_distance(first.ended_at - root.ended_at)}{_reason(first)}"
 

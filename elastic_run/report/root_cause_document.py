@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
-from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd, severity
+from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd, compute_error_number, severity
 from elastic_run.core.protocol.codec import to_document
 from elastic_run.report.lines import failed
 
@@ -53,6 +53,7 @@ def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
     return {
         **to_document(failure),
         "severity": severity(root),
+        "error": compute_error_number(root),
         "summary": failed(root, host=root.host),
         "end": end,
     }

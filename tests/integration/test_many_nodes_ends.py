@@ -73,6 +73,41 @@ def test_a_rank_that_does_not_stop_is_the_cause_everywhere(launch: Launch, worke
         assert re.search(r"first rank [01] on ", said), agent.stderr
 
 
+@pytest.mark.parametrize(
+    ("nodes", "failing", "words"),
+    [
+        (1, "1023", "others ranks 0, 2-3 had the same FileNotFoundError logs"),
+        (2, "1023", "others all 4 ranks had the same FileNotFoundError logs"),
+        (2, "32", "others only [^ ]+ .node 1. had this FileNotFoundError, on 2 of 2 ranks: no rank of the other node"),
+        (2, "203", "others 3 of 4 ranks on [^ ]+, [^ ]+ had the same FileNotFoundError"),
+    ],
+)
+def test_the_report_says_whether_one_node_or_all_had_the_error(
+    launch: Launch, worker: Worker, nodes: int, failing: str, words: str
+) -> None:
+    """The stop's signal ends workers that have already written the same exception; each node's report counts them."""
+    path = worker(
+        "import atexit, time\n"
+        "def end_slowly():\n"
+        "    open(f'{sys.argv[0]}.{rank}', 'w').close()\n"
+        "    signal.pause()\n"
+        "first, *others = sys.argv[1]\n"
+        "if str(rank) == first:\n"
+        "    while not all(os.path.exists(f'{sys.argv[0]}.{other}') for other in others):\n"
+        "        time.sleep(0.01)\n"
+        "elif str(rank) in others:\n"
+        "    atexit.register(end_slowly)\n"
+        "else:\n"
+        "    signal.pause()\n"
+        "open(f'/no/such/shard-{rank}.bin')"
+    )
+    flags = (f"--nnodes={nodes}", f"--nproc-per-node={4 // nodes}", *(place(free_port()) if nodes > 1 else ()))
+    agents = [launch(*flags, f"--node-rank={rank}", path, failing) for rank in range(nodes)]
+    assert [agent.wait_exit() for agent in agents] == [1] * nodes
+    for agent in agents:
+        assert re.search(words, " ".join(agent.stderr.split())), agent.stderr
+
+
 def test_all_nodes_report_what_was_tried_before(launch: Launch, tmp_path: Path) -> None:
     """After causes A, B, B and C the report of each node has a line for A and one for both B."""
     path = tmp_path / "worker.sh"

@@ -22,6 +22,7 @@ from elastic_run.core.job import machine as coordination
 from elastic_run.core.job.config import Window
 from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.job.state import GATHERING
+from elastic_run.core.protocol.facts import ErrorCount
 from elastic_run.core.protocol.messages import (
     SEAT_UNTOLD,
     Failing,
@@ -29,8 +30,8 @@ from elastic_run.core.protocol.messages import (
     Form,
     Join,
     Leave,
+    NodeEnds,
     NodeInfo,
-    PeerLoss,
     PreviousRound,
     Ready,
     SeatDead,
@@ -47,7 +48,7 @@ SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))
 _OTHER_CLOCK = 1000.0
 #: The job's incarnation.
 _HERE = "here"
-_REPORT = ("exit_code", "severity", "signature", "is_deterministic", "uptime", "summary")
+_REPORT = ("error", "exit_code", "severity", "signature", "is_deterministic", "uptime", "summary")
 
 
 def _value(text: str) -> Any:  # noqa: ANN401 - whatever a script says
@@ -67,11 +68,17 @@ def _split(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     return [word for word in words if "=" not in word], {name: _value(text) for name, text in named.items()}
 
 
-def _peer_loss(values: dict[str, Any]) -> PeerLoss | None:
-    """Read `lost=2 stuck=4+5 unmoved=1`: two workers failed, ranks 4 and 5 did not stop, and rank 4 had not moved."""
+def _node_ends(values: dict[str, Any]) -> NodeEnds | None:
+    """Read `lost=2 stuck=4+5 unmoved=1 had=7x2`.
+
+    Two workers failed, ranks 4 and 5 did not stop, and rank 4 had not moved; two workers had error 7.
+    """
     stuck = [StuckRank(int(rank), "load_batch", "t.py", 3) for rank in str(values.get("stuck", "")).split("+") if rank]
     failed, unmoved = values.get("lost", 0), values.get("unmoved", 0)
-    return PeerLoss(failed, len(stuck), tuple(stuck), unmoved) if stuck or "lost" in values else None
+    pairs = [pair.split("x") for pair in str(values.get("had", "")).split("+") if pair]
+    errors = tuple(ErrorCount(int(number), int(ranks)) for number, ranks in pairs)
+    is_told = stuck or errors or "lost" in values
+    return NodeEnds(failed, len(stuck), tuple(stuck), unmoved, errors) if is_told else None
 
 
 class Player:
@@ -153,9 +160,9 @@ class Player:
             return Foreign(node, sequence, values["protocol"])
         report = {name: values[name] for name in _REPORT if name in values} or None
         verdict, detail = values.get("verdict", ""), values.get("detail", "")
-        loss = _peer_loss(values)
+        ends = _node_ends(values)
         return Ready(
-            node, sequence, number, round_id, words[2], self._store_address(node), report, verdict, detail, loss
+            node, sequence, number, round_id, words[2], self._store_address(node), report, verdict, detail, ends
         )
 
     def _confirm(self, node: str) -> Event:

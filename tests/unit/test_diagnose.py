@@ -13,9 +13,9 @@ from elastic_run.core.failure.diagnose import diagnose, find_stuck
 from elastic_run.core.failure.evidence import Evidence, RecorderFinding, Rule
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
-from elastic_run.core.protocol.facts import PeerLoss, StuckRank
+from elastic_run.core.protocol.facts import NodeEnds, StuckRank
 from elastic_run.report import JobResult, render
-from elastic_run.report.peer_loss import describe_peer_loss, read_places
+from elastic_run.report.node_ends import describe_ends, read_places
 from tests.support.job_results import worker_end
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ def test_an_exception_that_may_have_been_handled_is_likely() -> None:
 
 
 def test_equal_failures_are_one_cause() -> None:
-    """A thousand ranks that fail alike are folded; others, and those that were stopped, are not among them."""
+    """A thousand ranks that fail alike are folded, with one that was stopped while it failed; others are not."""
     ends = [worker_end(rank, 1, OWN) for rank in range(1000)]
-    other, stopped = worker_end(1000, 3), worker_end(1001, 1, OWN, was_stopped=True)
+    other, stopped = worker_end(1001, 3), worker_end(1000, 1, OWN, was_stopped=True)
     (cause,) = diagnose(Evidence(root=ends[5], ends=(*ends, other, stopped)))
     assert cause.ranks[:3] == (5, 0, 1)
-    assert len(cause.ranks) == 1000
+    assert cause.ranks[-2:] == (999, 1000)
+    silent = [worker_end(rank, -9) for rank in range(2)]
+    assert diagnose(Evidence(root=silent[0], ends=(*silent, other)))[0].ranks == (0, 1)
 
 
 def test_a_full_disk_of_the_logs_comes_before_what_the_worker_says() -> None:
@@ -191,10 +193,12 @@ def test_a_rank_of_another_node_that_did_not_stop_is_the_cause() -> None:
     root, other = worker_end(0, 1, LOST), worker_end(1, 1, LOST)
     waited = worker_end(2, -9, was_stopped=True, stuck_at=Place("all_reduce", "/t.py", 8, is_waiting=True))
     stuck = worker_end(3, -9, was_stopped=True, stuck_at=IN_DATA)
-    assert describe_peer_loss((worker_end(2, -15, was_stopped=True),)) is None
-    assert describe_peer_loss((root, other)) == PeerLoss(failed=2)
-    told = describe_peer_loss((waited, stuck))
-    assert told == PeerLoss(0, 1, (StuckRank(3, IN_DATA.function, IN_DATA.file, IN_DATA.line),))
+    assert describe_ends((worker_end(2, -15, was_stopped=True),)) is None
+    told = describe_ends((root, other))
+    assert told is not None
+    assert (told.failed, told.stuck, [error.ranks for error in told.errors]) == (2, (), [2])
+    told = describe_ends((waited, stuck))
+    assert told == NodeEnds(0, 1, (StuckRank(3, IN_DATA.function, IN_DATA.file, IN_DATA.line),))
     places = read_places(told.stuck)
     assert places == {3: IN_DATA}
     for ends in ((root, other), (root, waited, stuck)):
@@ -209,7 +213,7 @@ def test_a_rank_of_another_node_that_did_not_stop_is_the_cause() -> None:
 def test_the_texts_of_stuck_ranks_are_cut() -> None:
     """Each node of the job reads them: eight ranks are named, and of a long path the end."""
     place = Place("f", "/d/" * 500 + "t.py", 1)
-    told = describe_peer_loss([worker_end(rank, -9, was_stopped=True, stuck_at=place) for rank in range(9)])
+    told = describe_ends([worker_end(rank, -9, was_stopped=True, stuck_at=place) for rank in range(9)])
     assert told is not None
     assert (told.failed, told.stuck_count, len(told.stuck)) == (0, 9, 8)
     assert len(told.stuck[0].file) == 400
@@ -235,7 +239,7 @@ def test_a_rank_that_had_been_there_before_the_stop_is_the_cause_however_few_fai
     ends = (root, moved, held, waited)
     assert named(Evidence(root=root, ends=ends))[0] == (kinds.STUCK, (2,), kinds.LIKELY)
     assert [kind for kind, *_ in named(Evidence(root=root, ends=(root, waited)))] == [kinds.LOST_PEER]
-    told = describe_peer_loss(ends[1:])
+    told = describe_ends(ends[1:])
     assert told is not None
     assert (told.failed, told.stuck_count, told.unmoved, [stuck.rank for stuck in told.stuck]) == (0, 2, 1, [2, 1])
 

@@ -268,12 +268,12 @@ def test_the_error_file_wins_over_stderr(tmp_path: Path) -> None:
     """It was written on purpose; where it is missing or broken, stderr tells."""
     path = tmp_path / "error.json"
     good = recorded(path, {"message": "E: x"})
-    assert getattr(find_exception(good, captured("value_error"), 1).exception, "type", "") == "E"
+    assert getattr(find_exception(good, captured("value_error"), 1, was_stopped=False).exception, "type", "") == "E"
     path.write_text("", encoding="utf-8")
-    file = find_exception(good, captured("value_error"), 1)
+    file = find_exception(good, captured("value_error"), 1, was_stopped=False)
     assert getattr(file.exception, "type", "") == "ValueError"
     assert file.problem == "its error.json is not valid JSON"
-    assert find_exception("", "", 1).exception is None
+    assert find_exception("", "", 1, was_stopped=False).exception is None
 
 
 def test_the_launcher_above_gets_the_root_cause_s_file(tmp_path: Path) -> None:

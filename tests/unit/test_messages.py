@@ -10,7 +10,7 @@ import pytest
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.protocol import codec, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.messages import Join, NodeInfo, PeerLoss, PreviousRound, StoreAddress, StuckRank
+from elastic_run.core.protocol.messages import Join, NodeEnds, NodeInfo, PreviousRound, StoreAddress, StuckRank
 
 NODE_INFO = NodeInfo("a", 7, 2)
 CONFIG = JobConfig(1, 4, no_restart_exit_codes=(3, 4))
@@ -41,7 +41,7 @@ FACTS = (
         "1/1/n",
         "stopped",
         STORE_ADDRESS,
-        peer_loss=PeerLoss(1, 2, (StuckRank(3, "load", "t.py", 8), StuckRank(4))),
+        ends=NodeEnds(1, 2, (StuckRank(3, "load", "t.py", 8), StuckRank(4))),
     ),
 )
 DECISIONS = (

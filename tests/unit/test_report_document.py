@@ -32,6 +32,7 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
         "verdict": "worker_failed",
         "exit_code": 137,
         "detail": "",
+        "equal_errors": None,
         "advice": "Use a smaller batch or fewer DataLoader workers, or ask for more memory.",
         "causes": [
             {

@@ -149,7 +149,7 @@ cause    rank 0 on gpu07 (local rank 0, pid 4700) failed with exit code 1
          ModuleNotFoundError: No module named 'flash_attn'
 trace    /p/train.py:3 in <module>
            import flash_attn
-others   ranks 1-7 failed in the same way 0.07 s later
+others   ranks 1-7 had the same ModuleNotFoundError
 before   attempt 0 failed after 1.2 s: rank 2 in the same way
 verdict  the program failed twice with the same error: a restart can't help
 logs     none kept; --log-dir=DIR keeps them

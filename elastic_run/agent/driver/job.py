@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round_join import RoundJoin
     from elastic_run.core.protocol.decisions import End
     from elastic_run.core.protocol.documents import Assignment
-    from elastic_run.core.protocol.facts import PeerLoss
+    from elastic_run.core.protocol.facts import NodeEnds
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.process.guardian import Guardian
@@ -161,9 +161,7 @@ class MultiNodeJob:
         if self._session is not None:
             self._session.report_failing(self._round, is_secondary=is_secondary)
 
-    def report_ready(
-        self, command: messages.ReportReady, report: dict[str, Any] | None, peer_loss: PeerLoss | None
-    ) -> None:
+    def report_ready(self, command: messages.ReportReady, report: dict[str, Any] | None, ends: NodeEnds | None) -> None:
         """Say that the round is over on this node.
 
         Raises:
@@ -179,7 +177,7 @@ class MultiNodeJob:
             store_address=self._worker_store_address(self._session, self._session.listening_host),
             detail=command.detail,
             verdict=command.verdict,
-            peer_loss=peer_loss,
+            ends=ends,
         )
 
     def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:

@@ -63,7 +63,7 @@ class JobReports:
         try:
             history = self._parts.find_history()
             document = history.root_cause_document(self._find_failure())
-            self._job.report_ready(command, document, history.find_peer_loss())
+            self._job.report_ready(command, document, history.describe_ends())
         except OSError as error:
             finish = messages.Finish("cannot_start", detail=str(error))
             self._parts.feed(messages.JobOver(finish))

@@ -15,5 +15,5 @@ import elastic_run.report.failure_json
 import elastic_run.report.failure_rules
 import elastic_run.report.job_result
 import elastic_run.report.lines
-import elastic_run.report.peer_loss
+import elastic_run.report.node_ends
 import elastic_run.report.root_cause_document  # noqa: F401

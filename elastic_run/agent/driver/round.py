@@ -258,7 +258,7 @@ class Round:
         error_file = _file(logs.error_files, rank) if logs is not None else ""
         log_file = _file(logs.stderrs, rank) or _file(getattr(logs, "kept_stderrs", {}), rank) if logs else ""
         text = self.output.tail(rank, is_thorough=is_thorough).decode(errors="replace") if exitcode else ""
-        found = find_exception(error_file, text, exitcode)
+        found = find_exception(error_file, text, exitcode, was_stopped=was_stopped)
         return WorkerEnd(
             rank=worker.global_rank,
             local_rank=rank,

@@ -8,7 +8,7 @@ Rules
   waited for nobody. A rank that had ended and that the flight recorder names, too, comes first.
 - A flight recorder that has not seen all ranks of the job accuses nobody above the failure itself.
 - Different versions of torch on the nodes are possible causes of any failure: they are told beside it.
-- Failures that are equal (`failure_signature`) are one cause of several ranks.
+- Failures that are equal (`has_equal_error`) are one cause of several ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from elastic_run.core.failure.evidence import (
 )
 from elastic_run.core.failure.exit_code_hints import help_against_end
 from elastic_run.core.failure.kernel_log import is_gpu_defect, is_oom_kill
-from elastic_run.core.failure.root_cause import failure_signature, is_secondary
+from elastic_run.core.failure.root_cause import has_equal_error, is_secondary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -194,6 +194,4 @@ def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:
 
 def _equal_ranks(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> tuple[int, ...]:
     """Return the ranks that failed like a worker, its own first."""
-    kind = failure_signature(root)[:3]
-    others = [end for end in ends if end.exitcode != 0 and not end.was_stopped and end.rank != root.rank]
-    return (root.rank, *sorted(end.rank for end in others if failure_signature(end)[:3] == kind))
+    return (root.rank, *sorted(end.rank for end in ends if end.rank != root.rank and has_equal_error(end, root)))

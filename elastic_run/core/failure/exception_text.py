@@ -17,7 +17,7 @@ class ExceptionText:
         cause: The exception with which its chain began, in one line, with the one that it was raised from where that is
             another, or "".
         is_certain: Whether the worker died of it. Otherwise it is the last one on its stderr, and more was written
-            after it or into its lines: the program may have handled it.
+            after it or into its lines, or the stop's signal came before the end: the program may have handled it.
     """
 
     type: str

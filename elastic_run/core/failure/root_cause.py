@@ -16,7 +16,9 @@ Imported by the agent before the first worker starts: cheap, and expressions are
 
 from __future__ import annotations
 
-from elastic_run.contract import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE, EXIT_USAGE
+from binascii import crc32
+
+from elastic_run.contract import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE, EXIT_USAGE, HANG
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -61,7 +63,8 @@ class WorkerEnd:
         uptime: Seconds that it lived.
         restart_count: The attempt it belonged to.
         was_stopped: Whether the agent had told it to stop before it ended.
-        exception: What it wrote down, or None.
+        exception: What it wrote down, or None; of a worker that was stopped the exception at the end of its stderr, not
+            certain where the stop's signal ended it.
         error_file: Path of its error.json, or "".
         stderr_tail: The last lines of its stderr, at most STDERR_TAIL_LINES.
         stderr_target: Where its stderr went if the agent has not seen it, or "".
@@ -237,6 +240,30 @@ def failure_signature(end: WorkerEnd) -> tuple[int | str, ...]:
     return (end.exitcode, _normalise(_last_line(end)))
 
 
+def compute_error_number(end: WorkerEnd) -> int | None:
+    """Return a number that is equal for workers with the same error, also of different nodes.
+
+    Args:
+        end: A worker that failed, or that was stopped while it was going down.
+
+    Returns:
+        A checksum of the exception's type and of its message without what varies from rank to rank; without an
+        exception, or if the worker may have handled it, of its exit code and its last line on stderr. None if the
+        worker has not failed, or did nothing.
+    """
+    exception = end.exception
+    if exception is None or not (exception.is_certain or end.was_stopped):
+        has_failed = end.exitcode != 0 and not end.was_stopped
+        return _checksum(str(end.exitcode), _last_line(end)) if has_failed else None
+    return None if exception.type == HANG else _checksum(exception.type, exception.message)
+
+
+def has_equal_error(end: WorkerEnd, root: WorkerEnd) -> bool:
+    """Whether another worker has failed like the root cause, or was stopped while it was going down so."""
+    number = compute_error_number(root)
+    return number is not None and compute_error_number(end) == number
+
+
 def is_deterministic(end: WorkerEnd) -> bool:
     """Whether a failure can't go away by itself: a missing module or program, a syntax error, wrong arguments.
 
@@ -262,6 +289,10 @@ def _failed_before_its_stop(end: WorkerEnd) -> bool:
     from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
 
     return not secondary_failures.is_obedience(end.exception.type, end.exception.message)
+
+
+def _checksum(kind: str, text: str) -> int:
+    return crc32(f"{kind}\n{_normalise(text)}".encode(errors="replace"))
 
 
 def _last_line(end: WorkerEnd) -> str:

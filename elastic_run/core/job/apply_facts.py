@@ -42,7 +42,7 @@ from elastic_run.core.job.state import (
     Refusal,
     Seat,
 )
-from elastic_run.core.protocol.facts import MOST_STUCK
+from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK
 from elastic_run.core.protocol.messages import (
     BY_SIGNAL,
     CANNOT_START,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TypeAlias
 
-    from elastic_run.core.protocol.messages import NodeInfo, PeerLoss
+    from elastic_run.core.protocol.messages import NodeEnds, NodeInfo
 
 _ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 _CLAUSES = {
@@ -335,8 +335,8 @@ class _JobUpdate:
         )
         if node.is_member and is_last:
             is_suspecting = _is_suspecting(node, fact)
-            peer_loss = _cut(fact.peer_loss)
-            node = replace(node, outcome=fact.outcome, is_suspecting=is_suspecting, peer_loss=peer_loss)
+            ends = _cut(fact.ends)
+            node = replace(node, outcome=fact.outcome, is_suspecting=is_suspecting, ends=ends)
             self._weigh(node, fact)
         self._nodes[fact.node] = node
 
@@ -399,8 +399,8 @@ def _is_suspecting(node: Node, fact: Ready) -> bool:
     return fact.outcome == FAILED and not is_certain and report.get("severity") == SECONDARY_FAILURE
 
 
-def _cut(peer_loss: PeerLoss | None) -> PeerLoss | None:
-    return None if peer_loss is None else replace(peer_loss, stuck=peer_loss.stuck[:MOST_STUCK])
+def _cut(ends: NodeEnds | None) -> NodeEnds | None:
+    return None if ends is None else replace(ends, stuck=ends.stuck[:MOST_STUCK], errors=ends.errors[:MOST_ERRORS])
 
 
 def _kept(node_info: NodeInfo) -> NodeInfo:

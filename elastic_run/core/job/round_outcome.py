@@ -8,7 +8,7 @@ from types import MappingProxyType
 from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
-from elastic_run.core.job.host_lists import fold_clauses, fold_hosts
+from elastic_run.core.job.host_lists import fold_clauses, fold_hosts, list_hosts
 from elastic_run.core.job.ranks import assign_worker_ranks, list_ranks
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.state import (
@@ -22,7 +22,8 @@ from elastic_run.core.job.state import (
     name_host,
     remember,
 )
-from elastic_run.core.protocol.messages import DONE, STOPPED, UNHEALTHY, End
+from elastic_run.core.protocol.decisions import EqualErrors
+from elastic_run.core.protocol.messages import DONE, UNHEALTHY, End
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -107,6 +108,7 @@ def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
         root=root.report,
         attempts=job.attempts,
         stuck=_find_stuck(job, root),
+        equal_errors=_count_equal_errors(job, root),
     )
 
 
@@ -130,8 +132,7 @@ def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitt
     answer = decide_restart(config, failures, job.restart_times, now, jitter, used=used)
     if isinstance(answer, GiveUp):
         own = root.verdict if answer.verdict == "worker_failed" else ""
-        others = _describe_early(job, root) or _describe_alone(job, root)
-        detail = "; ".join(text for text in (answer.detail or root.detail, others) if text)
+        detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)
         return Settled(job, end_with(job, root, own or answer.verdict, detail))
     kept = max(REMEMBERED, config.restart_window.count if config.restart_window else 0)
     job = replace(
@@ -175,7 +176,7 @@ def _find_stuck(job: Job, root: Root) -> tuple[StuckRank, ...]:
     """
     if root.severity < SECONDARY_FAILURE:
         return ()
-    losses = [node.peer_loss for node in _list_members(job) if node.peer_loss is not None]
+    losses = [node.ends for node in _list_members(job) if node.ends is not None]
     has_many = sum(loss.stuck_count for loss in losses) >= sum(loss.failed for loss in losses)
     stuck = (each for loss in losses for each in (loss.stuck[: loss.unmoved] if has_many else loss.stuck))
     return tuple(sorted(stuck, key=lambda each: each.rank))[:_MOST_STUCK]
@@ -186,20 +187,30 @@ def _list_members(job: Job) -> list[Node]:
     return [*job.members, *(gone.was for gone in job.gone_members if gone.was is not None)]
 
 
-def _describe_alone(job: Job, root: Root) -> str:
-    """Say that only one node has had an error of the program, such as a missing module: its environment differs.
-
-    The other nodes' workers may not have come so far when they were stopped.
-    """
+def _count_equal_errors(job: Job, root: Root) -> EqualErrors | None:
+    """Return which workers had the error of the root cause: one node or all is what tells a wrong path there."""
     members = _list_members(job)  # an agent that has left or died since may have reported the same error
-    others = [node for node in members if node.node != root.node]
-    node = next((node for node in members if node.node == root.node), None)
-    is_alone = bool(others) and all(node.outcome in (STOPPED, DONE) for node in others)
-    if node is None or not is_alone or not root.failure.is_deterministic:
-        return ""
-    rest = "the other node" if len(others) == 1 else f"the {len(others)} other nodes"
-    name = f"{node.node_info.host} (node {node.rank})"
-    return f"only {name} has had this error: no worker of {rest} had failed before the stop"
+    number = None if root.report is None else root.report.get("error")
+    has_told = all(node.outcome for node in members)
+    if number is None or root.severity >= SECONDARY_FAILURE or len(members) == 1 or not has_told:
+        return None
+    counts = [(node, _count_error(node, number)) for node in members]
+    found = [(node, ranks) for node, ranks in counts if ranks or node.node == root.node]
+    hosts = [node.node_info.host for node, _ in found]
+    if len(found) == 1:
+        hosts = [f"{node.node_info.host} (node {node.rank})" for node, _ in found]
+    return EqualErrors(
+        ranks=sum(max(1, ranks) for _, ranks in found),
+        of_ranks=sum(node.node_info.local_world_size for node, _ in found),
+        hosts=list_hosts(hosts),
+        nodes=len(found),
+        of_nodes=len(members),
+    )
+
+
+def _count_error(node: Node, number: object) -> int:
+    errors = () if node.ends is None else node.ends.errors
+    return next((error.ranks for error in errors if error.number == number), 0)
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
@@ -214,7 +225,7 @@ def _summary(root: Root) -> str:
 def _clear(job: Job, phase: str, now: float) -> Job:
     """Leave the round behind; its survivors keep their ranks."""
     nodes = {
-        name: replace(node, is_member=False, failing=None, outcome="", peer_loss=None) if node.is_member else node
+        name: replace(node, is_member=False, failing=None, outcome="", ends=None) if node.is_member else node
         for name, node in job.nodes.items()
     }
     gone = {

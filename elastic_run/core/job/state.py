@@ -11,7 +11,7 @@ from types import MappingProxyType
 from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
 from elastic_run.core.protocol.codec import Document, encode, register
-from elastic_run.core.protocol.messages import Copy, NodeInfo, PeerLoss, StoreAddress, read_term
+from elastic_run.core.protocol.messages import Copy, NodeEnds, NodeInfo, StoreAddress, read_term
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ class Node:
         is_to_read: Whether it has yet to read that the last round was formed with it, though it is no member any more.
         failing: Place of its first sign of failure in the order of facts, or None.
         outcome: How the round ended on it, "" while it runs.
-        peer_loss: Its workers that may be the cause if the others have lost a peer in the round, or None.
+        ends: How its workers of the round ended, or None if all of them obeyed the stop.
         is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
         has_other_config: Whether it was told a configuration that is not the job's, and has not taken the job's yet.
         prepared: The state beside the newest `Prepare` that it has confirmed, in whatever store, or None.
@@ -85,7 +85,7 @@ class Node:
     is_to_read: bool = False
     failing: int | None = None
     outcome: str = ""
-    peer_loss: PeerLoss | None = None
+    ends: NodeEnds | None = None
     is_suspecting: bool = False
     has_other_config: bool = False
     prepared: Copy | None = None

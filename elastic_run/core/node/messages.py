@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.codec import Document
     from elastic_run.core.protocol.liveness import Heartbeat
-    from elastic_run.core.protocol.messages import Assignment, Claim, Copy, End, Fact, LogStart, PeerLoss, StoreAddress
+    from elastic_run.core.protocol.messages import Assignment, Claim, Copy, End, Fact, LogStart, NodeEnds, StoreAddress
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class WorkersGone:
     report: Document | None = None
     verdict: str = ""
     detail: str = ""
-    peer_loss: PeerLoss | None = None
+    ends: NodeEnds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class FactWriter:
                 gone.report,
                 gone.verdict,
                 gone.detail,
-                gone.peer_loss,
+                gone.ends,
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_run.core.protocol.codec import register
 from elastic_run.core.protocol.facts import Copy, StuckRank  # noqa: TC001 - importing them registers them as fields
 from elastic_run.records import dataclass
 
@@ -160,6 +161,26 @@ class Failover:
     detail: str = ""
 
 
+@register
+@dataclass(frozen=True, slots=True)
+class EqualErrors:
+    """How many workers of the last round had the same error as the root cause, and on which nodes.
+
+    Args:
+        ranks: These workers, with the root cause.
+        of_ranks: All workers of these nodes.
+        hosts: The names of these nodes; many names are folded.
+        nodes: Number of these nodes.
+        of_nodes: Nodes in the round.
+    """
+
+    ranks: int
+    of_ranks: int
+    hosts: tuple[str, ...]
+    nodes: int
+    of_nodes: int
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """The job is over; nothing is decided after this.
@@ -173,6 +194,8 @@ class End:
         attempts: The root causes of the attempts before, oldest first.
         nodes: The number of nodes in the last round; 0 where it isn't told.
         stuck: The ranks that did not stop and waited for no other rank, if the root cause is a lost peer.
+        equal_errors: Which workers had the error of the root cause; None in a round of one node, if the root cause is
+            a lost peer, or if a node has not told how its workers ended.
     """
 
     term: int
@@ -183,6 +206,7 @@ class End:
     attempts: tuple[Document, ...] = ()
     nodes: int = 0
     stuck: tuple[StuckRank, ...] = ()
+    equal_errors: EqualErrors | None = None
 
 
 Decision: TypeAlias = Claim | Resign | Prepare | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End

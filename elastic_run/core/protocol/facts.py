@@ -22,6 +22,8 @@ LAST_SEQUENCE = 1 << 53
 
 #: Stuck workers of a node that are named.
 MOST_STUCK = 8
+#: Errors that a node counts for the others.
+MOST_ERRORS = 8
 
 # What the record of a dead agent says that it did last.
 SEAT_RUNNING = "running"
@@ -243,20 +245,37 @@ class StuckRank:
 
 @register
 @dataclass(frozen=True, slots=True)
-class PeerLoss:
-    """Which workers of a node may be the cause when ranks of the job have lost a peer.
+class ErrorCount:
+    """Workers of a node with the same error.
+
+    Args:
+        number: The error's, of `root_cause.compute_error_number`.
+        ranks: How many workers had it.
+    """
+
+    number: int
+    ranks: int
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class NodeEnds:
+    """How the workers of a node ended, as far as the job has to know beside the node's root cause.
 
     Args:
         failed: Workers of the node that failed by themselves.
         stuck_count: Workers that did not stop and waited for no other rank.
         stuck: The first `MOST_STUCK` of these; those that had been at their places before the stop come first.
         unmoved: Number of these.
+        errors: The errors of workers that failed, or were stopped while they were going down: the `MOST_ERRORS`
+            most frequent ones.
     """
 
     failed: int = 0
     stuck_count: int = 0
     stuck: tuple[StuckRank, ...] = ()
     unmoved: int = 0
+    errors: tuple[ErrorCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +293,7 @@ class Ready:
             `severity` are read, the rest is carried to every node.
         verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
         detail: One sentence for the user, or "".
-        peer_loss: Its workers that may be the cause if the others have lost a peer, and those that failed; or None.
+        ends: How its workers ended, or None if all of them obeyed the stop.
     """
 
     node: str
@@ -286,7 +305,7 @@ class Ready:
     report: Document | None = None
     verdict: str = ""
     detail: str = ""
-    peer_loss: PeerLoss | None = None
+    ends: NodeEnds | None = None
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:

@@ -69,20 +69,24 @@ def read_error_file(path: str) -> ErrorFile:
     return ErrorFile(data, _exception(data["message"]), _timestamp(data))
 
 
-def find_exception(error_file: str, stderr: str, exitcode: int) -> ErrorFile:
+def find_exception(error_file: str, stderr: str, exitcode: int, *, was_stopped: bool) -> ErrorFile:
     """Find the exception that ended a worker: in its error.json if it left one, else in its stderr.
 
     Args:
         error_file: Path of its error.json, or "".
         stderr: The end of its stderr.
         exitcode: Its exit code, or minus the signal's number.
+        was_stopped: Whether the agent had told it to stop: then it may have been going down by an exception.
 
     Returns:
         The exception if there was one, and what is wrong with the error.json if something is.
     """
     file = read_error_file(error_file)
     if file.exception is None and stderr:
-        file.exception = parse_exception(stderr, exitcode=exitcode)
+        is_ended_by_stop = was_stopped and exitcode < 0
+        file.exception = parse_exception(stderr, exitcode=None if is_ended_by_stop else exitcode)
+        if file.exception is not None and is_ended_by_stop:
+            file.exception.is_certain = False
     return file
 
 

@@ -127,7 +127,7 @@ class JobSession(Session):
         store_address: messages.StoreAddress,
         detail: str = "",
         verdict: str = "",
-        peer_loss: messages.PeerLoss | None = None,
+        ends: messages.NodeEnds | None = None,
     ) -> None:
         self._store_address = store_address
         self._feed(
@@ -138,7 +138,7 @@ class JobSession(Session):
                 report=None if report is None else dict(report),
                 verdict=verdict,
                 detail=detail,
-                peer_loss=peer_loss,
+                ends=ends,
             )
         )
 

@@ -1,13 +1,16 @@
-"""The workers of this node that may be the cause when others have lost a peer, for the other nodes; and back.
+"""How the workers of this node ended, as far as the other nodes have to know; and back.
 
 Texts are cut before they are sent, because each node of the job reads them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from elastic_run.core.diagnosis.stack_groups import Place
 from elastic_run.core.failure.diagnose import has_failed, is_stuck
-from elastic_run.core.protocol.facts import MOST_STUCK, PeerLoss, StuckRank
+from elastic_run.core.failure.root_cause import compute_error_number
+from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 _LONGEST = 400
 
 
-def describe_peer_loss(ends: Sequence[WorkerEnd]) -> PeerLoss | None:
+def describe_ends(ends: Sequence[WorkerEnd]) -> NodeEnds | None:
     """Return what the job has to know of a node's workers; None if all of them obeyed the stop.
 
     Args:
@@ -29,7 +32,10 @@ def describe_peer_loss(ends: Sequence[WorkerEnd]) -> PeerLoss | None:
     stuck = [_name(end.rank, end.stuck_at) for end in found[:MOST_STUCK] if end.stuck_at is not None]
     failed = sum(map(has_failed, ends))
     unmoved = sum(end.is_unmoved for end in found)
-    return PeerLoss(failed, len(found), tuple(stuck), unmoved) if stuck or failed else None
+    numbers = Counter(number for number in map(compute_error_number, ends) if number is not None)
+    errors = tuple(ErrorCount(*each) for each in numbers.most_common(MOST_ERRORS))
+    is_worth_telling = stuck or failed or errors
+    return NodeEnds(failed, len(found), tuple(stuck), unmoved, errors) if is_worth_telling else None
 
 
 def read_places(stuck: Sequence[StuckRank]) -> dict[int, Place]:
