@@ -30,8 +30,9 @@ class Collective:
         input_types: Element type of each input tensor.
         output_types: Element type of each output tensor.
         where: The innermost line of the user's own code, `train.py:88 in step`, or "".
-        source: Sender of a send or recv, as its number in the group; -1 for collectives.
+        source: Sender of a send or recv, as its number in the group; -1 for collectives, and for a recv from any rank.
         target: Receiver of a send or recv, as its number in the group; -1 for collectives.
+        library: Name of the backend that performs it, such as `nccl2`: each numbers its own calls in a group.
     """
 
     record: int
@@ -47,6 +48,7 @@ class Collective:
     where: str = ""
     source: int = -1
     target: int = -1
+    library: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +58,7 @@ class Collective:
     @property
     def is_p2p(self) -> bool:
         """Whether it is a send or a recv."""
-        return self.source >= 0
+        return self.target >= 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: 2,000 entries (torch's default) with stacks take some 5 MB.
 MOST_BYTES = 256 * 1024 * 1024
-_P2P = re.compile(r"^(?P<operation>send|recv) (?P<left>\d+)(?:->|<-)(?P<right>\d+)$")
+_P2P = re.compile(r"^(?P<operation>send|recv) (?P<left>\d+)(?:->|<-)(?P<right>\d+|\?)$")
 _RANKS = re.compile(r"\d+")
 #: In a millisecond.
 _NANOSECONDS = 1_000_000
@@ -123,11 +123,12 @@ def _load_json(data: bytes) -> Any:  # noqa: ANN401 - what stands in the file
 
 def _collective(entry: dict[str, Any]) -> Collective:
     name, description = entry["process_group"]
-    operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
+    library, _, operation = str(entry["profiling_name"]).rpartition(":")
     p2p = _P2P.match(operation)
     source = target = -1
     if p2p is not None:
-        operation, left, right = p2p["operation"], int(p2p["left"]), int(p2p["right"])
+        operation, left = p2p["operation"], int(p2p["left"])
+        right = -1 if p2p["right"] == "?" else int(p2p["right"])  # which rank sent is known when it has sent
         source, target = (left, right) if operation == "send" else (right, left)
     sequence = entry["collective_seq_id"] if p2p is None else entry["p2p_seq_id"]
     return Collective(
@@ -144,6 +145,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
         where=_where(entry.get("frames") or []),
         source=source,
         target=target,
+        library=library,
     )
 
 

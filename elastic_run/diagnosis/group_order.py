@@ -77,7 +77,8 @@ def _find_record(rank: int, outer: Finding, dumps: Mapping[int, Dump]) -> int | 
     dump = dumps.get(rank)
     if dump is None or not dump.is_whole:
         return None
-    is_outer = [call for call in dump.collectives if (call.group, call.sequence) == (outer.group, outer.sequence)]
+    key = (outer.group, outer.sequence, outer.operation)
+    is_outer = [call for call in dump.collectives if (call.group, call.sequence, call.operation) == key]
     return is_outer[0].record if is_outer else None
 
 

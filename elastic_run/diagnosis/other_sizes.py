@@ -61,4 +61,4 @@ def _find(rank: int, groups: Sequence[Group], dumps: Mapping[int, Dump]) -> Iter
 
 
 def _may_fail(call: Collective, group: Group) -> bool:
-    return call.group == group.name and call.state != COMPLETED and not call.is_p2p
+    return group.has(call) and call.state != COMPLETED and not call.is_p2p

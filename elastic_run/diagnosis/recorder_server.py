@@ -3,7 +3,11 @@
 A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of collectives (no file, 0.2 ms).
 
 The dump is torch's own, a pickle of primitives that torch's tools read, with two things more: the rank, and the ranks
-of every process group, which gloo's dumps lack. It is written under the name that torch would give it.
+of every process group, which gloo's dumps lack. It is written under the name that torch would give it. A dump of
+torch's own is there if a backend has given up; it is replaced unless the recorders are empty.
+
+Backends have recorders of their own: torch's function for NCCL has one, and from torch 2.15 on the other function takes
+the name of a backend (`nccl` is `nccl2` there). The dump has the entries of all of them, in the order of their calls.
 
 For a dump with stacks torch may have to read the debug symbols of C++, on which the stop of the round waits. So a dump
 without stacks is written first, within milliseconds, and replaced by the one with stacks where there is time for it.
@@ -18,6 +22,8 @@ import socket
 import struct
 import sys
 import threading
+from contextlib import suppress
+from functools import partial
 
 from elastic_run import contract
 
@@ -29,10 +35,14 @@ if TYPE_CHECKING:
 #: Seconds that a client gets to send its request.
 _WAIT_LIMIT = 1.0
 
-#: torch's functions: the one of NCCL's recorder, and the one of all other backends.
-_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
+#: torch's functions: those of NCCL's and XCCL's recorders, and the one of all other backends.
+_RECORDERS = ("_dump_nccl_trace", "_dump_xccl_trace", "_dump_fr_trace")
+#: Backends of torch 2.15 whose recorders stay when their process groups are gone.
+_HOOKED = ("nccl2", "nccl-lazy")
 
 _lock = threading.Lock()
+#: The dumps that are this module's to replace: the one that was there when this process began, and its own.
+_replaceable: list[tuple[int, int, int] | None] = [None]
 
 
 def serve(name: str) -> None:
@@ -42,6 +52,7 @@ def serve(name: str) -> None:
         name: Name of an abstract Unix socket.
     """
     own = os.getpid()
+    _replaceable.append(_stamp(_dump_path()))
     atexit.register(lambda: _write_at_exit() if os.getpid() == own else None)
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -94,10 +105,8 @@ def count_collectives() -> bytes:
         `open` or `done`, by whether one of them has not completed, and the numbers. Never raises.
     """
     try:
-        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
-
         counts, is_open = [], False
-        for dump in filter(None, (getattr(c10d, name, None) for name in _RECORDERS)):
+        for dump in _recorders():
             status = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: FBT003, S301 - as below
             for group, numbers in sorted(status.items()):
                 own = [int(numbers[f"last_{state}_collective"]) for state in ("enqueued", "started", "completed")]
@@ -106,6 +115,22 @@ def count_collectives() -> bytes:
     except Exception:  # noqa: BLE001 - this runs in somebody's program
         return b""
     return f"{'open' if is_open else 'done'} {' '.join(counts)}".encode() if counts else b""
+
+
+def _recorders() -> list[Callable[..., bytes]]:
+    """Return torch's functions that dump the recorders of this process."""
+    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
+
+    dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
+    if "backend: str" in (dumps[-1].__doc__ or ""):  # the signature, which a function in C++ has nowhere else
+        from torch.distributed import distributed_c10d  # noqa: PLC0415 - ditto
+
+        names = {*_HOOKED}
+        for group in distributed_c10d._world.pg_names:  # noqa: SLF001 - as below
+            with suppress(RuntimeError):  # torch has no backend for a device of this group
+                names |= {group._get_backend(device).name() for device in group._device_types}  # noqa: SLF001 - ditto
+        dumps += [partial(dumps[-1], backend=name) for name in sorted(names - {"gloo"})]
+    return dumps
 
 
 def _has_open_collective(dump: Callable[..., bytes]) -> bool:
@@ -129,36 +154,59 @@ def write_dump(*, has_stacks: bool) -> bool:
 
     Never raises, because it runs in the user's program.
     """
-    prefix = next(filter(None, map(os.environ.get, contract.ENV_RECORDER_PREFIX)), "")
-    rank = os.environ.get(contract.ENV_RANK, "")
-    if not prefix or not rank.isdecimal():
+    path = _dump_path()
+    if not path:
         return False
-    path = f"{prefix}{rank}"
     try:
         with _lock:
-            document, groups = _read_recorder(has_stacks=has_stacks), _process_groups()
-            if not document.get("entries") and not groups:
+            document, groups = _read_recorders(has_stacks=has_stacks), _process_groups()
+            # A rank that has called no collective has an empty dump, which says so: its peers may wait in the first.
+            if not document["entries"] and (not groups or _stamp(path) not in _replaceable):
                 return False
-            document["rank"] = int(rank)
-            document["pg_config"] = {**document.get("pg_config", {}), **groups}
+            document["rank"] = int(os.environ[contract.ENV_RANK])
+            document["pg_config"] |= groups
             with open(f"{path}.part", "wb") as file:
                 pickle.dump(document, file, protocol=2)
             os.replace(f"{path}.part", path)
+            _replaceable[1:] = [_stamp(path)]
     except Exception:  # noqa: BLE001 - see above
         return False
     return True
 
 
-def _read_recorder(*, has_stacks: bool) -> dict[str, Any]:
-    """Return the dump of NCCL's recorder if that has entries, else of the one of all other backends.
+def _dump_path() -> str:
+    prefix = next(filter(None, map(os.environ.get, contract.ENV_RECORDER_PREFIX)), "")
+    rank = os.environ.get(contract.ENV_RANK, "")
+    return f"{prefix}{rank}" if prefix and rank.isdecimal() else ""
 
-    A rank that has called no collective has an empty one, which says so: its peers may wait in the first.
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _read_recorders(*, has_stacks: bool) -> dict[str, Any]:
+    """Return the dumps of all recorders as one, with the entries in the order of their calls.
+
+    The numbers of entries begin with the number of those that the recorders have overwritten.
     """
-    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
-
-    dumps = [getattr(c10d, name, None) for name in _RECORDERS]
-    documents = [pickle.loads(_dump(dump, has_stacks=has_stacks)) for dump in dumps if dump is not None]  # noqa: S301 - of this process
-    return next((document for document in documents if document.get("entries")), documents[-1])
+    merged: dict[str, Any] = {"pg_config": {}, "pg_status": {}}
+    entries: list[dict[str, Any]] = []
+    overwritten = 0
+    for dump in reversed(_recorders()):
+        document = pickle.loads(_dump(dump, has_stacks=has_stacks))  # noqa: S301 - of this process
+        own = document.get("entries", [])
+        entries += own
+        overwritten += min((entry["record_id"] for entry in own), default=0)
+        groups = {key: {**merged[key], **document.get(key, {})} for key in ("pg_config", "pg_status")}
+        merged |= {key: value for key, value in document.items() if value} | groups
+    entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
+    for number, entry in enumerate(entries, overwritten):
+        entry["record_id"] = number
+    return {**merged, "entries": entries}
 
 
 class _NoCompiler:

@@ -75,28 +75,33 @@ def _order(finding: Finding) -> tuple[int, int, int, str]:
 
 # --- process groups ------------------------------------------------------------------------------------------------
 def _find_groups(dumps: dict[int, Dump]) -> list[Group]:
-    """Return the process groups; two groups of one name are told apart by their lists of members."""
+    """Return the process groups; two groups of one name are told apart by their lists of members and their backends."""
     world = _find_world(dumps)
-    ranks: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    ranks: dict[tuple[str, tuple[int, ...], str], set[int]] = {}
     descriptions: dict[tuple[str, tuple[int, ...]], str] = {}
+    libraries: dict[str, set[str]] = {}
+    for call in (call for dump in dumps.values() for call in dump.collectives):
+        libraries.setdefault(call.group, set()).add(call.library)
     for rank, dump in dumps.items():
         used = {call.group: call.description for call in dump.collectives}
         for name in {**dict.fromkeys(dump.members), **used}:
             description = used.get(name, "")
             known = dump.members.get(name) or (world if description == "default_pg" else ())
-            present = ranks.setdefault((name, known), set())
-            if not known or rank in known:
-                present.add(rank)
+            for library in libraries.get(name, {""}):
+                present = ranks.setdefault((name, known, library), set())
+                if not known or rank in known:
+                    present.add(rank)
             descriptions[name, known] = description or descriptions.get((name, known), "")
     return [
         Group(
             name=name,
             description=descriptions[name, known],
             members=tuple(sorted(known or present)),
-            calls={rank: _calls_by_number(dumps[rank], name) for rank in sorted(present)},
+            calls={rank: _calls_by_number(dumps[rank], name, library) for rank in sorted(present)},
             is_listed=bool(known),
+            library=library,
         )
-        for (name, known), present in ranks.items()
+        for (name, known, library), present in ranks.items()
         if name or any(call.group == name for rank in present for call in dumps[rank].collectives)
     ]
 
@@ -107,10 +112,10 @@ def _find_world(dumps: dict[int, Dump]) -> tuple[int, ...]:
     return tuple(sorted({*dumps, *(rank for members in lists for rank in members)}))
 
 
-def _calls_by_number(dump: Dump, group: str) -> dict[int, Calls]:
+def _calls_by_number(dump: Dump, group: str, library: str) -> dict[int, Calls]:
     calls: dict[int, Calls] = {}
     for call in dump.collectives:
-        if call.group == group and not call.is_p2p:
+        if (call.group, call.library) == (group, library) and not call.is_p2p:
             calls[call.sequence] = (*calls.get(call.sequence, ()), call)
     return calls
 

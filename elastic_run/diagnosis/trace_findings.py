@@ -16,16 +16,17 @@ NOT_JOINED = "not_joined"
 NO_PARTNER = "no_partner"
 DIFFERENT_ORDER = "different_order"
 NOT_STARTED = "not_started"
+NO_SENDER = "no_sender"
 NO_DUMP = "no_dump"
 ALONE = "alone"
 UNFINISHED = "unfinished"
 BEHIND = "behind"
 KINDS = (
-    *(DIFFERENT_CALLS, OTHER_SIZE, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_DUMP),
-    *(ALONE, BEHIND, UNFINISHED),
+    *(DIFFERENT_CALLS, OTHER_SIZE, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_SENDER),
+    *(NO_DUMP, ALONE, BEHIND, UNFINISHED),
 )
 #: Kinds without ranks at which the cause lies.
-WITHOUT_RANKS = (ALONE, UNFINISHED)
+WITHOUT_RANKS = (NO_SENDER, ALONE, UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, as the dumps show it.
+    """The calls of a process group that one backend performs, as the dumps show them.
 
     Args:
         name: Its name.
@@ -90,6 +91,7 @@ class Group:
         members: Its ranks, as far as they are known.
         calls: The collectives of each rank that has a dump, by their number in the group.
         is_listed: Whether a dump lists the members.
+        library: Name of the backend: a group may have one for each kind of device.
     """
 
     name: str
@@ -97,3 +99,8 @@ class Group:
     members: tuple[int, ...]
     calls: dict[int, dict[int, Calls]]
     is_listed: bool
+    library: str = ""
+
+    def has(self, call: Collective) -> bool:
+        """Whether a call is one of this group's."""
+        return (call.group, call.library) == (self.name, self.library)

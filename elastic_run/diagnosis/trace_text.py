@@ -80,6 +80,11 @@ def _no_partner(finding: Finding) -> str:
     return f"rank {other} did not call {opposite} rank {rank} in {_group(finding)}: {waits}"
 
 
+def _no_sender(finding: Finding) -> str:
+    waits = f"{_ranks(finding.waiting)} waits in recv from any rank of {_group(finding)}{_brackets(finding.where)}"
+    return f"{waits}, and no rank waits in a send to it"
+
+
 def _different_calls(finding: Finding) -> str:
     (most, expected), (who, found) = finding.calls[:2]
     if expected.is_p2p:
@@ -143,6 +148,7 @@ _SENTENCES = {
     trace_findings.NOT_STARTED: _not_started,
     trace_findings.NO_DUMP: _no_dump,
     trace_findings.NO_PARTNER: _no_partner,
+    trace_findings.NO_SENDER: _no_sender,
     trace_findings.OTHER_SIZE: _other_size,
     trace_findings.UNFINISHED: _unfinished,
 }
@@ -171,7 +177,8 @@ def _group_name(name: str, description: str) -> str:
 
 def _call(call: Collective) -> str:
     if call.is_p2p:
-        return f"{call.operation} {call.source} to {call.target} of {_group_name(call.group, call.description)}"
+        source = "any rank" if call.source < 0 else call.source
+        return f"{call.operation} {source} to {call.target} of {_group_name(call.group, call.description)}"
     return f"{call.operation} number {call.sequence} of {_group_name(call.group, call.description)}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.diagnosis.trace_findings import DIFFERENT_CALLS, NO_DUMP, NO_PARTNER, Finding
+from elastic_run.diagnosis.trace_findings import DIFFERENT_CALLS, NO_DUMP, NO_PARTNER, NO_SENDER, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,17 +27,20 @@ def unmatched_p2p(group: Group, dumps: dict[int, Dump]) -> list[Finding]:
     pending: dict[tuple[int, int, str], list[tuple[int, Collective]]] = {}
     for rank in group.calls:
         for call in dumps[rank].collectives:
-            if call.group == group.name and call.is_p2p and call.is_open:
+            if group.has(call) and call.is_p2p and call.is_open:
                 pending.setdefault((call.source, call.target, call.operation), []).append((rank, call))
+    from_any = {target: pending.pop((-1, target, "recv"), []) for target in {key[1] for key in pending}}
     findings = []
     for (source, target, operation), calls in sorted(pending.items()):
-        opposite = pending.get((source, target, "recv" if operation == "send" else "send"), [])
+        opposite = list(pending.get((source, target, "recv" if operation == "send" else "send"), ()))
+        while operation == "send" and len(opposite) < len(calls) and from_any[target]:
+            opposite.append(from_any[target].pop(0))
         partner = target if operation == "send" else source
         if len(calls) > len(opposite):
             findings.append(_without_partner(group, calls[len(opposite)], partner, dumps))
         elif operation == "send":
             findings += _different_p2p(group, calls, opposite)
-    return findings
+    return findings + [_without_sender(group, *calls[0]) for calls in from_any.values() if calls]
 
 
 def _without_partner(group: Group, waiting: tuple[int, Collective], partner: int, dumps: dict[int, Dump]) -> Finding:
@@ -56,6 +59,20 @@ def _without_partner(group: Group, waiting: tuple[int, Collective], partner: int
         waiting=(rank,),
         where=call.where,
         last=tuple((other, each) for each in last),
+    )
+
+
+def _without_sender(group: Group, rank: int, call: Collective) -> Finding:
+    return Finding(
+        kind=NO_SENDER,
+        group=group.name,
+        description=group.description,
+        members=group.members,
+        operation=call.operation,
+        sequence=call.sequence,
+        ranks=(),
+        waiting=(rank,),
+        where=call.where,
     )
 
 

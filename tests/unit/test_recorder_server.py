@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import pickle
 import sys
 from threading import Thread
@@ -14,7 +15,7 @@ from elastic_run import contract
 from elastic_run.diagnosis import recorder_server
 from elastic_run.diagnosis.collectives import OPEN, Collective, Dump
 from elastic_run.diagnosis.dump_files import find_dumps
-from elastic_run.diagnosis.recorder_server import count_collectives, write_dump
+from elastic_run.diagnosis.recorder_server import count_collectives, serve, write_dump
 from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_text import first_line
 
@@ -56,13 +57,17 @@ def test_a_collective_is_open_where_an_entry_says_so_too(
     assert count_collectives() == answer
 
 
-def _replace_torch(monkeypatch: pytest.MonkeyPatch, dump: Callable[..., bytes], ranks: list[int]) -> None:
-    """Let a recorder stand for torch's, and a default group of some ranks, or none."""
+def _replace_torch(
+    monkeypatch: pytest.MonkeyPatch, dump: Callable[..., bytes], ranks: list[int], *backends: str
+) -> None:
+    """Let a recorder stand for torch's, and a default group of some ranks, or none; with backends as in torch 2.15."""
     group = ModuleType("group")
     group.group_desc = "default_pg"  # type: ignore[attr-defined]
     world = SimpleNamespace(pg_names={group: "0"} if ranks else {}, pg_group_ranks={group: ranks})
     core, distributed = ModuleType("torch._C"), ModuleType("torch.distributed")
     core._distributed_c10d = SimpleNamespace(_dump_fr_trace=dump)  # type: ignore[attr-defined]
+    group._device_types = list(backends)  # type: ignore[attr-defined]
+    group._get_backend = lambda name: SimpleNamespace(name=lambda: name)  # type: ignore[attr-defined]
     distributed.distributed_c10d = SimpleNamespace(_world=world)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "torch._C", core)
@@ -121,6 +126,57 @@ def test_a_dump_has_the_collectives_that_have_ended(monkeypatch: pytest.MonkeyPa
     assert write_dump(has_stacks=False)
     (written,) = find_dumps([str(tmp_path)]).dumps
     assert [call.sequence for call in written.collectives] == [1]
+
+
+def test_a_dump_has_the_calls_of_all_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each backend of a group has a recorder and numbers of its own, and all calls count in the order of time."""
+    recorded = {
+        "gloo": [_ENDED | {"time_created_ns": 10}, _ENDED | {"time_created_ns": 30, "collective_seq_id": 2}],
+        "nccl2": [_ENDED | {"profiling_name": "nccl2:all_reduce", "time_created_ns": 20, "record_id": 7}],
+        "of:us": [_ENDED | {"profiling_name": "of:us:recv 1<-?", "time_created_ns": 40, "p2p_seq_id": 1}],
+    }
+
+    def dump(*_: bool, backend: str = "gloo") -> bytes:
+        """(… backend: str) -> bytes."""
+        return pickle.dumps({"entries": recorded.get(backend, []), "pg_config": {}, "version": backend})
+
+    _replace_torch(monkeypatch, dump, [0, 1], "gloo", "of:us")
+    monkeypatch.setenv(contract.ENV_RECORDER_PREFIX[0], str(tmp_path / "rank_"))
+    monkeypatch.setenv(contract.ENV_RANK, "1")
+    assert write_dump(has_stacks=False)
+    (written,) = find_dumps([str(tmp_path)]).dumps
+    assert [(call.library, call.operation, call.sequence, call.record) for call in written.collectives] == [
+        *(
+            ("gloo", "barrier", 1, 7),
+            ("nccl2", "all_reduce", 1, 8),
+            ("gloo", "barrier", 2, 9),
+            ("of:us", "recv", 1, 10),
+        ),
+    ]
+    ahead = Collective(8, "0", "default_pg", 2, "all_reduce", OPEN, library="nccl2")
+    assert first_line(analyse([written, Dump(0, (*written.collectives[:3], ahead), {"0": (0, 1)})])) == (
+        "rank 1 did not join all_reduce number 2 of group 'default', in which rank 0 waits"
+    )
+
+
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_a_dump_of_torch_is_not_replaced_by_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_torchs: bool
+) -> None:
+    """A backend that gives up writes its dump itself; a dump that was there before the worker is of another job."""
+    _replace_torch(monkeypatch, lambda *_: pickle.dumps({"entries": []}), [0, 1])
+    monkeypatch.setenv(contract.ENV_RECORDER_PREFIX[0], str(tmp_path / "rank_"))
+    monkeypatch.setenv(contract.ENV_RANK, "1")
+    monkeypatch.setattr(recorder_server, "_replaceable", [None])
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    if not is_torchs:
+        (tmp_path / "rank_1").write_bytes(b"of torch")
+    serve(f"elastic-run-test-{tmp_path}")
+    if is_torchs:
+        assert write_dump(has_stacks=False)
+        (tmp_path / "rank_1").write_bytes(b"of torch")
+    assert write_dump(has_stacks=False) is not is_torchs
+    assert ((tmp_path / "rank_1").read_bytes() == b"of torch") is is_torchs
 
 
 @pytest.mark.parametrize("has_failed", [False, True])

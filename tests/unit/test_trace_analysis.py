@@ -13,7 +13,7 @@ from elastic_run.diagnosis import trace_findings as kinds
 from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED, STARTED, Collective, Dump
 from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.diagnosis.trace_analysis import analyse
-from elastic_run.diagnosis.trace_text import detail_lines, first_line
+from elastic_run.diagnosis.trace_text import cause_line, detail_lines, first_line
 from elastic_run.errors import UsageError
 from elastic_run.records import replace
 
@@ -400,6 +400,23 @@ def test_send_without_recv() -> None:
     )
     assert first_line(analyse(dumps([], [receive], members={"0": (0, 1)}))).startswith("rank 0 did not call send to")
     assert analyse(dumps([send], None, members={"0": (0, 1)})).findings[0].kind == kinds.NO_DUMP
+
+
+def test_recv_from_any_rank() -> None:
+    """A recv from any rank takes any send to its rank; one that waits alone accuses nobody."""
+    either = call("recv", 1, OPEN, target=2, where="pipe.py:7 in f")
+    send = call("send", 1, OPEN, source=1, target=2)
+    three: dict[str, tuple[int, ...]] = {"0": (0, 1, 2)}
+    assert analyse(dumps([], [send], [either], members=three)).findings == ()
+    behind = call("all_reduce", 1, OPEN)
+    alone = analyse(dumps([behind], [behind], [either], members=three))
+    assert first_line(alone) == (
+        "rank 2 waits in recv from any rank of group 'default' (pipe.py:7), and no rank waits in a send to it"
+    )
+    assert alone.findings[0].ranks == ()
+    assert "rank 2 did not join all_reduce" in cause_line(alone.consequences[0])
+    sends = [send, replace(send, record=1)]
+    assert first_line(analyse(dumps([], sends, [either], members=three))).startswith("rank 2 did not call recv from")
 
 
 def test_no_dumps_is_no_finding() -> None:

@@ -196,7 +196,7 @@ class FlightRecorder:
         from elastic_run.diagnosis.dump_files import find_dumps  # noqa: PLC0415
         from elastic_run.diagnosis.dump_format import DumpError  # noqa: PLC0415
         from elastic_run.diagnosis.trace_analysis import analyse  # noqa: PLC0415
-        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP  # noqa: PLC0415
+        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, NO_SENDER  # noqa: PLC0415
         from elastic_run.diagnosis.trace_text import first_line  # noqa: PLC0415
 
         try:
@@ -205,10 +205,9 @@ class FlightRecorder:
             return None
         analysis = analyse(found.dumps, aborted)
         text = first_line(analysis)
-        if not text or (not is_whole_job and analysis.findings[0].kind in (ALONE, NO_DUMP)):
+        if not text or (not is_whole_job and analysis.findings[0].kind in (ALONE, NO_DUMP, NO_SENDER)):
             return None
-        accused = () if analysis.findings[0].kind == ALONE else analysis.findings[0].ranks
-        return RecorderFinding(text, accused, is_whole_job=is_whole_job)
+        return RecorderFinding(text, analysis.findings[0].ranks, is_whole_job=is_whole_job)
 
     def _fresh(self) -> Iterable[str]:
         """Return the dumps of this round: a path that the user gave may hold older ones."""
