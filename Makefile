@@ -1,4 +1,4 @@
-# make demo and make test set up all they need in .venv (tools/setup.sh) and run. The rest is for contributors.
+# make demo and make test set up what they need in .venv (tools/setup.sh) and run. The rest is for contributors.
 SHELL := /bin/bash
 PYTHON_IN_VENV := .venv/bin/python
 # More arguments for pytest: make test PYTEST="-k tee -x"; a debugger needs one process: PYTEST="-n 0 -k tee --pdb"
@@ -16,7 +16,7 @@ CHAOS :=
 MUTATE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-clients test-gpu chaos mutate cover lint format types docs bench figures picture history-picture build clean
+.PHONY: help setup setup-demo setup-test demo test test-system test-long test-clients test-gpu chaos mutate cover lint format types docs bench figures picture history-picture build clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -24,16 +24,21 @@ help: ## show this list
 setup: ## make or refresh .venv; does nothing when it is up to date
 	@tools/setup.sh
 
-demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower loss
+setup-demo setup-test:
+	@tools/setup.sh $(@:setup-%=%)
+
+demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lower loss
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
-test: setup ## the tests, but those that take long; 8 minutes on two processors
-	@tools/test-tools.sh
-	$(TESTING) -n 5 -m "not long" $(PYTEST)
+test: setup-test ## the tests that need git, make and Python only, and don't take long; 4 minutes on two processors
+	$(TESTING) -n 5 -m "not long and not system" $(PYTEST)
 
-test-long: setup ## the tests that take long: most simulated jobs, Slurm, chaos, type checkers, times beside torchrun's
+test-long: setup ## the tests that take long: most simulated jobs, type checkers, times beside torchrun's
+	$(TESTING) -n 3 -m "long and not system" $(PYTEST)
+
+test-system: setup ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs
 	@tools/test-tools.sh
-	$(TESTING) -n 3 -m long $(PYTEST)
+	$(TESTING) -n 5 -m system $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh

@@ -22,6 +22,7 @@ from tests.support.order import (
     pytest_sessionfinish,
 )
 from tests.support.processes import TEST_TOKEN, describe, is_death_notice, kill_processes, processes_with_environment
+from tests.support.system import pytest_itemcollected, pytest_runtest_setup
 from tests.support.terminal import Terminal
 from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
 from tests.support.wait import DeadlinePassedError, wait_until
@@ -36,7 +37,9 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
+    "pytest_itemcollected",
     "pytest_runtest_logreport",
+    "pytest_runtest_setup",
     "pytest_sessionfinish",
 ]
 

@@ -12,7 +12,7 @@ flock 9 # two makes at once: the second waits, and finds the work done
 
 venv=.venv-clients
 stamp=$venv/.made-from
-wanted() { cat .venv/.made-from tests/clients/requirements.txt tools/setup-clients.sh | sha256sum; }
+wanted() { { cut -d' ' -f1 .venv/.made-from && cat tests/clients/requirements.txt tools/setup-clients.sh; } | sha256sum; }
 
 if [ -f "$stamp" ] && [ "$(wanted)" = "$(cat "$stamp")" ]; then exit 0; fi
 .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {

@@ -13,7 +13,7 @@ flock 9 # two makes at once: the second waits, and finds the work done
 
 peers=.peers
 stamp=$peers/.made-from
-wanted() { cat .venv/.made-from tests/benchmarks/requirements.txt tools/setup-peers.sh | sha256sum; }
+wanted() { { cut -d' ' -f1 .venv/.made-from && cat tests/benchmarks/requirements.txt tools/setup-peers.sh; } | sha256sum; }
 
 if [ -f "$stamp" ] && [ "$(wanted)" = "$(cat "$stamp")" ]; then exit 0; fi
 rm -rf "$peers"

@@ -1,10 +1,12 @@
 #!/bin/bash
-# Make .venv: an environment inside this clone with everything that the demo, the tests and the docs need.
+# Make .venv: an environment inside this clone with what the demo, the tests or all commands of the Makefile need.
+#
+#   tools/setup.sh [demo|test|all]    Each level has all of the one before; all unless given.
 #
 # Rules
 # - Needs git, make, bash and a Python 3.10 to 3.13; copes with what is missing beyond that, or prints the line that
 #   mends it. It touches nothing outside the clone, except that root's apt-get may install what Debian left out.
-# - Does nothing when .venv is up to date: a stamp in it holds the hash of what it was made from.
+# - Does nothing when .venv is up to date: a stamp in it holds the hash of what it was made from, and its levels.
 # - An environment that is there and works is kept; one that is broken is made anew.
 #
 # PYTHON=python3.12 tools/setup.sh chooses the interpreter; only a new .venv asks for it.
@@ -18,8 +20,17 @@ stamp=$venv/.made-from
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-wanted() { cat pyproject.toml constraints.txt tools/setup.sh elastic_run/compat/*.pth | sha256sum; }
+level=${1:-all}
+case $level in # what pip installs, and the levels that .venv has then
+  demo) packages=(-e . numpy) levels=demo ;; # without numpy torch prints a warning
+  test) packages=(-e '.[test,docs]') levels="demo test" ;;
+  all) packages=(-e '.[dev]') levels="demo test all" ;;
+  *) die "no such level: $level" ;;
+esac
+
+wanted() { cat pyproject.toml constraints.txt tools/setup.sh elastic_run/compat/*.pth | sha256sum | cut -d' ' -f1; }
 works() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
+is_made() { [[ "$(cat "$stamp" 2>/dev/null) " == "$(wanted)"*" $level "* ]] && works "$venv/bin/python"; }
 has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
 
 find_python() {
@@ -62,20 +73,18 @@ make_environment() {
 # The workers of the tests run on the CPU, and PyTorch's CPU builds are smaller by gigabytes: name their index in
 # PIP_EXTRA_INDEX_URL, or their wheels in PIP_FIND_LINKS, to have one of them.
 install() {
-  say "installing what pyproject.toml asks for, in the versions of constraints.txt"
+  say "installing what pyproject.toml asks for ($level), in the versions of constraints.txt"
   # A recent pip first: the command that an old one writes imports `re`, which takes as long as a tenth of the start.
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip || true
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' ||
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "${packages[@]}" ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
 }
 
-if [ -f "$stamp" ] && [ "$(wanted)" = "$(cat "$stamp")" ] && works "$venv/bin/python"; then
-  exit 0
-fi
+if is_made; then exit 0; fi
 if [ ! -x "$venv/bin/python" ] || ! works "$venv/bin/python" || ! has_pip; then
   rm -rf "$venv"
   make_environment
 fi
 install
-wanted >"$stamp"
+echo "$(wanted) $levels" >"$stamp"
 say "$venv is ready"

@@ -1,6 +1,10 @@
 #!/bin/bash
-# See that the programs the tests call are there: installed when we are root, else the line that mends it.
+# Install the programs that the tests with the marker `system` call. Needs root, as these tests do.
 set -euo pipefail
+if [ "$(id -u)" != 0 ]; then
+  echo "setup: this needs root: it makes virtual hosts, mounts and control groups. make test and make test-long don't." >&2
+  exit 1
+fi
 # program and the Debian package it comes in
 tools=(
   "unshare util-linux"
@@ -18,10 +22,10 @@ for tool in "${tools[@]}"; do
   command -v "${tool%% *}" >/dev/null || missing+=("${tool##* }")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+if command -v apt-get >/dev/null; then
   echo "setup: installing ${missing[*]} with apt-get" >&2
   apt-get update -qq || true
   if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null; then exit 0; fi
 fi
-echo "setup: the tests need more programs. This line mends it: sudo apt-get install -y ${missing[*]}" >&2
+echo "setup: apt-get can't install these Debian packages; install the programs by hand: ${missing[*]}" >&2
 exit 1

@@ -26,6 +26,7 @@ from tests.chaos.job import PORT, ManyNodeJob, Plan
 from tests.support.guardians import wait_guardians
 from tests.support.hosts import virtual_hosts
 from tests.support.processes import kill_processes
+from tests.support.system import starter
 from tests.support.wait import DeadlinePassedError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class _LightPlan(Plan):
         return [*command[:-2], _TRAINING, directory]
 
 
+@starter
 @contextlib.contextmanager
 def open_job(directory: Path, *, lease: float = 3.0, last_call: float = 30.0, least: int = 1) -> Iterator[ManyNodeJob]:
     """Give a job without torch that trains on three hosts; at the end all must train, end well, and have lost nothing.
@@ -119,6 +121,7 @@ def open_job(directory: Path, *, lease: float = 3.0, last_call: float = 30.0, le
             job.close()
 
 
+@starter
 def run(deaths: Deaths, directory: Path, *, say: Callable[[str], None]) -> None:
     """Run one job through its deaths.
 

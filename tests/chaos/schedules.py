@@ -33,6 +33,7 @@ from tests.chaos.deaths import RECOVERY, assert_no_conflicts, open_job
 from tests.chaos.job import PORT
 from tests.support.guardians import wait_guardians
 from tests.support.processes import kill_processes
+from tests.support.system import starter
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Schedule:
 ALL = tuple(itertools.starmap(Schedule, itertools.product(RESTARTS, MOMENTS, GUARDIANS)))
 
 
+@starter
 def run(schedule: Schedule, directory: Path, *, say: Callable[[str], None]) -> None:
     """Run a job through a schedule.
 

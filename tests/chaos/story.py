@@ -24,6 +24,7 @@ from tests.chaos.job import PORT, ManyNodeJob, Plan
 from tests.chaos.storm import KINDS, RECOVERY, Storm
 from tests.support.hosts import VirtualHosts, virtual_hosts
 from tests.support.launch import ELASTIC_RUN
+from tests.support.system import starter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,6 +102,7 @@ class Story:
         )
 
 
+@starter
 def tell(story: Story, directory: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
     """Let it happen.
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(
+    "store", [pytest.param(store, marks=[pytest.mark.system] * (store != "file")) for store in STORES]
+)
 def test_a_coordinator_that_stood_still_decides_nothing(store: str, tmp_path: Path) -> None:
     """Restarts are counted once each; where its store has moved meanwhile the node comes to the others' round."""
     reproduce(store, tmp_path)

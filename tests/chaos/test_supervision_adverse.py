@@ -14,6 +14,7 @@ import pytest
 
 from elastic_run.launcher import LaunchConfig
 from tests.support.guardians import wait_guardians
+from tests.support.isolation import as_pid_1
 from tests.support.processes import catches, children_of, processes_with_environment, wait_gone
 from tests.support.wait import wait_until
 
@@ -356,8 +357,7 @@ elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.
 print("child", child.wait(), "pid", os.getpid())
 """,
     )
-    user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    command = ["unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, str(host)]
+    command = as_pid_1((sys.executable, str(host)))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "child 3 pid 1", done.stderr
 

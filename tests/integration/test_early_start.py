@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.isolation import as_pid_1
 from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import children_of, processes_with_environment, wait_gone
 from tests.support.wait import wait_until
@@ -124,8 +125,7 @@ def test_a_signal_before_the_first_worker_that_is_ignored(hold: Hold, worker: Wo
 
 def test_a_signal_at_the_very_start_of_pid_1(hold: Hold, worker: Worker) -> None:
     """As PID 1, which no signal's default action ends, the launcher ends all the same, with the signal's exit code."""
-    unshare = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
-    job, gate = hold("elastic_run.launcher", worker("say('begun')"), program=(*unshare, *ELASTIC_RUN))
+    job, gate = hold("elastic_run.launcher", worker("say('begun')"), program=as_pid_1(ELASTIC_RUN))
     (launcher,) = children_of(job.pid)
     with gate:
         os.kill(launcher, signal.SIGTERM)
@@ -185,7 +185,7 @@ def test_workers_begin_with_the_signals_of_the_launchers_parent(launch: Launch, 
 def test_as_pid_1_a_worker_that_ends_early_keeps_its_exit_code(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """As PID 1, which collects orphans, the launcher still learns how a worker ended while it was importing."""
     path = worker(OPEN_THE_GATE + "os._exit(7)")
-    program = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", *ELASTIC_RUN)
+    program = as_pid_1(ELASTIC_RUN)
     job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE), program=program)
     assert job.wait_exit() == 7
 

@@ -23,6 +23,7 @@ from elastic_run.store.jobstore.http_client import Endpoint, HttpClient
 from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import Node, handler_node
+from tests.support.system import starter
 from tests.support.wait import DEADLINE, stretched
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def make_nodes(stack: ExitStack, etcd: Etcd, backend: str) -> list[Node]:
     return [stack.enter_context(handler_node(parameters, setup)) for _ in range(_NODES)]
 
 
+@starter
 def make_etcds(stack: ExitStack) -> dict[str, Etcd]:
     """Start an etcd for each backend; a test has both at once, for it waits for several leases."""
     return {backend: stack.enter_context(Etcd()) for backend in BACKENDS}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import isolation
 from tests.support.event_logs import read_job, read_whole
 from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port
@@ -201,12 +201,9 @@ def test_an_agent_that_was_killed_leaves_whole_lines(launch: Launch, worker: Wor
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 64 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
+    """Give a disk of 64 KiB."""
+    with isolation.small_disk(tmp_path, 64) as disk:
+        yield disk
 
 
 def test_a_full_disk_costs_one_line_and_no_job(launch: Launch, worker: Worker, small_disk: Path) -> None:

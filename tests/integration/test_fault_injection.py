@@ -362,6 +362,7 @@ def test_a_worker_that_cannot_say_what_became_of_a_collective(launch: Launch) ->
     assert said[0].startswith("elastic-run: skip-collective may not have happened: rank 0 ended without an answer")
 
 
+@pytest.mark.system
 def test_memory_without_a_limit_is_not_taken(launch: Launch, worker: Worker) -> None:
     """The OOM killer might end anything on the machine: without a limit of the job's own nothing is started."""
     job = launch("--inject-fault=oom", worker("say('started')"), program=(*_WITHOUT_CGROUPS, *ELASTIC_RUN))

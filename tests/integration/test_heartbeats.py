@@ -17,6 +17,7 @@ from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, tcp_node
 from tests.support.slow_way import SlowWay
+from tests.support.system import mark_system
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _SETUP = plain_setup()
 
 
-@pytest.fixture(params=["c10d", "file", "etcd-v2", "etcd-v3"])
+@pytest.fixture(params=["c10d", "file", *mark_system(["etcd-v2", "etcd-v3"])])
 def place(request: pytest.FixtureRequest, stack: ExitStack, tmp_path: Path) -> Place:
     """Return a backend and its endpoint."""
     if request.param == "c10d":

@@ -15,7 +15,8 @@ import pytest
 
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE
-from tests.support.job_stores import STORES
+from tests.support.job_stores import STORES, WITHOUT_ETCD
+from tests.support.system import mark_system
 from tests.support.wait import DEADLINE, stretched
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _SHORT = 0.05
 _CROSSINGS = 40
 
 
-@pytest.fixture(scope="module", params=list(STORES))
+@pytest.fixture(scope="module", params=mark_system(STORES, but=WITHOUT_ETCD))
 def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
     """Start one kind of store for all tests of the module."""
     with STORES[request.param]() as opened:

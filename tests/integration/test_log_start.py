@@ -18,14 +18,15 @@ from elastic_run.rendezvous.elastic import decision_log
 from elastic_run.store.jobstore.file import FileJobStore
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from elastic_run.store.jobstore.signed import SignedStore
-from tests.support.job_stores import STORES
+from tests.support.job_stores import STORES, WITHOUT_ETCD
+from tests.support.system import mark_system
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@pytest.mark.parametrize("kind", list(STORES))
+@pytest.mark.parametrize("kind", mark_system(STORES, but=WITHOUT_ETCD))
 def test_a_trimmed_slot_is_never_decided_again(kind: str) -> None:
     """A coordinator that slept through a trim is told so, its entry goes, and no reader takes it for a decision."""
     with STORES[kind]() as opener, opener("job") as store, opener("job") as sleeper:
@@ -45,7 +46,7 @@ def test_a_trimmed_slot_is_never_decided_again(kind: str) -> None:
         assert find_start(store.get([job_keys.LOG_START])[0]) == LogStart(4, 2)
 
 
-@pytest.mark.parametrize("kind", list(STORES))
+@pytest.mark.parametrize("kind", mark_system(STORES, but=WITHOUT_ETCD))
 def test_a_coordinator_of_an_earlier_term_leaves_a_log_that_was_begun_anew(kind: str) -> None:
     """Otherwise nobody would see any more that its decisions are void (seed 12082013)."""
     anew = LogStart(1, 3, is_restart=True)
@@ -96,7 +97,7 @@ def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:
     assert find_start(decision_log.read_head(store).log_start) == LogStart(4, 2)
 
 
-@pytest.mark.parametrize("kind", list(STORES))
+@pytest.mark.parametrize("kind", mark_system(STORES, but=WITHOUT_ETCD))
 def test_the_newest_state_is_found_though_the_log_begins_anew_behind_it(kind: str) -> None:
     """A restored store may know more of the job than the nodes that let its log begin anew."""
     with STORES[kind]() as opener, opener("job") as store:

@@ -17,6 +17,7 @@ from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import CONF, RUN_ID, open_job_store, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.shortened import TELLS_SOON
+from tests.support.system import mark_system
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 WAIT = "say('rank', rank, 'of', os.environ['WORLD_SIZE'])\nopen(os.environ['GATE']).close()\n"
 
 
-@pytest.fixture(params=["c10d", "file", "etcd", "etcd-v3"])
+@pytest.fixture(params=["c10d", "file", *mark_system(["etcd", "etcd-v3"])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Return flags that make nodes meet, in each kind of store."""
     with ExitStack() as stack:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.guardians import wait_guardians
+from tests.support.isolation import as_pid_1
 from tests.support.processes import descendants_of, kill_processes, wait_gone
 from tests.support.wait import stretched
 
@@ -201,8 +202,7 @@ print(os.getsid(0), child.wait(), flush=True)
 
 def test_a_guardian_s_start_kills_nothing() -> None:
     """A program whose session began outside of its container, so that it is 0 inside, keeps its children."""
-    program = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
-    done = subprocess.check_output([*program, sys.executable, "-c", _IN_A_CONTAINER], timeout=60)
+    done = subprocess.check_output(as_pid_1((sys.executable, "-c", _IN_A_CONTAINER)), timeout=60)
     assert done == b"0 -15\n"
 
 

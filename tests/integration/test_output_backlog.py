@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.isolation import small_disk
 from tests.support.output import Jobs, finish, peak_memory, tee
 from tests.support.wait import wait_until
 
@@ -140,18 +141,13 @@ def test_a_file_that_was_truncated_and_has_grown_again(jobs: Jobs, tmp_path: Pat
 
 def test_a_full_disk_and_a_stuck_console(jobs: Jobs, tmp_path: Path) -> None:
     """When the disk is full too the worker waits at last, memory stays bounded, and the console gets every line."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path, 4096) as disk:
         job = jobs.start((tee(disk / "log"), f"RANK = 0\n{_FLOOD}"))
         wait_until(jobs.is_blocked_writing)
         wait_until(lambda: (disk / "log").stat().st_size == 4 << 20)
         wait_until(jobs.is_blocked_writing)
         assert peak_memory(Path(f"/proc/{job.pid}/status")) < 64 << 20
         out, err = finish(job)
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
     assert shown(out, 0) == flooded(0)
     assert err.count(b"elastic-run: ") == 1
 

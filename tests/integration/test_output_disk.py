@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+from tests.support import isolation
 from tests.support.output import Jobs, finish, tee
 
 if TYPE_CHECKING:
@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 256 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
+    """Give a disk of 256 KiB."""
+    with isolation.small_disk(tmp_path, 256) as disk:
+        yield disk
 
 
 def test_full_disk_under_a_tee(jobs: Jobs, small_disk: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.isolation import small_disk
 from tests.support.output import CONSOLE, Jobs, finish
 from tests.support.wait import wait_until
 
@@ -95,10 +95,7 @@ def test_floods_of_two_launchers_to_one_open_file(tmp_path: Path) -> None:
 
 def test_a_full_disk_in_a_flood(jobs: Jobs, tmp_path: Path) -> None:
     """When the disk is full in the middle of a flood that is told once, and what fits is there."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path, 512) as disk:
         with (disk / "out").open("wb") as file:
             flood = Flood(jobs, tmp_path, file.fileno())
             assert flood.job.stdout is not None
@@ -106,8 +103,6 @@ def test_a_full_disk_in_a_flood(jobs: Jobs, tmp_path: Path) -> None:
             flood.finish()
         assert told.startswith(b"elastic-run: standard error: " + os.strerror(28).encode())
         assert (disk / "out").read_bytes() == _DATA[: 512 << 10]
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_floods_of_two_ranks_beside_the_launchers_word(jobs: Jobs) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.isolation import as_pid_1
+from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import catches, descendants_of, wait_gone
 from tests.support.shortened import shortened
 from tests.support.wait import wait_until
@@ -233,9 +235,8 @@ def test_a_launcher_that_is_killed_leaves_nothing(launch: Launch, worker: Worker
 
 def test_as_pid_1_workers_keep_their_exit_codes(launch: Launch, worker: Worker, module: Module) -> None:
     """In a container, where the launcher collects orphans, a warm worker's exit code is known, round after round."""
-    isolated = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
     path = worker(SAYS_HOW + "os._exit(7)")
-    program = (*isolated, sys.executable, "-m", "elastic_run")
+    program = as_pid_1(ELASTIC_RUN)
     job = launch("--max-restarts=2", "--max-backoff=0", "--preload=heavy", path, env=module(), program=program)
     assert job.wait_exit() == 7
     assert job.stdout.splitlines() == ["warm 0 0", "warm 0 1", "warm 0 2"]

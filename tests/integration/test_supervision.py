@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.isolation import as_pid_1
 from tests.support.processes import children_of, is_gone, wait_gone
 from tests.support.wait import stretched, wait_until
 
@@ -316,10 +317,7 @@ def test_as_pid_1_it_reaps_strangers(launch: Launch, worker: Worker) -> None:
         while os.path.exists(f"/proc/{orphan}") and time.monotonic() < deadline: time.sleep(0.01)
         say("reaped", not os.path.exists(f"/proc/{orphan}"), "ppid", os.getppid())
     """)
-    # Root is needed for a process namespace only outside a user namespace.
-    user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    program = ("unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child", *_ELASTIC_RUN)
-    job = launch("--standalone", path, program=program)
+    job = launch("--standalone", path, program=as_pid_1(_ELASTIC_RUN))
     job.wait_line("reaped True ppid 1")
     assert job.wait_exit() == 0
 

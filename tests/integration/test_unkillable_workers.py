@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.processes import wait_gone
+from tests.support.system import require_marker, starter
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ _BLUNT = (
 _SOON_GIVEN_UP = "from elastic_run.core.agent import shutdown; shutdown.KILL_WAIT, shutdown._LOOK = 0.7, 0.1; "
 
 
-def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_frozen", [False, pytest.param(True, marks=pytest.mark.system)])
+def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path, *, is_frozen: bool) -> None:
     """A worker that SIGKILL does not end never wedges the launcher: it is named, with an exit code of its own."""
     path = worker("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -43,7 +47,7 @@ def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path) -> No
         while True: signal.pause()
     """)
     # Only root can really freeze a process; for others the launcher's SIGKILL goes nowhere, which looks the same to it.
-    freezer = _make_freezer(tmp_path) if os.geteuid() == 0 else None
+    freezer = _make_freezer(tmp_path) if is_frozen else None
     job = launch(
         "--standalone",
         "--shutdown-timeout=1",
@@ -165,7 +169,9 @@ class _Freezer:
         (self.root / name).write_text(text)
 
 
+@starter
 def _make_freezer(tmp_path: Path) -> _Freezer:
+    require_marker("root, for a control group")
     mount = Path("/sys/fs/cgroup/freezer")
     if not (mount / "cgroup.procs").exists():
         mount = tmp_path / "freezer"

@@ -8,9 +8,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from tests.support.system import require_marker, starter
+
 _SOURCE = Path(__file__).with_name("embedding.c")
 
 
+@starter
 class EmbeddingProgram:
     """The built program, and how it is started.
 
@@ -20,6 +23,7 @@ class EmbeddingProgram:
     """
 
     def __init__(self, directory: Path, name: str = "simulator") -> None:
+        require_marker("a C compiler")
         self.path = directory / name
         self._starts = directory / "starts"
         libraries = [str(sysconfig.get_config_var(name)) for name in ("LIBDIR", "LIBPL")]

@@ -19,6 +19,7 @@ from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from elastic_run.store.jobstore.http_client import Credentials, Endpoint, HttpClient, make_tls
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK
+from tests.support.system import require_marker, starter
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Certificates:
     key: str
 
 
+@starter
 def make_certificates(directory: Path) -> Certificates:
     """Make an authority and a certificate that it has signed.
 
@@ -54,6 +56,7 @@ def make_certificates(directory: Path) -> Certificates:
     Returns:
         Their paths.
     """
+    require_marker("openssl")
     at = {name: str(directory / name) for name in ("ca.pem", "ca.key", "cert.pem", "cert.key", "request", "names")}
     Path(at["names"]).write_text(f"subjectAltName=IP:{LOOPBACK},DNS:localhost\n", encoding="utf-8")
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout")
@@ -69,6 +72,7 @@ def make_certificates(directory: Path) -> Certificates:
     return Certificates(at["ca.pem"], at["cert.pem"], at["cert.key"])
 
 
+@starter
 class Etcd:
     """A cluster that lives as long as the `with` block.
 
@@ -83,6 +87,7 @@ class Etcd:
     """
 
     def __init__(self, members: int = 1, *, certificates: Certificates | None = None, has_users: bool = False) -> None:
+        require_marker("etcd")
         self._certificates = certificates
         self._has_users = has_users
         self._files = ExitStack()

@@ -31,6 +31,7 @@ from tests.support.host_process import HostProcess
 from tests.support.launch import clean_environment
 from tests.support.processes import children_of, is_gone
 from tests.support.switch import Switch, address6_of, address_of
+from tests.support.system import require_marker, starter
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -291,6 +292,7 @@ class VirtualHosts(list[VirtualHost]):
         (self._files / "resolv.conf").write_text(f"nameserver {address_of(1)}\n", encoding="ascii")
 
 
+@starter
 @contextlib.contextmanager
 def virtual_hosts(count: int, *, prefix: str = "h", delay: float = 0.0) -> Iterator[VirtualHosts]:
     """Boot hosts, and remove them and all that runs on them at the end.
@@ -300,6 +302,7 @@ def virtual_hosts(count: int, *, prefix: str = "h", delay: float = 0.0) -> Itera
         prefix: Their names begin with it; a number from 0 follows.
         delay: Seconds that each frame takes on the cable of a host.
     """
+    require_marker("root, for virtual hosts")
     with tempfile.TemporaryDirectory(prefix="hosts-") as files:
         hosts = VirtualHosts(count, Path(files), prefix=prefix, delay=delay)
         try:

@@ -153,3 +153,5 @@ STORES: dict[str, Callable[[], AbstractContextManager[Opener]]] = {
     "etcd-v3-three": etcd_v3_of_three,
     "etcd-v3-guarded": etcd_v3_guarded,
 }
+#: Those that need no program beside Python.
+WITHOUT_ETCD = [name for name in STORES if not name.startswith("etcd")]

@@ -9,6 +9,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.system import require_marker, starter
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -16,6 +18,7 @@ _MEMORY = Path("/sys/fs/cgroup/memory")
 _MEGABYTE = 1 << 20
 
 
+@starter
 @contextlib.contextmanager
 def memory_limit(megabytes: int) -> Iterator[list[str]]:
     """Give the command that puts another one into a memory cgroup of its own; nothing to put before it where 0.
@@ -26,6 +29,7 @@ def memory_limit(megabytes: int) -> Iterator[list[str]]:
     if not megabytes:
         yield []
         return
+    require_marker("root, for a control group")
     group = _MEMORY / f"elastic-run-{uuid.uuid4().hex[:8]}"
     group.mkdir()
     try:

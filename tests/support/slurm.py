@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.hosts import VirtualHosts, virtual_hosts
+from tests.support.system import starter
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
@@ -251,6 +252,7 @@ class SlurmCluster:
         wait_until((directory / "socket").exists, what="munge")
 
 
+@starter
 @contextlib.contextmanager
 def slurm_cluster(
     count: int,

@@ -1,0 +1,81 @@
+"""The marker `system`: tests that need root, a compiler or a server. Only `make test-system` runs them.
+
+- `starter` registers a function or class of the test bed that needs any of these. A test gets the marker at its
+  collection if its own code, or the code of one of its fixtures, names a starter.
+- Other tests set it themselves: a helper function names the starter, or only one value of a parameter needs it (so the
+  code of a fixture with parameters does not count).
+- A starter refuses to work in a test without the marker, also for root. So a forgotten marker is a failure everywhere,
+  not only on a machine that lacks what the test needs.
+"""
+
+from __future__ import annotations
+
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from _pytest.mark import ParameterSet
+
+_Starter = TypeVar("_Starter")
+_STARTERS: set[object] = set()
+_NAME = "system"
+#: The running test, where it has no marker.
+_unmarked: list[str] = []
+
+
+def starter(function: _Starter) -> _Starter:
+    """Register what needs root, a compiler or a server; it calls `require_marker` before anything else."""
+    _STARTERS.add(function)
+    return function
+
+
+def require_marker(need: str) -> None:
+    """Fail in a test without the marker.
+
+    Args:
+        need: What the test needs, for the message.
+    """
+    if _unmarked:
+        pytest.fail(f"{_unmarked[0]} needs {need}, so it needs the marker: @pytest.mark.{_NAME}", pytrace=False)
+
+
+def mark_system(values: Iterable[str], *, but: Collection[str] = ()) -> list[ParameterSet]:
+    """Return the values of a parameter, with the marker.
+
+    Args:
+        values: All of them.
+        but: Those that have no marker.
+    """
+    return [pytest.param(value, marks=[pytest.mark.system] * (value not in but)) for value in values]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test that names a starter, or has a fixture that does."""
+    functions = [function for function in _functions_of(item) if isinstance(function, FunctionType)]
+    if any(_names_starter(function.__code__, function.__globals__) for function in functions):
+        item.add_marker(_NAME)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note whether the next test has the marker."""
+    _unmarked[:] = [] if item.get_closest_marker(_NAME) else [item.nodeid]
+
+
+def _functions_of(item: pytest.Item) -> Iterator[object]:
+    yield getattr(item, "function", None)
+    for definitions in item._fixtureinfo.name2fixturedefs.values():  # type: ignore[attr-defined] # pytest says it nowhere else
+        if definitions[-1].params is None:
+            yield definitions[-1].func
+
+
+def _names_starter(code: CodeType, names: dict[str, Any]) -> bool:
+    named = [names.get(name) for name in code.co_names]
+    named += [vars(module).get(name) for module in named if isinstance(module, ModuleType) for name in code.co_names]
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return any(isinstance(value, (FunctionType, type)) and value in _STARTERS for value in named) or any(
+        _names_starter(each, names) for each in inner
+    )
