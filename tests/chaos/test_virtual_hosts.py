@@ -22,6 +22,8 @@ from tests.support.wait import DEADLINE, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.system
+
 PORT = 4000
 #: Seconds without an answer that count as silence. On this network an answer takes less than a millisecond.
 SILENCE = 0.3

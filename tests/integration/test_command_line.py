@@ -13,6 +13,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.cli.help import EXAMPLES
 from elastic_run.run import determine_local_world_size
+from tests.support.launch import UNPRIVILEGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,10 +84,6 @@ def test_a_script_whose_interpreter_is_missing_says_so(tmp_path: Path) -> None:
     answer = run("--no-python", str(program))
     assert answer.returncode == contract.EXIT_NOT_FOUND
     assert "first line names the interpreter '/nope/x'" in " ".join(answer.stderr.split())
-
-
-#: Root may enter every directory; without these two capabilities it is a user as any other.
-UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from elastic_run.store.stream import Stream
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.launch import ELASTIC_RUN
-from tests.support.local_rendezvous import place, wait_coordinated
+from tests.support.local_rendezvous import place, wait_coordinated, wait_id_left
 from tests.support.sessions import Node, free_port, tcp_node
 from tests.support.wait import DEADLINE, wait_until
 
@@ -55,6 +55,8 @@ def test_a_node_that_finds_room_once_needs_no_more(launch: Callable[..., Launche
     port = free_port()
     flags = (*place(port), "--nnodes=2", script)
     host = launch(*flags, program=("sh", "-c", f'ulimit -n {_LIMIT} && exec "$@"', "limited", *ELASTIC_RUN))
+    wait_coordinated(port)
+    wait_id_left(port)
     # Of its own: the one that the sender and the log reader share, and the coordinator's.
     wait_until(lambda: count_connections(port) == 2)
     with ExitStack() as held:
@@ -77,6 +79,8 @@ def test_a_node_has_one_connection_while_it_trains(secret: bytes | None) -> None
         nodes = [stack.enter_context(tcp_node(port, (3, 3), secret=secret, conf=conf)) for _ in range(3)]
         for node in nodes:
             node.wait_for(Formed)
+        wait_id_left(port, secret)
+        wait_until(lambda: count_connections(port) == len(nodes) + 1)
         for node in nodes * 3:
             before = last_heartbeat(node)
             wait_until(lambda node=node, before=before: last_heartbeat(node) > before)  # type: ignore[misc]

@@ -171,6 +171,7 @@ def test_stdout_is_a_socket(jobs: Jobs, tmp_path: Path) -> None:
     finish(job)
 
 
+@pytest.mark.system  # for another owner of the pipe
 def test_a_pipe_that_may_not_be_opened_again(jobs: Jobs) -> None:
     """Where the shared pipe can't be reopened (`su`, containers) the loop still never blocks, and nothing is lost."""
     reading, writing = os.pipe()

@@ -195,6 +195,7 @@ def test_stopped_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> N
     check_that_nobody_blocks(terminal, tmp_path)
 
 
+@pytest.mark.system  # for another owner of the terminal
 def test_a_terminal_that_may_not_be_opened_again(terminal: Terminal, start: Start, tmp_path: Path) -> None:
     """Where the terminal belongs to another user the launcher still never blocks, and nothing is lost."""
     os.chown(os.ttyname(terminal.slave), 65534, 65534)

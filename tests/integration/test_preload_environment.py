@@ -59,10 +59,14 @@ def test_a_rank_that_python_s_own_start_reads_is_right(
 ) -> None:
     """RANK that sitecustomize or a .pth file has read is right in each worker and round; one line says why."""
     python, packages = interpreter
+    first = (
+        packages.parent / "first"
+    )  # some systems have a sitecustomize of their own, which comes before site-packages
+    first.mkdir()
     for name, text in files.items():
-        (packages / name).write_text(text, encoding="utf-8")
+        ((packages if name.endswith(".pth") else first) / name).write_text(text, encoding="utf-8")
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--min-uptime=0", "--preload=json.tool")
-    job = launch(*flags, worker(_SAYS_SEEN), program=(str(python), *ELASTIC_RUN[1:]))
+    job = launch(*flags, worker(_SAYS_SEEN), program=(str(python), *ELASTIC_RUN[1:]), env={"PYTHONPATH": str(first)})
     assert job.wait_exit() == 0, job.stderr
     assert set(job.stdout.splitlines()) == {"True False"}
     told = f"Python's own start can't be preloaded (sitecustomize, a .pth file): {_READS} (in {place})"

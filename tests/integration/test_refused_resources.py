@@ -159,6 +159,7 @@ def test_a_limit_of_descriptors_leaves_nothing(tmp_path: Path, begin: str) -> No
     assert all("Too many open files" in line or "(ulimit -n)" in line for line in lines), lines
 
 
+@pytest.mark.system  # which becomes another user
 @pytest.mark.parametrize("begin", ["command", "by_fork", "plain", "job"])
 def test_a_limit_of_processes_leaves_nothing(tmp_path: Path, begin: str) -> None:
     """Under each limit in turn: the guardian, a worker or the thread that watches them is refused."""

@@ -177,6 +177,7 @@ main()
         assert "ValueError: after it" in (tmp_path / "error.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.system
 def test_a_local_etcd_is_started_and_stopped(tmp_path: Path) -> None:
     """It answers when `start` returns, its endpoint is where it says, and `stop` leaves nothing of its own."""
     server = EtcdServer()

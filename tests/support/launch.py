@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 #: The launcher under test.
 ELASTIC_RUN = (sys.executable, "-m", "elastic_run")
+#: Comes before a command: root without the right to pass by the modes of files is denied what others are denied.
+UNPRIVILEGED = (
+    ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all") if os.geteuid() == 0 else ()
+)
 #: Variables of the surroundings that would change what a test sees.
 _UNWANTED = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "PYTHON_EXEC", "LOGLEVEL", "RANK", "WORLD_SIZE")
 
