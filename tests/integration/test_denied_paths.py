@@ -28,6 +28,5 @@ def test_the_directory_that_denies_is_named(worker: Callable[[str], Path], tmp_p
     finally:
         denying.chmod(0o700)
     assert ended.returncode == 1
-    assert f"a directory (d--------- {getpass.getuser()}) may not be entered: '{denying}'" in " ".join(
-        ended.stderr.split()
-    ), ended.stderr
+    told = f"a directory (d--------- {getpass.getuser()}) may not be entered: '{denying}'"
+    assert told in " ".join(ended.stderr.split()), ended.stderr
