@@ -220,8 +220,9 @@ def _options(
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter  # noqa: PLC0415
 
-        affinities = worker_affinities(config.numa_options, config.nproc_per_node)
+        affinities = worker_affinities(config.numa_options, config.nproc_per_node, python=own_interpreter())
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
     return AgentOptions(
         job_config=_make_job_config(config),

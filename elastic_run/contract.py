@@ -90,6 +90,7 @@ ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ENV_NCCL_ASYNC_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
 ENV_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+ENV_HIP_VISIBLE_DEVICES = "HIP_VISIBLE_DEVICES"
 #: One token per launcher that this process descends from, joined by colons: a descendant that left its session is
 #: found by it, and a launcher nested in a worker keeps the outer launcher's token in front of its own.
 ENV_TOKEN = "ELASTIC_RUN_TOKEN"  # noqa: S105 - a name, not a secret

@@ -253,13 +253,15 @@ def _check_timeouts(environ: Mapping[str, str]) -> None:
 
 
 def _check_virtual_ranks(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
-    visible = environ.get(contract.ENV_CUDA_VISIBLE_DEVICES)
-    if args.virtual_local_rank and visible is not None and len(visible.split(",")) < worker_count:
-        message = (
-            f"--virtual-local-rank: {contract.ENV_CUDA_VISIBLE_DEVICES}={visible} has fewer devices than the "
-            f"{worker_count} workers of --nproc-per-node"
-        )
-        raise UsageError(message)
+    if not args.virtual_local_rank:
+        return
+    from elastic_run.cluster.devices import virtual_device  # noqa: PLC0415 - only with the flag
+
+    try:
+        virtual_device(worker_count - 1, environ)
+    except ValueError as error:
+        message = f"--virtual-local-rank: {error}; --nproc-per-node starts {worker_count} workers"
+        raise UsageError(message) from None
 
 
 def _check_event_log_handler(args: Namespace) -> None:
@@ -353,9 +355,11 @@ def _check_length(log_dir: str, place: str) -> None:
 def _check_numa_binding(args: Namespace, worker_count: int) -> None:
     if args.numa_binding is not None:
         from elastic_run.cluster import numa  # noqa: PLC0415 - only when asked for
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter  # noqa: PLC0415
 
         try:
-            numa.worker_affinities(numa.NumaOptions(numa.AffinityMode(args.numa_binding)), worker_count)
+            options = numa.NumaOptions(numa.AffinityMode(args.numa_binding))
+            numa.worker_affinities(options, worker_count, python=own_interpreter())
         except numa.NumaError as error:
             message = f"--numa-binding: {error}"
             raise UsageError(message) from None

@@ -171,8 +171,9 @@ FLAGS: tuple[Flag, ...] = (
         values="node|socket|exclusive|core-complex",
         parse=_values.one_of("node", "socket", "exclusive", "core-complex"),
         has_variable=False,
-        text="Bind each worker to CPUs near its GPU. node: all CPUs of the GPU's NUMA node. socket: all CPUs of its "
-        "socket. exclusive: an equal share of the NUMA node's cores. core-complex: the cores of one last-level cache.",
+        text="Bind each worker to CPUs near its GPU or other accelerator. node: all CPUs of the device's NUMA node. "
+        "socket: all CPUs of its socket. exclusive: an equal share of the NUMA node's cores. core-complex: the cores "
+        "of one last-level cache.",
     ),
     Flag(
         "--omp-threads",

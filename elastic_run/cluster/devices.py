@@ -22,7 +22,7 @@ import sys
 
 from elastic_run.cluster.cpus import ROOT, cpu_count, list_names, read_text
 from elastic_run.cluster.torch_devices import TorchUnavailableError, count_by_torch
-from elastic_run.contract import WORKER_COUNT_WORDS
+from elastic_run.contract import ENV_CUDA_VISIBLE_DEVICES, ENV_HIP_VISIBLE_DEVICES, WORKER_COUNT_WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -243,6 +243,27 @@ def _amd_address(facts: Mapping[str, str]) -> str:
     location = int(facts.get("location_id", "0"))
     domain = int(facts.get("domain", "0"))
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 0x7}"
+
+
+def virtual_device(local_rank: int, parent: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that leave a worker its own device; HIP_VISIBLE_DEVICES comes first, as in ROCm.
+
+    Args:
+        local_rank: The worker's number on this node.
+        parent: The launcher's environment.
+
+    Raises:
+        ValueError: There are more workers than visible devices.
+    """
+    name = ENV_HIP_VISIBLE_DEVICES
+    if not parent.get(name):
+        name = ENV_CUDA_VISIBLE_DEVICES
+    visible = parent.get(name)
+    devices = visible.split(",") if visible is not None else [*map(str, range(local_rank + 1))]
+    if local_rank >= len(devices):
+        message = f"local rank {local_rank} has no device in {name}={visible}"
+        raise ValueError(message)
+    return dict.fromkeys((ENV_CUDA_VISIBLE_DEVICES, name), devices[local_rank].strip())
 
 
 def visible_xpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device]:

@@ -1,17 +1,20 @@
 """Which CPUs each worker is bound to, so that it stays near its GPU.
 
-The names and the meaning of the modes are those of torch.numa.binding: worker N belongs to GPU N. torch asks CUDA for
-the GPUs' PCI addresses and runs workers under numactl; we read /sys and the agent sets the affinity itself. Everything
+The names and the meaning of the modes are those of torch.numa.binding: worker N belongs to GPU N, or to the Nth device
+of another accelerator, as since torch 2.15. torch asks CUDA for the PCI addresses and runs workers under numactl; we
+read /sys and the agent sets the affinity itself. Only devices that packages add to torch are asked of torch. Everything
 below `worker_affinities` is a pure function over a file tree.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from enum import Enum
 
 from elastic_run.cluster.cpus import ROOT, available_cpus, list_names, read_text
-from elastic_run.cluster.devices import visible_gpus
+from elastic_run.cluster.devices import Device, visible_gpus, visible_xpus
+from elastic_run.cluster.torch_devices import TorchUnavailableError, addresses_by_torch
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -53,7 +56,12 @@ class NumaOptions:
 
 
 def worker_affinities(
-    options: NumaOptions, count: int, *, environ: Mapping[str, str] | None = None, root: str = ROOT
+    options: NumaOptions,
+    count: int,
+    *,
+    environ: Mapping[str, str] | None = None,
+    root: str = ROOT,
+    python: str = "",
 ) -> dict[int, frozenset[int]]:
     """Find the CPUs for each worker of this node.
 
@@ -62,6 +70,7 @@ def worker_affinities(
         count: Number of workers.
         environ: Environment, for the variables that hide GPUs; None for this process's.
         root: Root of the file system.
+        python: Interpreter in which torch is asked for devices that packages add to it; "" where there is none.
 
     Returns:
         Numbers of CPUs by local rank.
@@ -70,7 +79,7 @@ def worker_affinities(
         NumaError: There are fewer GPUs than workers, or the machine doesn't tell which CPUs are near which GPU.
     """
     try:
-        gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, root=root)
+        gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, root=root, python=python)
         if len(gpu_nodes) < count:
             message = f"each worker needs a GPU: workers {count}, visible GPUs {len(gpu_nodes)}"
             raise NumaError(message)  # noqa: TRY301 - one place adds what all errors share
@@ -83,12 +92,13 @@ def worker_affinities(
         raise NumaError(message) from None
 
 
-def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT) -> list[int]:
+def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> list[int]:
     """Find the NUMA node of each visible GPU.
 
     Args:
         environ: Environment, for the variables that hide GPUs.
         root: Root of the file system.
+        python: See `worker_affinities`.
 
     Returns:
         Numbers of nodes, by GPU.
@@ -97,13 +107,22 @@ def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT) -> list[int]
         NumaError: A GPU's place is not known.
     """
     nodes = []
-    for index, gpu in enumerate(visible_gpus(environ, root=root)):
+    gpus = visible_gpus(environ, root=root) or visible_xpus(environ, root=root)
+    for index, gpu in enumerate(gpus or _devices_of_packages(environ, python)):
         text = read_text(os.path.join(root, "sys/bus/pci/devices", gpu.pci_address, "numa_node")).strip()
         if not gpu.pci_address or not text:
             message = f"the system doesn't say on which NUMA node GPU {index} is"
             raise NumaError(message)
         nodes.append(max(int(text), 0))  # -1: there is one node only
     return nodes
+
+
+def _devices_of_packages(environ: Mapping[str, str], python: str) -> list[Device]:
+    try:
+        return [Device(address) for address in addresses_by_torch(environ, python, sys.path)]
+    except TorchUnavailableError as error:
+        message = f"torch can't say where its devices are: {error}"
+        raise NumaError(message) from None
 
 
 class Machine:

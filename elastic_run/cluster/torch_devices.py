@@ -26,6 +26,8 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _TIMEOUT = 120.0
 #: The text in front of the child's answer: modules that it imports may also write to stdout.
 _MARK = "elastic-run devices: "
+#: The question for addresses in place of a number; no device has such a name.
+_ADDRESSES = "--addresses"
 
 
 class TorchUnavailableError(Exception):
@@ -52,7 +54,23 @@ def count_by_torch(word: str, environ: Mapping[str, str], python: str, path: Ite
         return count_devices(torch, word)
     if not python or (word != DEFAULT_NAME and not has_backend_package(environ, path)):
         return None
-    return _ask_child(word, environ, python)
+    answer = _ask_child(word, environ, python)
+    return int(answer) if answer else None
+
+
+def addresses_by_torch(environ: Mapping[str, str], python: str, path: Iterable[str]) -> list[str]:
+    """Ask torch for the devices that it prefers, in this process or in a child; see `count_by_torch`.
+
+    Returns:
+        The PCI address of each, as in /sys/bus/pci/devices; "?" for a device without one.
+
+    Raises:
+        TorchUnavailableError: The child has failed.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return list_addresses(torch)
+    return _ask_child(_ADDRESSES, environ, python).split() if python and has_backend_package(environ, path) else []
 
 
 def has_backend_package(environ: Mapping[str, str], path: Iterable[str]) -> bool:
@@ -84,7 +102,7 @@ def _read(file: str) -> bytes:
         return b""
 
 
-def _ask_child(word: str, environ: Mapping[str, str], python: str) -> int | None:
+def _ask_child(word: str, environ: Mapping[str, str], python: str) -> str:
     import subprocess  # noqa: PLC0415 - slow, and rarely needed
 
     try:
@@ -102,8 +120,7 @@ def _ask_child(word: str, environ: Mapping[str, str], python: str) -> int | None
     if done.returncode != 0 or not answers:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise TorchUnavailableError(lines[-1])
-    answer = answers[-1].removeprefix(_MARK)
-    return int(answer) if answer else None
+    return answers[-1].removeprefix(_MARK)
 
 
 def count_devices(torch: Any, word: str) -> int | None:  # noqa: ANN401 - the module
@@ -125,8 +142,29 @@ def count_devices(torch: Any, word: str) -> int | None:  # noqa: ANN401 - the mo
     return int(module.device_count()) if module is not None and module.is_available() else 0
 
 
+def list_addresses(torch: Any) -> list[str]:  # noqa: ANN401 - the module
+    """Return the PCI address of each device that torch prefers, as torch's NUMA binding reads it since torch 2.15.
+
+    Args:
+        torch: The module.
+    """
+    if not hasattr(torch, "accelerator") or not torch.accelerator.is_available():
+        return []
+    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    return [_address(module.get_device_properties(index)) for index in range(torch.accelerator.device_count())]
+
+
+def _address(properties: Any) -> str:  # noqa: ANN401 - each package has a type of its own
+    try:
+        bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
+        place = f"{bus}:{properties.pci_device_id:02x}.0"
+    except AttributeError:
+        place = "?"
+    return place
+
+
 def main() -> None:
-    """Answer the parent with the number of devices, or with nothing if torch doesn't know the name."""
+    """Answer the parent with a number of devices, or with nothing if torch doesn't know the name; or with addresses."""
     # Modules in this file's directory may have the same names as libraries.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
@@ -136,8 +174,12 @@ def main() -> None:
     import torch  # noqa: PLC0415 - this is the child
 
     gc.freeze()
-    count = count_devices(torch, sys.argv[1])
-    os.write(1, f"\n{_MARK}{'' if count is None else count}\n".encode())
+    if sys.argv[1] == _ADDRESSES:
+        answer = " ".join(list_addresses(torch))
+    else:
+        count = count_devices(torch, sys.argv[1])
+        answer = "" if count is None else str(count)
+    os.write(1, f"\n{_MARK}{answer}\n".encode())
 
 
 if __name__ == "__main__":

@@ -239,14 +239,20 @@ def test_environment_keeps_what_the_user_set() -> None:
     assert _environment(_spec(), parent)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
 
 
-@pytest.mark.parametrize(("visible", "device"), [({}, "1"), ({"CUDA_VISIBLE_DEVICES": "4, 6"}, "6")])
-def test_virtual_local_rank(visible: dict[str, str], device: str) -> None:
-    """Every worker sees its own device only, as device 0."""
-    env = _environment(_spec(virtual_local_rank=True), visible)
-    assert (env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) == ("0", device)
+@pytest.mark.parametrize(
+    ("cuda", "hip", "devices"),
+    [(None, None, ("1", None)), ("4, 6", "", ("6", None)), (None, "5,7", ("7", "7")), ("4", "5, 7", ("7", "7"))],
+)
+def test_virtual_local_rank(cuda: str | None, hip: str | None, devices: tuple[str, str | None]) -> None:
+    """Every worker sees its own device only, as device 0; HIP_VISIBLE_DEVICES is read first, and set where it was."""
+    named = {"CUDA_VISIBLE_DEVICES": cuda, "HIP_VISIBLE_DEVICES": hip}
+    parent = {name: value for name, value in named.items() if value is not None}
+    env = _environment(_spec(virtual_local_rank=True), parent)
+    assert (env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"], env.get("HIP_VISIBLE_DEVICES")) == ("0", *devices)
 
 
-def test_virtual_local_rank_without_a_device() -> None:
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+def test_virtual_local_rank_without_a_device(name: str) -> None:
     """More workers than visible devices are refused by name."""
-    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=4"):
-        _environment(_spec(virtual_local_rank=True), {"CUDA_VISIBLE_DEVICES": "4"})
+    with pytest.raises(ValueError, match=f"{name}=4"):
+        _environment(_spec(virtual_local_rank=True), {name: "4"})

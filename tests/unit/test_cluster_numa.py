@@ -120,6 +120,26 @@ def test_workers_are_bound_near_the_gpus_that_they_see(
     assert {rank: min(cpus) for rank, cpus in bound.items()} == {0: 4, 1: 0}
 
 
+@pytest.mark.parametrize("kind", ["intel", "package"])
+def test_workers_are_bound_near_other_accelerators(
+    kind: str, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device of Intel's is found in /sys, and torch knows the places of devices that a package adds to it."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
+    add_gpus(tmp_path, [], root)
+    for index, node in enumerate("31"):
+        place = tmp_path / f"sys/bus/pci/devices/0000:0{index}:10.0"
+        write(place / "numa_node", node)
+        if kind == "intel":
+            write(place / "vendor", "0x8086")
+            (tmp_path / f"sys/class/drm/renderD12{index}").mkdir(parents=True)
+            (tmp_path / f"sys/class/drm/renderD12{index}/device").symlink_to(place)
+    known = ["0000:00:10.0", "0000:01:10.0"] if kind == "package" else []
+    monkeypatch.setattr(numa, "addresses_by_torch", lambda *_: known)
+    bound = numa.worker_affinities(NumaOptions(NODE), 2, environ={}, root=str(tmp_path))
+    assert {rank: min(cpus) for rank, cpus in bound.items()} == {0: 12, 1: 4}
+
+
 @pytest.mark.parametrize(
     ("nodes", "count", "why"),
     [

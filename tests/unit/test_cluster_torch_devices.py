@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cluster import devices
+from elastic_run.cluster import devices, torch_devices
 from elastic_run.cluster.torch_devices import (
     TorchUnavailableError,
     _ask_child,
+    addresses_by_torch,
+    count_by_torch,
     count_devices,
     has_backend_package,
+    list_addresses,
 )
 
 if TYPE_CHECKING:
@@ -28,12 +32,16 @@ def write_child(tmp_path: Path, script: str) -> str:
     return str(path)
 
 
-def test_the_last_marked_line_is_the_answer(tmp_path: Path) -> None:
+def test_the_last_marked_line_is_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that torch's packages print don't matter; an empty answer means that torch doesn't know the name."""
     mark = "elastic-run devices: "
     child = write_child(tmp_path, f"echo hello; echo '{mark}2'; echo '{mark}8'; echo bye")
-    assert _ask_child("npu", os.environ, child) == 8
-    assert _ask_child("npu", os.environ, write_child(tmp_path, f"echo '{mark}'")) is None
+    assert _ask_child("npu", os.environ, child) == "8"
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(torch_devices, "has_backend_package", lambda *_: True)
+    assert count_by_torch("npu", os.environ, write_child(tmp_path, f"echo '{mark}'"), []) is None
+    child = write_child(tmp_path, f'echo "{mark}0000:0$#:00.0 ?"')
+    assert addresses_by_torch(os.environ, child, []) == ["0000:02:00.0", "?"]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +107,16 @@ def test_torch_counts_the_devices_of_its_package(count: int) -> None:
     assert count_devices(torch, "npu") == count
     assert count_devices(torch, "gaudi") is None
     assert count_devices(SimpleNamespace(_C=private, npu=_Counter(count)), "auto") == count
+
+
+def test_torch_tells_the_places_of_its_accelerator() -> None:
+    """As torch's own binding reads them; a device that has none is told as such."""
+    places = [SimpleNamespace(pci_domain_id=1, pci_bus_id=0xDC, pci_device_id=2), SimpleNamespace()]
+    module = SimpleNamespace(get_device_properties=places.__getitem__)
+    accelerator = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_accelerator=lambda: "npu")
+    torch = SimpleNamespace(accelerator=accelerator, get_device_module={"npu": module}.__getitem__)
+    assert list_addresses(torch) == ["0001:dc:02.0", "?"]
+    assert list_addresses(SimpleNamespace()) == []
 
 
 def test_no_device_of_a_package_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def worker_environments(
         Names and values, by local rank.
 
     Raises:
-        ValueError: With virtual local ranks, more workers than devices in CUDA_VISIBLE_DEVICES.
+        ValueError: With virtual local ranks, more workers than visible devices.
     """
     spec = group.spec
     shared = {
@@ -74,19 +74,7 @@ def _own_environment(spec: WorkerSpec, worker: Worker, parent: Mapping[str, str]
     }
     if spec.virtual_local_rank:
         env[contract.ENV_LOCAL_RANK] = "0"
-        env[contract.ENV_CUDA_VISIBLE_DEVICES] = _virtual_device(worker.local_rank, parent)
+        from elastic_run.cluster.devices import virtual_device  # noqa: PLC0415 - only with the flag
+
+        env |= virtual_device(worker.local_rank, parent)
     return env
-
-
-def _virtual_device(local_rank: int, parent: Mapping[str, str]) -> str:
-    visible = parent.get(contract.ENV_CUDA_VISIBLE_DEVICES)
-    if visible is None:
-        return str(local_rank)
-    devices = visible.split(",")
-    if local_rank >= len(devices):
-        message = (
-            f"--virtual-local-rank: local rank {local_rank} has no device in "
-            f"{contract.ENV_CUDA_VISIBLE_DEVICES}={visible}"
-        )
-        raise ValueError(message)
-    return devices[local_rank].strip()

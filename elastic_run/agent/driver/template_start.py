@@ -44,7 +44,8 @@ def _start(context: AgentContext, modules: list[str], argv: list[str]) -> Worker
     """Start all templates, or none."""
     ranks = range(context.group.spec.local_world_size)
     affinities = {rank: context.options.affinities.get(rank) for rank in ranks}
-    own = [contract.ENV_CUDA_VISIBLE_DEVICES] if context.group.spec.virtual_local_rank else []
+    devices = [contract.ENV_CUDA_VISIBLE_DEVICES, contract.ENV_HIP_VISIBLE_DEVICES]
+    own = devices if context.group.spec.virtual_local_rank else []
     worker_pool = WorkerPool(modules, affinities, context.guardian, own=own, mask=context.mask)
     if not context.guardian.pid:
         context.guardian.start()

@@ -73,8 +73,9 @@ class GroupContext(PContext):
         if self._numa_options is None:
             return {}
         from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only where the user asks for it
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter  # noqa: PLC0415
 
-        return worker_affinities(self._numa_options, self.nprocs)
+        return worker_affinities(self._numa_options, self.nprocs, python=own_interpreter())
 
     def _listen(self, group: ProcessGroup, wiring: Wiring) -> None:
         if not any(wiring.lines.values()):

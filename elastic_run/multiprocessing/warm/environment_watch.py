@@ -41,7 +41,7 @@ _WORKERS_OWN = frozenset(
     )
 )
 #: The same, with variables that differ between workers in some jobs only.
-_WATCHED = _WORKERS_OWN | {contract.ENV_CUDA_VISIBLE_DEVICES}
+_WATCHED = _WORKERS_OWN | {contract.ENV_CUDA_VISIBLE_DEVICES, contract.ENV_HIP_VISIBLE_DEVICES}
 #: Modules that read for other modules.
 _READING_FOR_OTHERS = frozenset((__name__, "os", "_collections_abc", "collections.abc", "copy"))
 #: Modules that are named for having gone through the environment, where several have.
