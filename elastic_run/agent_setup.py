@@ -260,7 +260,11 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     """
     from elastic_run.agent.driver.environment import worker_environments  # noqa: PLC0415 - only for --explain
     from elastic_run.agent.driver.worker_ranks import assign_ranks  # noqa: PLC0415 - ditto
-    from elastic_run.store.tcpstore.worker_store import LOOPBACK, choose_worker_store  # noqa: PLC0415 - ditto
+    from elastic_run.store.tcpstore.worker_store import (  # noqa: PLC0415 - ditto
+        LOOPBACK,
+        choose_loopback,
+        choose_worker_store,
+    )
 
     parameters = _make_parameters(config)
     handler = None
@@ -276,14 +280,16 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     assign_ranks(
         group, group_rank=0, group_world_size=1, base_rank=0, world_size=size, role_rank=0, role_world_size=size
     )
-    group.master_addr, group.master_port = LOOPBACK, spec.master_port
+    mode = choose_worker_store(options.agent_config.worker_store, size, os.environ)
+    group.master_addr = LOOPBACK if mode == "torch" else choose_loopback()[0]
+    group.master_port = spec.master_port
     environments = worker_environments(
         group,
         os.environ,
         run_id=config.run_id,
         restart_count=0,
         max_restarts=config.max_restarts,
-        use_agent_store=choose_worker_store(options.agent_config.worker_store, size, os.environ) != "rank0",
+        use_agent_store=mode != "rank0",
         signals=options.signals,
         more=options.worker_variables,
     )

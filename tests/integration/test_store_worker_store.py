@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.loop import Loop
-from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore import wire, worker_store
 from elastic_run.store.tcpstore.listener import PortTakenError, open_listener
-from elastic_run.store.tcpstore.worker_store import choose_worker_store, open_worker_store
+from elastic_run.store.tcpstore.worker_store import choose_loopback, choose_worker_store, open_worker_store
 from tests.support.processes import children_of, is_gone, wait_gone
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK, Peer
@@ -124,7 +124,8 @@ def test_an_unknown_mode_is_refused(desk: Desk) -> None:
 def test_what_workers_are_told(desk: Desk, mode: str) -> None:
     """Each mode names its loopback address, its port, and whether the store is served already."""
     store = desk.open(mode)
-    assert (store.mode, store.host, store.use_agent_store) == (mode, "127.0.0.1", mode != "rank0")
+    host = LOOPBACK if mode == "torch" else choose_loopback()[0]
+    assert (store.mode, store.host, store.use_agent_store) == (mode, host, mode != "rank0")
     assert 0 < store.port < 65536
 
 
@@ -328,3 +329,44 @@ def test_a_store_to_which_nobody_came_leaves_nothing_in_its_loop(desk: Desk) -> 
     before = dict(desk.loop._readers)
     desk.open("agent").close()
     assert desk.loop._readers == before
+
+
+@pytest.mark.parametrize(
+    ("hosts", "interfaces", "name", "addresses"),
+    [
+        ("127.0.0.1 localhost\n", "", "localhost", (LOOPBACK,)),
+        (
+            "127.0.0.1\tlocalhost\n::1 localhost ip6-localhost # ::1\n",
+            "01 80 10 80 lo\n",
+            "localhost",
+            (LOOPBACK, "::1"),
+        ),
+        ("127.0.0.1 localhost\n::1 localhost\n", "", LOOPBACK, (LOOPBACK,)),
+        ("127.0.0.1 other # localhost\n", "01 80 10 80 lo\n", LOOPBACK, (LOOPBACK,)),
+        (None, "", LOOPBACK, (LOOPBACK,)),
+    ],
+    ids=["one", "both", "no IPv6", "another name", "no file"],
+)
+def test_a_job_on_one_node_has_the_name_localhost(
+    hosts: str | None, interfaces: str, name: str, addresses: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The store listens at all addresses of the name; where it can't, its address is a number."""
+    for path, text in (("etc/hosts", hosts), ("proc/net/if_inet6", interfaces)):
+        if text is not None:
+            (tmp_path / path).parent.mkdir(parents=True)
+            (tmp_path / path).write_text(text, encoding="ascii")
+    assert choose_loopback(f"{tmp_path}/") == (name, addresses)
+
+
+def test_a_store_of_two_addresses_answers_at_both(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of either address have one store, also in the next round."""
+    monkeypatch.setattr(worker_store, "choose_loopback", lambda: ("localhost", ("127.0.0.1", "127.0.0.2")))
+    store = desk.open("agent")
+    for _ in range(2):
+        assert store.host == "localhost"
+        assert desk.count(store) == 1
+        peer = Peer(desk.loop, store.port, host="127.0.0.2")
+        desk.peers.append(peer)
+        peer.ask(wire.ADD, b"/n", 1)
+        assert peer.take_number() == 2
+        store = desk.renew(store)

@@ -28,13 +28,14 @@ class Peer:
         loop: The server's loop, which also reads this end.
         port: The server's port.
         greets: Whether to open the connection as a TCPStore client does.
+        host: The server's address.
     """
 
-    def __init__(self, loop: Loop, port: int, *, greets: bool = True) -> None:
+    def __init__(self, loop: Loop, port: int, *, greets: bool = True, host: str = LOOPBACK) -> None:
         self.received = bytearray()
         self.is_closed = False
         self._loop = loop
-        self.socket = socket.create_connection((LOOPBACK, port), timeout=DEADLINE)
+        self.socket = socket.create_connection((host, port), timeout=DEADLINE)
         self.socket.settimeout(0)
         self.read_on()
         if greets:

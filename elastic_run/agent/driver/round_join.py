@@ -12,7 +12,7 @@ import sys
 from elastic_run import contract
 from elastic_run.agent.driver.worker_ranks import exchange_ranks
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
-from elastic_run.store.tcpstore.worker_store import LOOPBACK, choose_worker_store, open_worker_store
+from elastic_run.store.tcpstore.worker_store import LOCALHOST, choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,11 +119,12 @@ class RoundJoin:
         if self.store is not None:
             self.store.close()
 
-    def renew_store(self, host: str = LOOPBACK) -> WorkerStore:
+    def renew_store(self, host: str = LOCALHOST) -> WorkerStore:
         """Open a fresh store for the next round, in place of the last one's.
 
         Args:
-            host: The numeric address at which it listens where none was open before; empty for all interfaces.
+            host: The numeric address at which it listens where none was open before; `localhost` for a job on one
+                node, empty for all interfaces.
         """
         if self.store is not None and not self._use_torch_store:
             self.store = self.store.renew()

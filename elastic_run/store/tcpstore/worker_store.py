@@ -7,6 +7,10 @@ Rules
   where the user has fixed it.
 - On a single node it listens on loopback only: its workers need no more, and no other machine should reach a store
   without a token. On several nodes it listens at the address that the agent tells the others.
+- On a single node MASTER_ADDR is `localhost`, as under torchrun. Since torch 2.14 rank 0 compares this text with the
+  host of `tcp://localhost:$MASTER_PORT`: if they differ, it tries to serve a store there, and prints an error. Clients
+  try all addresses of a name, and torch prints a warning for each that fails. So the store listens on all of them; if
+  that is impossible (a container without IPv6), MASTER_ADDR is 127.0.0.1.
 - `rank0` keeps its port bound and not listening. With SO_REUSEADDR on both sides torch may then listen on it, while the
   kernel gives it to no program that asks for any free port. (Rejected: closing it again, as torchrun does, and hoping.)
 """
@@ -21,13 +25,13 @@ from elastic_run.store.tcpstore.listener import bind_public_port, open_listeners
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.loop import Loop
     from elastic_run.store.tcpstore.server import StoreServer
     from elastic_run.store.tcpstore.torch_server import TorchServer
 
-LOOPBACK = "127.0.0.1"
+LOCALHOST, LOOPBACK, _LOOPBACK6 = "localhost", "127.0.0.1", "::1"
 #: Local workers up to which our server is the faster choice: no second of torch import, no second process.
 MOST_WORKERS_OF_AGENT = 512
 MODES = ("agent", "torch", "rank0")
@@ -70,6 +74,28 @@ class WorkerStore(ABC):
         """Give the port back; harmless when closed."""
 
 
+def choose_loopback(root: str = "/") -> tuple[str, tuple[str, ...]]:
+    """Choose MASTER_ADDR for a job on one node, and the addresses at which its store listens.
+
+    Args:
+        root: Root of the file system.
+    """
+    entries = [line.partition("#")[0].split() for line in _read(f"{root}etc/hosts").splitlines()]
+    named = {entry[0] for entry in entries if LOCALHOST in entry[1:]}
+    has_ipv6 = " lo\n" in _read(f"{root}proc/net/if_inet6")
+    if LOOPBACK not in named or (_LOOPBACK6 in named and not has_ipv6):
+        return LOOPBACK, (LOOPBACK,)
+    return LOCALHOST, (LOOPBACK, _LOOPBACK6) if _LOOPBACK6 in named else (LOOPBACK,)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def choose_worker_store(requested: str, world_size: int, env: Mapping[str, str]) -> str:
     """Decide which process serves the workers' store.
 
@@ -91,7 +117,7 @@ def choose_worker_store(requested: str, world_size: int, env: Mapping[str, str])
 def open_worker_store(
     mode: str,
     *,
-    host: str = LOOPBACK,
+    host: str = LOCALHOST,
     port: int | None,
     python: str,
     env: Mapping[str, str],
@@ -103,7 +129,8 @@ def open_worker_store(
 
     Args:
         mode: `agent`, `torch` or `rank0`.
-        host: The numeric address at which it listens; empty for all interfaces. `rank0` leaves that to the worker.
+        host: The numeric address at which it listens; `localhost` for a job on one node, empty for all interfaces.
+            `rank0` leaves that to the worker.
         port: The port that the user fixed, or None (or 0) for a new one each round.
         python: The workers' interpreter, for `torch`.
         env: The launcher's environment, for `torch`.
@@ -123,6 +150,7 @@ def open_worker_store(
     """
     if mode == "agent":
         return _AgentStore(port or 0, on_unknown_operation, host, on_refusal)
+    host = LOOPBACK if host == LOCALHOST else host
     if mode == "torch":
         from elastic_run.store.tcpstore.torch_server import TorchServer  # noqa: PLC0415 - not on the usual way
 
@@ -136,22 +164,16 @@ def open_worker_store(
     raise ValueError(message)
 
 
-def _open_listener(host: str, port: int) -> _socket.socket:
-    """Listen on a port, 0 for any, of an address or, if that is empty, of all; errors as of `open_listener`."""
-    (listener,) = open_listeners([host] if host else [], port)
-    return listener
-
-
 class _ListeningStore(WorkerStore):
     """A store of the agent's: its socket listens from the beginning, also where nothing answers yet."""
 
     use_agent_store = True
 
-    def __init__(self, fixed_port: int, host: str) -> None:
+    def __init__(self, fixed_port: int, host: str, addresses: Sequence[str] = ()) -> None:
         self._loop: Loop | None = None
         self._host = host
         self._fixed_port = fixed_port
-        self._listener = _open_listener(host, fixed_port)
+        self._listener, *self._further = open_listeners(addresses or ([host] if host else []), fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
 
     def _give_way(self, following: WorkerStore) -> WorkerStore:
@@ -174,7 +196,9 @@ class _AgentStore(_ListeningStore):
         host: str,
         on_refusal: Callable[[str, str], None] | None,
     ) -> None:
-        super().__init__(fixed_port, host)
+        name, addresses = choose_loopback() if host == LOCALHOST else ("", ())
+        super().__init__(fixed_port, host, addresses)
+        self.host = name or self.host
         self._on_unknown_operation = on_unknown_operation
         self._on_refusal = on_refusal
         self._server: StoreServer | None = None
@@ -183,15 +207,18 @@ class _AgentStore(_ListeningStore):
         # The socket listens already. The server itself is made when the first worker comes: while they start they need
         # the processors more.
         self._loop = loop
-        loop.add_reader(self._listener.fileno(), lambda: self._begin(loop))
+        for listener in (self._listener, *self._further):
+            loop.add_reader(listener.fileno(), lambda: self._begin(loop))
 
     def _begin(self, loop: Loop) -> None:
         from elastic_run.store.tcpstore.server import StoreServer  # noqa: PLC0415 - not on the way to the first worker
 
-        loop.remove_reader(self._listener.fileno())
+        for listener in (self._listener, *self._further):
+            loop.remove_reader(listener.fileno())
         self._server = StoreServer(
             loop,
             self._listener,
+            further=self._further,
             on_unknown_operation=self._on_unknown_operation,
             on_refusal=self._on_refusal,
             separates_groups=True,
@@ -209,9 +236,10 @@ class _AgentStore(_ListeningStore):
         if self._server is not None:
             self._server.close()
         elif self._listener.fileno() >= 0:
-            if self._loop is not None:
-                self._loop.remove_reader(self._listener.fileno())
-            self._listener.close()
+            for listener in (self._listener, *self._further):
+                if self._loop is not None:
+                    self._loop.remove_reader(listener.fileno())
+                listener.close()
 
 
 class _TorchStore(_ListeningStore):
@@ -244,13 +272,13 @@ class _Rank0Store(WorkerStore):
     """A port that is kept for the worker of rank 0."""
 
     mode = "rank0"
-    host = LOOPBACK
     use_agent_store = False
 
     def __init__(self, fixed_port: int) -> None:
         self._fixed_port = fixed_port
         # As wide as torch listens, so that nobody can have the port on another address of this machine either.
         self._held = bind_public_port(fixed_port)
+        self.host = choose_loopback()[0]
         self.port = self._held.getsockname()[1]
 
     def serve(self, loop: Loop) -> None:
