@@ -46,6 +46,7 @@ class RetryDeadline:
         self._was_reached = False
         self._has_moved = False
         self._answer = ""
+        self._listener = ("", "")  # the trouble for which it was looked up, and the clause about it
 
     def begin(self) -> None:
         """Note that the store is asked for the first time from now on: what that takes counts, too."""
@@ -117,10 +118,13 @@ class RetryDeadline:
             self._last_line = None
         self._refused_since = (self._refused_since or now) if reason == REFUSED else None
         left = self._left(now)
+        if left > 0 and not self._is_line_due(trouble, now):
+            return None
+        if trouble != self._listener[0]:
+            self._listener = trouble, self._context.backend.describe_listener(reason)
+        trouble, reason = (f"{text}{self._listener[1]}" for text in (trouble, reason))
         if left <= 0:
             return self._lost(now, trouble)
-        if not self._is_line_due(trouble, now):
-            return None
         self._last_line = now
         name, since, until = self._context.backend.name, self._since, now + left
         if not self._context.shows_waiting:

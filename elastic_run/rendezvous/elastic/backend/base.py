@@ -121,6 +121,14 @@ class Backend(ABC):
         message = f"a store of kind {self.kind!r} has one endpoint, not {endpoint} as well, for {timeout} s"
         raise StoreConnectionError(message)
 
+    def describe_listener(self, reason: str) -> str:  # noqa: ARG002 - only stores over TCP are served on this machine
+        """Return a clause with the process of this machine that listens at the endpoint, or ""; may take a second.
+
+        Args:
+            reason: A word of `store.errors` for the failure of the last attempt to reach the store.
+        """
+        return ""
+
     def find_doubts(self, host: str) -> str:  # noqa: ARG002 - a store of many jobs knows of no other nodes
         """Return one line for the user of a node that waits alone, or ""; may take a second."""
         return self.doubt

@@ -24,8 +24,8 @@ from elastic_run.rendezvous.elastic.backend.base import LOOK_UP, Backend, descri
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.store.backoff import Backoff
 from elastic_run.store.connecting import format_endpoint
-from elastic_run.store.errors import UNRESOLVED, StoreConnectionError, StoreError
-from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
+from elastic_run.store.errors import CLOSED, FOREIGN, SILENT, UNRESOLVED, StoreConnectionError, StoreError
+from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -266,6 +266,13 @@ class TcpBackend(Backend):
     def nearest_endpoint(self) -> tuple[str, int]:
         """Where this agent reaches the store; another host of the endpoint's name may not be reachable from here."""
         return self.endpoint if self.hosted is None else (self._own_host, self.port)
+
+    def describe_listener(self, reason: str) -> str:
+        is_other = self.hosted is None and reason in (SILENT, CLOSED, FOREIGN)
+        if not is_other or not is_own_host(self.endpoint[0], LOOK_UP):
+            return ""
+        owner = find_port_owner(self.endpoint[1])
+        return f"; {owner} listens there" if owner else ""
 
     def find_doubts(self, host: str) -> str:
         from elastic_run.rendezvous.elastic.other_jobs import (  # noqa: PLC0415 - only where nobody comes
