@@ -70,6 +70,9 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     ),
 )
 
+#: The run id of a job to which the user gave none, as under torchrun.
+NO_RUN_ID = "none"
+
 # --- environment: set for workers ------------------------------------------------------------------------------
 ENV_LOCAL_RANK = "LOCAL_RANK"
 ENV_RANK = "RANK"

@@ -17,6 +17,7 @@ from elastic_run.agent.job_questions import answer_drain, answer_job_stacks, ans
 from elastic_run.agent.script_name import program_name
 from elastic_run.agent.worker_stacks import answer_stacks
 from elastic_run.agent.worker_status import absolute, answer_status
+from elastic_run.contract import NO_RUN_ID
 from elastic_run.control.wire import ControlError
 from elastic_run.signals import SIGTERM
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from elastic_run.agent.api import WorkerSpec
     from elastic_run.control.wire import Call
 
     Document = dict[str, Any]
@@ -62,9 +64,16 @@ def identify(request: Request) -> Document:
         "state": view.find_agent().state,
         "started_at": time.time() - (view.loop.now() - view.started),
         "max_nodes": options.job_config.max_nodes,
-        "master_port": spec.master_port,
+        "place": _find_place(spec),
         "is_whole_process": options.is_whole_process,
     }
+
+
+def _find_place(spec: WorkerSpec) -> str:
+    """Return what tells a job from others of the same id, or an empty string if the user has chosen the id."""
+    if spec.master_port or spec.rdzv_handler.get_run_id() != NO_RUN_ID:
+        return str(spec.master_port or "")
+    return str(getattr(spec.rdzv_handler, "endpoint", ""))
 
 
 def stop(request: Request) -> Document:

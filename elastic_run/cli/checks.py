@@ -169,12 +169,10 @@ def _check_shared_store(args: Namespace) -> None:
     if is_shared and not args.rdzv_endpoint:
         message = f"--rdzv-endpoint: is needed with --rdzv-backend={args.rdzv_backend}: HOST:PORT of its server"
         raise UsageError(message)
-    is_met_at = args.rdzv_backend == "c10d" and args.rdzv_endpoint and node_range(args.nnodes)[1] > 1
-    if (is_met_at or is_shared) and args.rdzv_id in ("", "none"):
-        message = (
-            f"--rdzv-id: is needed with --rdzv-backend={args.rdzv_backend}: other jobs may use the same store; give "
-            "all nodes of this job the same id"
-        )
+    is_met_at = args.rdzv_backend == "c10d" and args.rdzv_endpoint
+    if (is_met_at or is_shared) and node_range(args.nnodes)[1] > 1 and not args.rdzv_id:
+        # As under torchrun, a job with an empty id gets a random one: each node another, so that they never meet.
+        message = "--rdzv-id: '' is empty: give all nodes of this job the same id, or leave the flag out"
         raise UsageError(message)
 
 

@@ -69,8 +69,8 @@ def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins
 def choose_rendezvous(args: Namespace, origins: Origins) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
-    A job of one node needs no store, and keeps the id that the user has given, as under torchrun. In a job of several
-    nodes this node serves a c10d store, and prints the flags with which the others join.
+    A job of one node needs no store. In a job of several nodes this node serves a c10d store, and prints the flags with
+    which the others join. Both keep the id that the user has given, and get a random one otherwise.
     """
     most = node_range(args.nnodes)[1]
     if args.standalone or (most == 1 and not names_rendezvous(args)):
@@ -78,13 +78,13 @@ def choose_rendezvous(args: Namespace, origins: Origins) -> None:
         derive(
             args, origins, reason, nnodes=args.nnodes if most == 1 else "1:1", rdzv_backend="local", rdzv_endpoint=""
         )
-        args.has_random_id = args.standalone or args.rdzv_id in ("", "none")
+        args.has_random_id = args.rdzv_id in ("", contract.NO_RUN_ID)
         if args.has_random_id:
             derive(args, origins, Origin(DERIVED, reason.source, RANDOM), rdzv_id=unique_id())
     elif hosts_rendezvous(args):
         reason = Origin(DERIVED, "this node serves the store")
         derive(args, origins, reason, rdzv_backend="c10d")
-        if args.rdzv_id == "none":
+        if args.rdzv_id == contract.NO_RUN_ID:
             derive(args, origins, Origin(DERIVED, reason.source, RANDOM), rdzv_id=unique_id()[:8])
     if not args.master_port:
         args.master_port = contract.DEFAULT_MASTER_PORT

@@ -209,8 +209,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--standalone",
         group=RENDEZVOUS,
-        text="Run a job on this node only, on a free port and with a random id. The other flags of this group "
-        "then have no effect. A job of one node without any flag of this group runs in the same way.",
+        text="Run a job on this node only, on a free port. The other flags of this group, except --rdzv-id, then have "
+        "no effect. A job of one node without any flag of this group runs in the same way.",
     ),
     Flag(
         "--rdzv-backend",
@@ -234,8 +234,9 @@ FLAGS: tuple[Flag, ...] = (
         "--rdzv-id",
         group=RENDEZVOUS,
         values="ID",
-        default="none",
-        text="Id of the job, the same on all its nodes and unique among the jobs that use the same store.",
+        default=contract.NO_RUN_ID,
+        text="Id of the job, the same on all its nodes. Jobs that use the same store at the same time need different "
+        "ids.",
     ),
     Flag(
         "--rdzv-conf",

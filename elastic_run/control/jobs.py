@@ -2,12 +2,13 @@
 
 RUN is a run id or the beginning of one, or the pid of a launcher; it may be left out where one job runs. A run id may
 be the pid of another job's launcher: this RUN is refused, and the message names another text for each of the two
-jobs. The path of a control socket always means one job. Launchers of jobs of several nodes with the same run id and
-master port are one job: nodes of it may share a machine.
+jobs. The path of a control socket always means one job. Launchers of jobs of several nodes with the same run id are one
+job, since nodes of it may share a machine: with `static` or without an id only if they also meet at the same place.
 """
 
 from __future__ import annotations
 
+from elastic_run.contract import NO_RUN_ID
 from elastic_run.control.client import ask_agents
 from elastic_run.control.wire import Call, ControlError
 from elastic_run.errors import UsageError
@@ -25,8 +26,7 @@ __all__ = ["RUN_HELP", "RunningAgent", "RunningJob", "choose_job", "find_job", "
 RUN_HELP = "run id (--rdzv-id) or its beginning, or the launcher's pid; may be left out if one job runs on this machine"
 #: Seconds in which all agents of this machine have to tell which job they run.
 _WAIT_LIMIT = 2.0
-#: Run ids that tell nothing: torchrun's default, and numbers that were made up.
-_NO_RUN_ID = "none"
+#: A longer run id is a number that was made up.
 _LONGEST_LABEL = 32
 #: Jobs that an error names.
 _NAMED = 6
@@ -45,7 +45,7 @@ class RunningAgent:
         state: The state of the agent, such as `running`.
         started_at: Wall clock when it began, seconds since the epoch, for display.
         max_nodes: Most nodes of the job.
-        master_port: Port of a static rendezvous, else 0.
+        place: Where the nodes meet; empty if the run id alone tells the job from others.
         is_whole_process: Whether its process ends with the job.
         error: Why nothing more is known of it, or an empty string.
     """
@@ -58,7 +58,7 @@ class RunningAgent:
     state: str = ""
     started_at: float = 0.0
     max_nodes: int = 1
-    master_port: int = 0
+    place: str = ""
     is_whole_process: bool = True
     error: str = ""
 
@@ -77,7 +77,7 @@ class RunningJob:
     def label(self) -> str:
         """The text to type for RUN: the run id if a user has chosen it, otherwise the launcher's pid."""
         first = self.agents[0]
-        has_name = first.run_id not in {"", _NO_RUN_ID} and len(first.run_id) <= _LONGEST_LABEL
+        has_name = first.run_id not in {"", NO_RUN_ID} and len(first.run_id) <= _LONGEST_LABEL
         return first.run_id if has_name else str(first.pid)
 
     def is_named(self, run: str) -> bool:
@@ -113,10 +113,10 @@ def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
     except ControlError as error:
         raise UsageError(str(error)) from error
     agents = sorted(map(_read_agent, answers), key=lambda agent: (agent.started_at, agent.pid))
-    jobs: dict[tuple[str, int, int], list[RunningAgent]] = {}
+    jobs: dict[tuple[str, str, int], list[RunningAgent]] = {}
     for agent in agents:
         is_shared = agent.max_nodes > 1 and not agent.error
-        jobs.setdefault((agent.run_id, agent.master_port, 0 if is_shared else agent.pid), []).append(agent)
+        jobs.setdefault((agent.run_id, agent.place, 0 if is_shared else agent.pid), []).append(agent)
     return [RunningJob(tuple(each)) for each in jobs.values()]
 
 
@@ -177,7 +177,7 @@ def _read_agent(answer: Answer) -> RunningAgent:
             state=str(document["state"]),
             started_at=float(document["started_at"]),
             max_nodes=int(document["max_nodes"]),
-            master_port=int(document["master_port"] or 0),
+            place=str(document["place"]),
             is_whole_process=bool(document["is_whole_process"]),
         )
     except (KeyError, TypeError, ValueError) as error:

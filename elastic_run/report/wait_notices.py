@@ -50,6 +50,7 @@ class WaitNotices:
         doubt: Returns a mistake that the user may have made, or ""; the argument says whether no other node is there.
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
+        spare_hint: A line for a node that comes to a job that runs already, or "".
         delay: Seconds by which the first look is later than the first line is due.
 
     Attributes:
@@ -63,6 +64,7 @@ class WaitNotices:
         doubt: Callable[[bool], str],
         shows_waiting: bool,
         deliver: Callable[[Notice | Waiting], None],
+        spare_hint: str = "",
         delay: float = 0.0,
     ) -> None:
         self._first = FIRST + delay
@@ -70,6 +72,7 @@ class WaitNotices:
         self._doubt = doubt
         self._shows_waiting = shows_waiting
         self._deliver = deliver
+        self._spare_hint = spare_hint
         self._since: float | None = None
         self._status_at: float | None = None
         self._looks_often = shows_waiting
@@ -139,20 +142,21 @@ class WaitNotices:
 
     def _tell_missing(self, status: Status, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
+        starts = status.starts
         doubt = self._doubt(present == 1)
         lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
         remarks = tuple(filter(None, (doubt, status.missing, lost)))
         self.described = "; ".join((describe_missing(hosts, present, wanted, None), *remarks))
         if not self._shows_waiting:
             if self._repetition.is_due(self.described, now):
-                line = describe_missing(hosts, present, wanted, left)
+                line = describe_missing(hosts, present, wanted, left, starts=starts)
                 self._deliver(Notice("; ".join((line, *remarks))))
             return
         self._tell_lost(status.lost)
         until = None if left is None else now + left
 
         def texts(at: float) -> tuple[str, ...]:
-            forms = missing_texts(hosts, present, wanted, None if until is None else until - at)
+            forms = missing_texts(hosts, present, wanted, None if until is None else until - at, starts=starts)
             return "; ".join((forms[0], *remarks)), *forms
 
         self._show(Waiting(texts, is_for_nodes=True))
@@ -169,6 +173,8 @@ class WaitNotices:
             self._show(Waiting(lambda _: (line,), is_for_nodes=True))
         elif line != self._told_spare:
             self._deliver(Notice(line))
+        if not self._told_spare and self._spare_hint:
+            self._deliver(Notice(self._spare_hint))
         self._told_spare = line
 
     def _show(self, waiting: Waiting) -> None:

@@ -46,20 +46,24 @@ class Repetition:
         return True
 
 
-def describe_missing(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> str:
+def describe_missing(
+    hosts: Sequence[str], present: int, wanted: int, left: float | None, *, starts: bool = False
+) -> str:
     """Say which nodes are there.
 
     Args:
         hosts: Hosts of the nodes that are there, as a list for the user has them.
         present: The number of nodes that are there.
         wanted: The number of nodes that are waited for.
-        left: Seconds until the wait is given up, or None.
+        left: Seconds until the wait ends, or None.
+        starts: Whether the nodes that are there start then; otherwise they give up.
 
     Returns:
-        Such as ``waiting: 10/11 nodes (node[0-3,5-10]), 9:50 left``.
+        Such as ``waiting: 10/11 nodes (node[0-3,5-10]), gives up in 9:50``.
     """
     shown = ", ".join(hosts)
-    return f"waiting: {present}/{wanted} nodes{f' ({shown})' if shown else ''}{_describe_left(left)}"
+    end = _describe_end(left, "starts" if starts else "gives up")
+    return f"waiting: {present}/{wanted} nodes{f' ({shown})' if shown else ''}{end}"
 
 
 def describe_trouble(store: str, trouble: str, silent_for: float, left: float | None) -> str:
@@ -73,23 +77,25 @@ def describe_trouble(store: str, trouble: str, silent_for: float, left: float | 
 
     Returns:
         Such as ``waiting: the store at node1:29400 has been out of reach for 12 s: nothing answers at
-        10.0.0.1:29400, 9:50 left``.
+        10.0.0.1:29400, gives up in 9:50``.
     """
     fact = f"the store at {store} has been out of reach for {silent_for:.0f} s"
-    return f"waiting: {fact}: {trouble}{_describe_left(left)}"
+    return f"waiting: {fact}: {trouble}{_describe_end(left)}"
 
 
-def missing_texts(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> tuple[str, ...]:
+def missing_texts(
+    hosts: Sequence[str], present: int, wanted: int, left: float | None, *, starts: bool = False
+) -> tuple[str, ...]:
     """Return the forms of `describe_missing`, the longest first; the arguments are the same."""
-    return describe_missing(hosts, present, wanted, left), describe_missing((), present, wanted, left)
+    return tuple(describe_missing(shown, present, wanted, left, starts=starts) for shown in (hosts, ()))
 
 
 def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None, *, reason: str) -> tuple[str, ...]:
     """Return the forms of `describe_trouble`, the longest first."""
-    end = _describe_left(left)
+    end = _describe_end(left)
     return (
         describe_trouble(store, trouble, silent_for, left),
-        f"waiting: store {store} for {silent_for:.0f} s: {reason}{end}",
+        f"waiting: store {store}: {reason}{end}",
         f"waiting: store: {reason}{end}",
     )
 
@@ -101,8 +107,8 @@ def describe_spare(present: int, wanted: int) -> str:
     return "waiting: the job runs, and adds this node soon"
 
 
-def _describe_left(left: float | None) -> str:
+def _describe_end(left: float | None, verb: str = "gives up") -> str:
     if left is None:
         return ""
     minutes, seconds = divmod(max(0, round(left)), _MINUTE)
-    return f", {minutes}:{seconds:02d} left"
+    return f", {verb} in {minutes}:{seconds:02d}"

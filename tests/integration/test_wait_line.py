@@ -54,7 +54,7 @@ def test_the_line_is_rewritten_and_gone_when_all_are_there(terminal: Terminal, l
     port = free_port()
     terminal.start(*place(port), path, env=TERM)
     terminal.wait_output(rf"(?s){SHOWN}.*{SHOWN}.*{SHOWN}.*{SHOWN}")
-    lefts = [re.search(r"(\d+):(\d\d) left", line) for line in shown(terminal)]
+    lefts = [re.search(r"gives up in (\d+):(\d\d)", line) for line in shown(terminal)]
     seconds = [60 * int(left[1]) + int(left[2]) for left in lefts if left]
     assert len(seconds) == len(lefts)
     assert seconds[0] > seconds[-1] > seconds[0] - 30
@@ -93,15 +93,15 @@ def test_a_narrow_window(terminal: Terminal, worker: Worker) -> None:
     screen = Screen()
     terminal.start(*place(free_port()), worker("pass"), env=TERM)
     terminal.wait_output(SHOWN)
-    terminal.resize(24, 30)
-    terminal.wait_output(r"\rwaiting: 1/2 nodes, 9:\d\d left\x1b\[J\r")
+    terminal.resize(24, 37)
+    terminal.wait_output(r"\rwaiting: 1/2 nodes, gives up in 9:\d\d\x1b\[J\r")
     before = terminal.output.rindex(b"\x1b[J\r", 0, terminal.output.index(b"\rwaiting: ")) + len(b"\x1b[J\r")
     screen.feed(bytes(terminal.output[:before]))
-    screen.resize(30)
+    screen.resize(37)
     assert len(screen.rows) > 1  # what a terminal makes of the longer line
     screen.widest = 0
     screen.feed(bytes(terminal.output[before:]))
-    assert screen.widest < 30
+    assert screen.widest < 37
     assert [row[:19] for row in screen.rows] == ["waiting: 1/2 nodes,"]
     terminal.resize(24, 12)
     terminal.wait_output(r"\r[^\r]{1,11}\x1b\[J\r")
@@ -112,7 +112,7 @@ def test_a_store_that_is_not_there_yet(terminal: Terminal, launch: Launch, worke
     port = free_port()
     path = worker("pass")
     terminal.start(*place(port, f"{CONF},is_host=false"), path, env=TERM)
-    terminal.wait_output(rf"waiting: store localhost:{port} for [2-9] s: nobody listens, 9:5\d left")
+    terminal.wait_output(rf"waiting: store localhost:{port}: nobody listens, gives up in 9:5\d")
     other = launch(*place(port), path)
     assert terminal.wait_exit() == 0
     assert other.wait_exit() == 0
@@ -124,6 +124,15 @@ def test_a_store_that_is_not_there_yet(terminal: Terminal, launch: Launch, worke
 def _is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("localhost", port)) == 0
+
+
+def test_the_line_says_when_a_job_starts_with_the_nodes_that_are_there(launch: Launch, worker: Worker) -> None:
+    """Where the minimum is there, the job does not give up when the time is over."""
+    endpoint = f"--rdzv-endpoint=localhost:{free_port()}"
+    agent = launch("--nnodes=1:2", "--rdzv-backend=c10d", endpoint, worker("pass"))
+    agent.wait_line(r"waiting: 1/2 nodes \(.+\), starts in 0:[23]\d; other nodes need ")
+    agent.send(signal.SIGTERM)
+    assert agent.wait_exit() == 143
 
 
 def test_a_spare_says_that_it_is_one(terminal: Terminal, launch: Launch, worker: Worker) -> None:

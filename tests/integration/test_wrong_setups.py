@@ -149,7 +149,7 @@ SETUPS = [
         "give --node-rank=1",
     ),
     Setup("rank-of-a-template", "--nnodes=2", {"PET_NODE_RANK": "$(RANK)"}, "PET_NODE_RANK", "from 0 up"),
-    Setup("no-id", "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:1", {}, "--rdzv-id: is needed", "the same id"),
+    Setup("no-id", "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-id=", {}, "is empty", "the same id"),
     Setup("no-endpoint", "--nnodes=2 --rdzv-backend=etcd-v3", {}, "--rdzv-endpoint: is needed", "HOST:PORT"),
     Setup("no-address", f"{_MEET} --rdzv-endpoint=h:1,", {}, "names an empty endpoint", "--rdzv-endpoint"),
     Setup("any-port", f"{_MEET} --rdzv-endpoint=h:0,i:1", {}, "'h:0'", "port 0 is any port"),

@@ -214,6 +214,13 @@ DIFFERENCES = (
         covers=_is_parent_error,
     ),
     Difference(
+        name="run id with --standalone",
+        reason="the user finds the job by the id that the user gave",
+        documented="`--standalone` replaces the id of `--rdzv-id` by a random one | the id is kept",
+        seen_in="standalone",
+        covers=_values("env TORCHELASTIC_RUN_ID", torchrun="$ID", elastic_run="mine"),
+    ),
+    Difference(
         name="notice of threads",
         reason="a banner drowns what matters",
         documented="a banner of five lines about `OMP_NUM_THREADS` | one line",

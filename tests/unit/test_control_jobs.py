@@ -87,11 +87,11 @@ def test_where_no_job_runs_a_command_may_say_what_helps() -> None:
 def test_an_agent_of_another_pid_namespace_tells_its_pid_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has no number for it here; where it has one, that counts, since commands send signals to it."""
     document = {"run_id": "llama", "program": "train.py", "log_dir": "", "state": "running", "started_at": 1}
-    document |= {"max_nodes": 1, "master_port": 0, "is_whole_process": True, "pid": 7}
+    document |= {"max_nodes": 1, "place": "", "is_whole_process": True, "pid": 7}
     answers = [Answer("", 0, document), Answer("", 4711, document | {"started_at": 2})]
     monkeypatch.setattr("elastic_run.control.jobs.ask_agents", lambda *_, **__: answers)
     agents = [agent for job in find_jobs({}) for agent in job.agents]
-    assert [(agent.pid, agent.master_port) for agent in agents] == [(7, 0), (4711, 0)]
+    assert [agent.pid for agent in agents] == [7, 4711]
 
 
 def test_a_directory_of_sockets_that_is_not_read_is_an_error_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_run_id_that_nobody_chose_is_no_label() -> None:
 def test_jobs_of_one_node_are_told_apart_and_one_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two jobs without a run id are two; a command to a launcher that is stopped says so in one line."""
     document = {"run_id": "none", "program": "train.py", "log_dir": "", "state": "running", "started_at": 1}
-    document |= {"max_nodes": 1, "master_port": 0, "is_whole_process": True}
+    document |= {"max_nodes": 1, "place": "", "is_whole_process": True}
     answers = [Answer("", pid, document | {"pid": pid}) for pid in (10, 11)]
     answers.append(Answer("", 12, error="the agent with pid 12 does not answer"))
     monkeypatch.setattr("elastic_run.control.jobs.ask_agents", lambda *_, **__: answers)
@@ -132,15 +132,15 @@ def test_jobs_of_one_node_are_told_apart_and_one_without_an_answer_is_an_error(m
         find_job({}, "12")
 
 
-def test_two_static_jobs_without_an_id_are_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes of one job share the master port; `elastic-run stop` must not stop another job with it."""
+def test_two_jobs_without_an_id_are_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of one job share the endpoint; `elastic-run stop` must not stop another job with it."""
 
-    def identify(pid: int, port: int | None) -> Answer:
+    def identify(pid: int, place: str) -> Answer:
         document = {"pid": pid, "run_id": "none", "program": "train.py", "log_dir": "", "state": "running"}
-        document |= {"started_at": pid, "max_nodes": 2, "master_port": port, "is_whole_process": True}
+        document |= {"started_at": pid, "max_nodes": 2, "place": place, "is_whole_process": True}
         return Answer("", pid, document)
 
-    answers = [identify(10, 29500), identify(11, 29600), identify(12, 29500)]
+    answers = [identify(10, "h:29500"), identify(11, "h:29600"), identify(12, "h:29500")]
     monkeypatch.setattr("elastic_run.control.jobs.ask_agents", lambda *_, **__: answers)
     jobs = find_jobs({})
     assert [[agent.pid for agent in each.agents] for each in jobs] == [[10, 12], [11]]

@@ -105,7 +105,7 @@ def test_origins_are_those_of_the_last_command_line() -> None:
                 "standalone": Origin(FLAG, "--standalone"),
                 "nnodes": Origin(DERIVED, "--standalone", "", Origin(FLAG, "--nnodes", "1:4")),
                 "rdzv_backend": Origin(DERIVED, "--standalone"),
-                "rdzv_id": Origin(DERIVED, "--standalone", RANDOM, Origin(FLAG, "--rdzv-id", "x")),
+                "rdzv_id": Origin(FLAG, "--rdzv-id", "x"),
             },
         ),
         ("--nnodes=1 --master-port=5 s", None),

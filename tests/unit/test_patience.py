@@ -49,7 +49,11 @@ class Trial:
         affairs = SimpleNamespace(
             config=read_settings("c10d", given).complete(JobConfig()),
             backend=SimpleNamespace(
-                kind="c10d", name="n:1", dies_with_host=dies_with_host, successors=[("m", 1)] * successors
+                kind="c10d",
+                name="n:1",
+                dies_with_host=dies_with_host,
+                successors=[("m", 1)] * successors,
+                describe_listener=lambda _: "",
             ),
             answer_timeout=3.0,
             shows_waiting=shows_waiting,

@@ -93,8 +93,7 @@ def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "endpoint", "run_id", "settings", "message"),
     [
-        ("c10d", "host:29400", "none", {}, "--rdzv-id is missing"),
-        ("etcd-v3", "host", "", {}, "--rdzv-id is missing"),
+        ("etcd-v3", "host", "", {}, "a job whose nodes meet at host needs a run id"),
         ("c10d", "host:0", "job", {}, "port 0 is any port"),
         ("c10d", "host:99999", "job", {}, "port '99999' is not a number from 0 to 65535"),
         ("c10d", "a:1,a:1", "job", {}, "a:1 is listed twice"),

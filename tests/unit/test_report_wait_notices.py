@@ -70,7 +70,7 @@ def test_a_line_names_a_launcher_that_came_for_another_job() -> None:
     node.look(0.0, 2.0)
     (notice,) = node.events
     assert isinstance(notice, Notice)
-    assert notice.text == f"waiting: 2/4 nodes (a, b), 0:30 left; {node.doubt}"
+    assert notice.text == f"waiting: 2/4 nodes (a, b), gives up in 0:30; {node.doubt}"
 
 
 @pytest.mark.parametrize(("most", "known"), [(256, 3), (257, 1)])
@@ -102,7 +102,7 @@ def test_a_line_names_the_node_ranks_that_are_missing() -> None:
     node.look(0.0, 2.0)
     (notice,) = node.events
     assert isinstance(notice, Notice)
-    assert notice.text == "waiting: 1/4 nodes (a), 0:30 left; missing: node ranks 1, 3"
+    assert notice.text == "waiting: 1/4 nodes (a), gives up in 0:30; missing: node ranks 1, 3"
     assert node.notices.described == "waiting: 1/4 nodes (a); missing: node ranks 1, 3"
     node.state = RUNNING
     node.look(3.0)

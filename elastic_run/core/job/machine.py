@@ -178,7 +178,7 @@ def next_at(job: Job) -> float | None:
 def describe(job: Job, now: float) -> Status:
     """Return which nodes are there, for the lines of the nodes that wait."""
     config = job.config or JobConfig(1, 1)
-    left, missing = None, ""
+    left, missing, ends = None, "", None
     if job.phase == GATHERING:
         missing = majority.describe_majority(job, config) or describe_missing_ranks(job, config)
         ends = formation.last_call_ends(job, config)
@@ -193,6 +193,7 @@ def describe(job: Job, now: float) -> Status:
         lost=(*describe_lost(job, _SHOWN), *describe_refused(job, _SHOWN)),
         seconds_left=left,
         missing=missing,
+        starts=ends is not None,
     )
 
 

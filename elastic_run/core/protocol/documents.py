@@ -118,9 +118,10 @@ class Status:
         present: The number of nodes there.
         hosts: Their host names, or ranges of them (`core.job.host_lists`), while nodes are waited for; otherwise none.
         lost: What happened to those that are missing, or why they were refused, a clause each.
-        seconds_left: Until the job ends for want of nodes, or begins with those that are there; None if neither.
+        seconds_left: Until the job ends for want of nodes, or starts with those that are there; None if neither.
         missing: Which nodes of the last round, or which fixed node ranks, are needed before a round may form; "" if no
             node in particular is.
+        starts: Whether the job starts after `seconds_left`.
     """
 
     phase: str
@@ -132,6 +133,7 @@ class Status:
     lost: tuple[str, ...]
     seconds_left: float | None
     missing: str = ""
+    starts: bool = False
 
 
 Note: TypeAlias = Assignment | Head | LogStart | Status

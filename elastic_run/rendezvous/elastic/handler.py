@@ -10,6 +10,7 @@ import os
 import socket
 
 from elastic_run import __version__
+from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.core.protocol import messages
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ElasticRendezvousHandler", "create_handler", "open_session"]
 
-#: The run id of torch's command line if the user gave no --rdzv-id.
-_NO_RUN_ID = ("", "none")
 _PUBLIC = "localhost"
 #: Bytes of the token that a job without an endpoint makes.
 _TOKEN_SIZE = 16
@@ -137,6 +136,11 @@ class ElasticRendezvousHandler(RendezvousHandler):
             backend.prepare()
         return backend
 
+    @property
+    def endpoint(self) -> str:
+        """The endpoint that the user gave, or an empty string."""
+        return self._params.endpoint
+
     # --- torch's methods -----------------------------------------------------------------------------------------
     def get_backend(self) -> str:
         """Return the name that the user asked for."""
@@ -218,10 +222,9 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
         ValueError: The endpoint, the run id or a setting is missing or wrong.
     """
     settings = read_settings(params.backend, params.config)
-    is_named = params.run_id not in _NO_RUN_ID
     if params.backend == "static":
         _check_static(params, settings)
-        return ElasticRendezvousHandler(params, settings, params.run_id or "none")
+        return ElasticRendezvousHandler(params, settings, params.run_id or NO_RUN_ID)
     if params.backend == "c10d" and settings.store_type == "tcp" and not params.endpoint.strip():
         if settings.is_host is False:
             message = "rendezvous setting is_host=false needs an endpoint: give --rdzv-endpoint=HOST:PORT"
@@ -229,16 +232,13 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
         if "last_call_timeout" not in settings.job_settings:
             # Nobody can know of this endpoint yet: the job starts with the fewest nodes, and grows.
             settings = replace(settings, job_settings={**settings.job_settings, "last_call_timeout": 0.0})
-        run_id = params.run_id if is_named else os.urandom(4).hex()
+        run_id = params.run_id if params.run_id not in ("", NO_RUN_ID) else os.urandom(4).hex()
         return ElasticRendezvousHandler(params, settings, run_id, hosts_anywhere=True)
     if params.backend == "c10d" and not params.endpoint.strip():
         message = "rendezvous setting store_type=file needs the path of a file that all nodes see: give --rdzv-endpoint"
         raise ValueError(message)
-    if not is_named:
-        message = (
-            f"--rdzv-id is missing: other jobs may use the store at {params.endpoint or 'this endpoint'} too, and only "
-            "the id keeps them apart; give all nodes of this job the same one"
-        )
+    if not params.run_id:
+        message = f"a job whose nodes meet at {params.endpoint} needs a run id, the same on all its nodes"
         raise ValueError(message)
     make_backend(params.backend, params.endpoint, params.run_id, settings)
     return ElasticRendezvousHandler(params, settings, params.run_id)
@@ -256,7 +256,7 @@ def _check_static(params: RendezvousParameters, settings: Settings) -> None:
     if not params.endpoint.strip():
         message = "rendezvous backend 'static' needs an endpoint: give --master-addr and --master-port"
         raise ValueError(message)
-    backend = make_backend("static", params.endpoint, params.run_id or "none", settings)
+    backend = make_backend("static", params.endpoint, params.run_id or NO_RUN_ID, settings)
     if isinstance(backend, TcpBackend) and backend.endpoint[1] < 0:
         message = f"rendezvous endpoint {params.endpoint!r} has no port: give --master-port"
         raise ValueError(message)

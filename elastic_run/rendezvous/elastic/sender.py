@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import time
 
+from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.messages import Refused
 from elastic_run.core.protocol import job_keys, messages
@@ -38,6 +39,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
     from elastic_run.rendezvous.elastic.step_check import StepCheck
@@ -79,6 +81,7 @@ class Sender:
             ),
             shows_waiting=context.shows_waiting,
             deliver=context.events.deliver,
+            spare_hint=_make_spare_hint(context.backend),
             delay=0.0 if context.backend.is_host else draw_fraction() * context.config.min_nodes / LOOKS_OF_ALL_NODES,
         )
         self._step_check = _make_step_check(context)
@@ -340,6 +343,15 @@ class Sender:
             self._context.events.deliver(Lost("store_lost", f"the rendezvous store can't be served here: {error}"))
             return False
         return True
+
+
+def _make_spare_hint(backend: Backend) -> str:
+    """Return a hint for a node that comes to a running job: without an id, another job may have the same endpoint."""
+    if backend.run_id != NO_RUN_ID:
+        return ""
+    # A c10d store ends with the job whose node serves it, so an id of its own would not be enough there.
+    flag = "--rdzv-endpoint" if backend.dies_with_host else "--rdzv-id"
+    return f"if this is another job, give it another {flag}"
 
 
 def _make_step_check(context: SessionContext) -> StepCheck | None:
