@@ -7,6 +7,7 @@
 | `background` | processes that workers left running in the background: they end or live on with the job |
 | `control_requests` | the requests that commands may make of a running agent |
 | `control_server` | the agent's control socket, on which commands ask |
+| `control_connection` | a client of it: the request and the answer |
 | `driver` | the parts that `LocalElasticAgent` runs a job with |
 | `failures` | a failed job as torch's exceptions and `ProcessFailure`, for programs that launch |
 | `gpu_question` | asks for the GPU use of processes in a thread |

@@ -2,11 +2,11 @@
 
 Rules
 - Everything runs in the agent's loop, without a thread, and without a timer while there is no request.
-- The socket is opened when the workers are started, or when the node has waited for others for a while: no worker
-  waits for it. If the socket can't be opened, the job goes on, and commands don't find it.
-- A client has `_WAIT_LIMIT` seconds to send its request, and as many to take the answer. A client that is slower than
-  that, or sends more than a request, loses its connection. `_MOST` connections are served at a time.
-- An error in a request's function is told to the client; it never ends the job.
+- The socket is opened right after the first workers are started, or when the node begins to wait for others, so that
+  commands find a job from its beginning. What answers a request is imported with the first client, or when the workers
+  are past their own start: before, these imports would take a processor from the workers.
+- If the socket can't be opened, the job goes on, and commands don't find it.
+- `_MOST` connections are served at a time.
 - If another program removes the socket's file, such as a cleaner of old files in /tmp, another socket is opened. The
   clients that are connected get their answers.
 - Only the user's processes come here: the directory is the user's (`control.socket_directory`).
@@ -14,33 +14,25 @@ Rules
 
 from __future__ import annotations
 
+import _socket  # `socket` builds enums when it is imported: 3 ms, while the workers start
 import os
-import socket
-from contextlib import suppress
 
-from elastic_run.agent.removal_watch import RemovalWatch
-from elastic_run.control import wire
 from elastic_run.control.socket_directory import SUFFIX, is_stale, make_directory, remove_stale
-from elastic_run.utils.exceptions import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
     from elastic_run.agent.agent_view import AgentView
-    from elastic_run.loop import Loop, Timer
+    from elastic_run.agent.control_connection import ControlConnection
+    from elastic_run.agent.removal_watch import RemovalWatch
+    from elastic_run.loop import Loop
 
 __all__ = ["ControlServer"]
 
-#: Seconds for a client to ask, and to take the answer.
-_WAIT_LIMIT = 10.0
-#: Seconds after which the answer to a request is given up, whatever it waits for.
-_ANSWER_WAIT = 120.0
 _MOST = 16
 #: Seconds without accepting, when there is no descriptor for a client.
 _PAUSE = 1.0
-_CHUNK = 1 << 16
 #: Sockets of other agents that are checked when this agent opens its own.
 _LOOKED_AT = 64
 
@@ -50,17 +42,18 @@ class ControlServer:
 
     Args:
         loop: The agent's loop.
-        view: The parts of the agent that requests may read.
+        make_view: Returns the parts of the agent that requests may read; called once, by the first request.
 
     Attributes:
         path: Path of the socket, or an empty string.
     """
 
-    def __init__(self, loop: Loop, view: AgentView) -> None:
+    def __init__(self, loop: Loop, make_view: Callable[[], AgentView]) -> None:
         self._loop = loop
-        self._view = view
-        self._socket: socket.socket | None = None
-        self._clients: set[_Client] = set()
+        self._make_view = make_view
+        self._view: AgentView | None = None
+        self._socket: _socket.socket | None = None
+        self._clients: set[ControlConnection] = set()
         self._removal: RemovalWatch | None = None
         self.path = ""
 
@@ -75,10 +68,8 @@ class ControlServer:
         """
         if self._socket is not None:
             return
-        directory = make_directory(environment)
-        _remove_stale_sockets(directory)
-        path = os.path.join(directory, f"{os.getpid()}-{os.urandom(2).hex()}")
-        self._socket = listener = socket.socket(socket.AF_UNIX)
+        path = os.path.join(make_directory(environment), f"{os.getpid()}-{os.urandom(2).hex()}")
+        self._socket = listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             listener.bind(path)
             os.chmod(path, 0o600)
@@ -92,12 +83,29 @@ class ControlServer:
             remove_stale(path)
             raise
         self._loop.add_reader(listener.fileno(), self._accept)
-        self._removal = RemovalWatch(self._loop, self.path, lambda: self._open_again(environment))
+
+    def watch(self, environment: Mapping[str, str]) -> None:
+        """Open another socket if a program removes this one, and remove the sockets that killed agents have left."""
+        from elastic_run.agent.removal_watch import RemovalWatch  # noqa: PLC0415 - the workers come first
+
+        if self._socket is not None:
+            _remove_stale_sockets(self.path)
+            self._removal = RemovalWatch(self._loop, self.path, lambda: self._open_again(environment))
 
     def _open_again(self, environment: Mapping[str, str]) -> None:
         self._close_socket()
-        with suppress(OSError):  # commands do not find the job any more
+        try:
             self.open(environment)
+        except OSError:
+            return  # commands do not find the job any more
+        self.watch(environment)
+
+    @property
+    def view(self) -> AgentView:
+        """The parts of the agent that requests may read."""
+        if self._view is None:
+            self._view = self._make_view()
+        return self._view
 
     def close(self) -> None:
         """Remove the socket and end all connections; harmless when it was never opened."""
@@ -120,19 +128,20 @@ class ControlServer:
         if self._socket is None:
             return
         try:
-            connection, _ = self._socket.accept()
+            fd, _ = self._socket._accept()  # type: ignore[attr-defined] # noqa: SLF001 - `socket.accept` calls it
         except BlockingIOError:
             return
         except OSError:
             self._pause_accepting()
             self._loop.call_later(_PAUSE, self._resume_accepting)
             return
-        connection.settimeout(0)
-        self._clients.add(_Client(self._loop, connection, self._view, self._forget))
+        from elastic_run.agent.control_connection import ControlConnection  # noqa: PLC0415 - only when asked
+
+        self._clients.add(ControlConnection(self._loop, fd, self.view, self._forget))
         if len(self._clients) >= _MOST:
             self._pause_accepting()
 
-    def _forget(self, client: _Client) -> None:
+    def _forget(self, client: ControlConnection) -> None:
         self._clients.discard(client)
         self._resume_accepting()
 
@@ -145,95 +154,10 @@ class ControlServer:
             self._loop.add_reader(self._socket.fileno(), self._accept)
 
 
-class _Client:
-    """One connection: reads a request, has it answered, writes the answer, ends."""
-
-    def __init__(
-        self, loop: Loop, connection: socket.socket, view: AgentView, on_closed: Callable[[_Client], None]
-    ) -> None:
-        self._loop = loop
-        self._socket = connection
-        self._view = view
-        self._on_closed = on_closed
-        self._is_open = True
-        self._received = bytearray()
-        self._unsent = memoryview(b"")
-        self._timer: Timer = loop.call_later(_WAIT_LIMIT, self.close)
-        loop.add_reader(connection.fileno(), self._read)
-
-    def close(self) -> None:
-        """End the connection; harmless when it has ended."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        self._timer.cancel()
-        self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_writer(self._socket.fileno())
-        self._socket.close()
-        self._on_closed(self)
-
-    def _read(self) -> None:
-        try:
-            data = self._socket.recv(_CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data or self._has_asked() or len(self._received) + len(data) > wire.REQUEST_LIMIT:
-            self.close()  # gone, or more than one request
-            return
-        self._received += data
-        if self._has_asked():
-            self._answer()
-
-    def _has_asked(self) -> bool:
-        return self._received.endswith(b"\n")
-
-    def _answer(self) -> None:
-        from elastic_run.agent.agent_view import Request  # noqa: PLC0415 - ditto
-        from elastic_run.agent.control_requests import perform  # noqa: PLC0415 - only when somebody asks
-
-        self._wait(_ANSWER_WAIT)
-        request = Request(self._view, self._reply)
-        try:
-            perform(request, wire.decode_call(bytes(self._received)))
-        except wire.ControlError as error:
-            self._send(wire.encode_error(str(error)))
-        except Exception as error:  # noqa: BLE001 - a defect in one request must not end the job
-            self._send(wire.encode_error(f"internal error: {describe_exception(error)} (please report it)"))
-
-    def _reply(self, answer: dict[str, Any]) -> None:
-        self._send(wire.encode_answer(answer))
-
-    def _send(self, line: bytes) -> None:
-        if not self._is_open or self._unsent:
-            return
-        self._wait(_WAIT_LIMIT)
-        self._unsent = memoryview(line)
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            sent = self._socket.send(self._unsent)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.close()
-            return
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
-            self.close()
-        else:
-            self._loop.add_writer(self._socket.fileno(), self._write)
-
-    def _wait(self, seconds: float) -> None:
-        self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self.close)
-
-
-def _remove_stale_sockets(directory: str) -> None:
-    """Remove the sockets that killed agents have left."""
-    names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
+def _remove_stale_sockets(own: str) -> None:
+    """Remove the sockets that killed agents have left beside this agent's own one."""
+    directory, own_name = os.path.split(own)
+    names = [name for name in os.listdir(directory) if name.endswith(SUFFIX) and name != own_name]
     for name in names[:_LOOKED_AT]:
         path = os.path.join(directory, name)
         if is_stale(path):

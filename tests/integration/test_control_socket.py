@@ -10,11 +10,11 @@ import stat
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from elastic_run.agent import control_requests, control_server
+from elastic_run.agent import control_connection, control_requests, control_server
 from elastic_run.agent.agent_view import AgentView, Request
 from elastic_run.agent.control_server import ControlServer
 from elastic_run.contract import ENV_CONTROL_DIR
@@ -40,14 +40,20 @@ IDENTIFY = Call("identify", {})
 PING = Call("ping", {})
 
 
+def never() -> NoReturn:
+    """Stand for the parts of an agent that is never asked."""
+    raise AssertionError
+
+
 class Agent:
     """A loop with a control socket, turned by the test: no thread, so every step is the test's."""
 
     def __init__(self, loop: Loop, directory: Path) -> None:
         self.loop = loop
         view = AgentView(loop, None, None, None, None, None, 0.0)  # type: ignore[arg-type] # these requests look at nothing
-        self.server = ControlServer(loop, view)
+        self.server = ControlServer(loop, lambda: view)
         self.server.open({ENV_CONTROL_DIR: str(directory)})
+        self.server.watch({ENV_CONTROL_DIR: str(directory)})
 
     def connect(self) -> socket.socket:
         """Connect as a client that never blocks."""
@@ -118,7 +124,7 @@ def test_a_socket_that_can_not_get_its_name_is_removed(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "rename", refuse)
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
     with Loop() as loop, pytest.raises(OSError):  # noqa: PT011 - that of `refuse`
-        ControlServer(loop, None).open(environment)  # type: ignore[arg-type] # it is never asked
+        ControlServer(loop, never).open(environment)
     assert [*tmp_path.rglob("*-*")] == [*tmp_path.glob("elastic-run-*")]
 
 
@@ -167,7 +173,7 @@ def test_a_request_above_the_limit_ends_the_connection(agent: Agent) -> None:
 
 def test_clients_that_do_not_ask_hold_nobody_up_for_long(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent clients are dropped after a time; a client that comes meanwhile is answered then."""
-    monkeypatch.setattr(control_server, "_WAIT_LIMIT", 0.3)
+    monkeypatch.setattr(control_connection, "_WAIT_LIMIT", 0.3)
     silent = [agent.connect() for _ in range(control_server._MOST)]
     with agent.connect() as connection:
         connection.sendall(b'{"version": 1, "request": "ping"}\n')
@@ -179,7 +185,7 @@ def test_clients_that_do_not_ask_hold_nobody_up_for_long(agent: Agent, monkeypat
 
 def test_a_client_that_reads_nothing_never_stalls_the_loop(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer of 8 MB waits, others are answered at once, and then it is dropped."""
-    monkeypatch.setattr(control_server, "_WAIT_LIMIT", 0.5)
+    monkeypatch.setattr(control_connection, "_WAIT_LIMIT", 0.5)
     monkeypatch.setitem(control_requests.REQUESTS, "large", lambda _: {"text": "a" * (8 << 20)})
     with agent.connect() as slow:
         slow.sendall(b'{"version": 1, "request": "large"}\n')
@@ -262,7 +268,7 @@ def test_a_directory_that_is_not_private_is_not_used(kind: str, tmp_path: Path) 
         place.symlink_to(tmp_path / "elsewhere")
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
     with Loop() as loop, pytest.raises(OSError, match="elastic-run-"):
-        ControlServer(loop, None).open(environment)  # type: ignore[arg-type] # it is never asked
+        ControlServer(loop, never).open(environment)
     with pytest.raises(UsageError, match=r"is open to other users|is not a directory"):
         find_jobs(environment)
 

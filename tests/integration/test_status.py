@@ -46,11 +46,11 @@ def read_status(*words: str, env: dict[str, str] | None = None) -> dict[str, Any
 
 
 def test_a_job_is_shown_with_each_workers_state_and_last_line(launch: Launch, worker: Worker) -> None:
-    """A worker that was stopped with SIGSTOP stands there as stopped, and one that computes takes CPU."""
+    """From the first line of a worker on; one that is stopped with SIGSTOP stands there as stopped, and CPU time is seen."""
     body = "say('rank', rank, 'begins')\nwhile rank == 1: pass\nsignal.pause()\n"
     launcher = launch("--nproc-per-node=3", "--max-restarts=2", worker(body), merge=True)
     launcher.wait_lines("begins", count=3)
-    (node,) = read_status()["nodes"]
+    (node,) = json.loads(status("--json").stdout)["nodes"]
     assert [each["last_line"] for each in node["workers"]] == [f"rank {rank} begins" for rank in range(3)]
     assert all(each["silence"] < stretched(30) and each["memory"] > 1 << 20 for each in node["workers"])
 

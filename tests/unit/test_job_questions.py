@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from elastic_run.agent.driver.control import open_control
+from elastic_run.agent.driver.control import serve_control
 from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.agent.job_questions import answer_drain, answer_question
 from elastic_run.rendezvous.session import StatusAsked
@@ -57,10 +57,7 @@ def test_a_job_of_one_node_has_the_round_of_its_agent(words: str, *, leaves: boo
 
 
 def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that has just begun answers when its control socket is open: the asker waits, but asks no second time."""
-    monkeypatch.setattr(
-        "elastic_run.agent.driver.control.ControlServer", lambda *_: SimpleNamespace(open=lambda _: None)
-    )
+    """A node that has just begun answers when its workers are up: the asker waits, but asks no second time."""
     monkeypatch.setattr("elastic_run.agent.job_questions.measure", lambda _, deliver: deliver({"state": "running"}))
     parts: Any = SimpleNamespace(loop=None, context=None, find_agent=None, say=None)
     parts.job = job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
@@ -68,7 +65,8 @@ def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.Monkey
     job._session = cast("Any", SimpleNamespace(has_place=False, tell_status=lambda *words: told.append(words)))
     job._take(StatusAsked("status"))
     assert told == []
-    open_control(parts, cast("Any", SimpleNamespace(watches=SimpleNamespace(describe_hang=None))), started=0.0)
+    view = SimpleNamespace(job=job, loop=parts)
+    serve_control(parts, cast("Any", SimpleNamespace(watch=lambda _: None, view=view)))
     assert told == [({"state": "running", "round_id": "", "round_nodes": 0}, "status")]
     job._take(StatusAsked("of the future"))
     assert [question for _, question in told] == ["status", "of the future"]

@@ -4,41 +4,53 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.agent.agent_view import AgentView
 from elastic_run.agent.control_server import ControlServer
-from elastic_run.agent.job_questions import answer_question
-from elastic_run.core.agent import messages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.agent.agent_view import AgentView
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round_driver import RoundDriver
 
 
-def open_control(parts: AgentParts, rounds: RoundDriver, *, started: float) -> ControlServer | None:
-    """Open the control socket; None if it can't be opened: the job goes on, and commands don't find it."""
+def open_control(parts: AgentParts, rounds: RoundDriver, *, started: float) -> ControlServer:
+    """Open the control socket. If it can't be opened, the job goes on, and commands don't find it."""
 
     def stop(number: int, sender: str) -> None:
-        parts.senders.name(number, sender)
-        parts.feed(messages.Signalled(number))
+        from elastic_run.core.agent.messages import Signalled  # noqa: PLC0415 - imported by now
 
-    view = AgentView(
-        loop=parts.loop,
-        context=parts.context,
-        job=parts.job,
-        find_agent=parts.find_agent,
-        find_round=lambda: rounds.current,
-        stop=stop,
-        started=started,
-        describe_hang=rounds.watches.describe_hang,
-    )
-    if parts.job is not None:
-        parts.job.answer = lambda question, deliver: answer_question(view, question, deliver)
-        for question, deliver in parts.job.unanswered:
-            parts.job.answer(question, deliver)
-    server = ControlServer(parts.loop, view)
+        parts.senders.name(number, sender)
+        parts.feed(Signalled(number))
+
+    def make_view() -> AgentView:
+        from elastic_run.agent.agent_view import AgentView  # noqa: PLC0415 - the workers come first
+
+        return AgentView(
+            loop=parts.loop,
+            context=parts.context,
+            job=parts.job,
+            find_agent=parts.find_agent,
+            find_round=lambda: rounds.current,
+            stop=stop,
+            started=started,
+            describe_hang=rounds.watches.describe_hang,
+        )
+
+    server = ControlServer(parts.loop, make_view)
     try:
         server.open(os.environ)
     except OSError:
-        return None
+        pass
     return server
+
+
+def serve_control(parts: AgentParts, server: ControlServer) -> None:
+    """Import what answers, watch the socket, and answer the questions of other nodes, also those that came before."""
+    import elastic_run.agent.control_connection  # noqa: F401, PLC0415 - the workers come first
+    from elastic_run.agent.job_questions import answer_question  # noqa: PLC0415 - ditto
+
+    server.watch(os.environ)
+    if parts.job is not None:
+        parts.job.answer = lambda question, deliver: answer_question(server.view, question, deliver)
+        for question, deliver in parts.job.unanswered:
+            parts.job.answer(question, deliver)

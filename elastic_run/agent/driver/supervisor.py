@@ -227,6 +227,7 @@ class Supervisor:
             return self._conclude()
         try:
             self._machine.begin()
+            self._open_control()
             self._loop.call_later(_SETTLED, self._settle)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
@@ -235,11 +236,17 @@ class Supervisor:
             raise
         return self._conclude()
 
-    def _settle(self) -> None:
-        from elastic_run.agent.driver import late_imports  # noqa: F401, PLC0415 - the workers come first
-        from elastic_run.agent.driver.control import open_control  # noqa: PLC0415 - ditto
+    def _open_control(self) -> None:
+        from elastic_run.agent.driver.control import open_control  # noqa: PLC0415 - the workers come first
 
         self._control = open_control(self._parts, self._rounds, started=self._started)
+
+    def _settle(self) -> None:
+        from elastic_run.agent.driver import late_imports  # noqa: F401, PLC0415 - the workers come first
+        from elastic_run.agent.driver.control import serve_control  # noqa: PLC0415 - imported by now
+
+        if self._control is not None:
+            serve_control(self._parts, self._control)
 
     @property
     def restart_count(self) -> int:
