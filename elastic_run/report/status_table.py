@@ -2,7 +2,8 @@
 
 Pure: documents of nodes in (`agent.worker_status` makes them), lines out. A worker stands out in four ways:
 - stopped: SIGSTOP holds it, and not all of the others; what it lacks then says nothing about it or them;
-- silent: it has written nothing for 10 s, and for 4 times as long as the median of the other workers;
+- silent: it has written nothing for 10 s, and for 4 times as long as the median of the other workers. In many jobs only
+  rank 0 writes, or one rank of each node, so half of the workers and more are never marked, and of two workers none;
 - idle alone: it takes no CPU, while the other workers compute;
 - busy alone: it computes, while the other workers wait. In a job that waits in a collective this is the slow worker.
 """
@@ -68,9 +69,11 @@ def find_marks(workers: Sequence[Document]) -> list[Mark]:
     """
     living = [worker for worker in workers if worker.get("exit_code") is None]
     going = [worker for worker in living if worker["state"] != _STOPPED]
-    return [
+    marks = [
         mark for worker in living for mark in _mark_worker(worker, [other for other in going if other is not worker])
     ]
+    has_few_silent = 2 * sum(mark.word == "silent" for mark in marks) < len(going)
+    return [mark for mark in marks if has_few_silent or mark.word != "silent"]
 
 
 def _mark_worker(worker: Document, others: Sequence[Document]) -> list[Mark]:

@@ -76,7 +76,9 @@ def test_a_later_round_has_a_time_of_its_own(round_uptime: float | None, told: s
     [
         ([worker(0, silence=500), worker(1, silence=490), worker(2, silence=0.1)], []),
         ([worker(0, silence=9), worker(1, silence=0.1)], []),
-        ([worker(0, silence=41), worker(1, silence=10)], [(0, "silent")]),
+        ([worker(0, silence=41), worker(1, silence=10), worker(2, silence=10)], [(0, "silent")]),
+        ([worker(0, silence=0.1), worker(1, silence=490)], []),
+        ([worker(rank, silence=0.1 + 490 * (rank % 2)) for rank in range(4)], []),
         ([worker(0, silence=None), worker(1, silence=100)], []),
         ([worker(0, silence=100)], []),
         ([worker(0, cpu=1.0), worker(1), worker(2)], [(0, "idle alone")]),
@@ -90,7 +92,7 @@ def test_a_later_round_has_a_time_of_its_own(round_uptime: float | None, told: s
 def test_a_worker_stands_out_against_the_median_of_the_others(
     workers: list[dict[str, Any]], expected: list[tuple[int, str]]
 ) -> None:
-    """Only rank 0 writes in most jobs: then all others are silent, and none of them stands out."""
+    """Only rank 0 writes in most jobs, or a rank of each node: then the others are silent, and none of them stands out."""
     assert [(mark.rank, mark.word) for mark in find_marks(workers)] == expected
 
 
