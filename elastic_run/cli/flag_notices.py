@@ -7,7 +7,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.config import names_rendezvous, read_token
-from elastic_run.cli.node_gpus import describe_shortage
+from elastic_run.cli.node_gpus import compare_workers
 from elastic_run.cli.origins import has_left_slurm
 from elastic_run.cli.program_checks import describe_shell_words
 from elastic_run.cli.values import node_range
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 #: Bytes of a token: half of 16 random bytes in hexadecimal form, which still can't be guessed.
 _SHORTEST_TOKEN = 16
+
+#: Flags whose names many scripts have for flags of their own.
+_COMMON_NAMES = frozenset(
+    (
+        *("--config", "--explain", "--help", "--log-dir", "--module", "--preload", "--role", "--start-method"),
+        *("--local-addr", "--master-addr", "--master-port", "--health-port", "--metrics-port", "--version"),
+    )
+)
 
 
 def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
@@ -42,7 +50,8 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
     notices += _rendezvous_notices(args)
     notices += _filter_notices(args)
     notices += describe_shell_words(args.health_check)
-    notices += describe_shortage(str(args.nproc_per_node), environ)
+    notices += compare_workers(str(args.nproc_per_node), environ)
+    notices += _misplaced_flags(args)
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
         notices.append(
             "python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and adds "
@@ -65,6 +74,29 @@ def _unused_flags(args: Namespace) -> list[str]:
         f"{name}: {value} is not used: only --rdzv-backend=static uses it, and this job has {backend}"
         for name, value, default in given
         if value not in {default, "", -1}
+    ]
+
+
+def _misplaced_flags(args: Namespace) -> list[str]:
+    """Name flags of elastic-run behind the script, which gets them, unless elastic-run was given them as well."""
+    words = [word.partition("=")[0] for word in args.training_script_args]
+    if not any(word.startswith("--") for word in words):
+        return []
+    from elastic_run.cli.flags import FLAGS  # noqa: PLC0415 - imported by now
+
+    found = [
+        flag.name
+        for flag in FLAGS
+        if flag.name not in _COMMON_NAMES
+        and any(spelling in words for spelling in flag.spellings if len(spelling) > len("-x"))
+        and getattr(args, flag.dest, flag.default) == flag.default
+    ]
+    if not found:
+        return []
+    they, stand = ("it", "stands") if len(found) == 1 else ("they", "stand")
+    goes = "goes" if len(found) == 1 else "go"
+    return [
+        f"{', '.join(found)} {stand} behind the script, so {they} {goes} to the script: elastic-run's flags come before"
     ]
 
 

@@ -40,20 +40,25 @@ def count_node_gpus(environ: Mapping[str, str]) -> tuple[str, list[str]]:
         raise UsageError(message) from None
 
 
-def describe_shortage(workers: str, environ: Mapping[str, str]) -> list[str]:
-    """Return a notice where there are more workers than visible GPUs; they may be meant to train on CPUs.
+def compare_workers(workers: str, environ: Mapping[str, str]) -> list[str]:
+    """Return a notice where there are more workers than visible GPUs, or one worker and several GPUs.
+
+    More workers may be meant to train on CPUs, and one worker may use several GPUs.
 
     Args:
         workers: As given for --nproc-per-node; only a number is compared.
         environ: The environment.
     """
-    if not workers.isdecimal() or int(workers) == 1 or not any(map(os.path.exists, _DRIVERS)):
+    if not workers.isdecimal() or not any(map(os.path.exists, _DRIVERS)):
         return []
     from elastic_run.cluster.devices import torch_build, visible_gpus  # noqa: PLC0415 - see `count_node_gpus`
 
     build = torch_build(environ)
     # A notice is not worth the seconds of nvidia-smi.
     gpus = len(visible_gpus(environ, asks_program=False)) if build is not None and build & {"cuda", "hip"} else 0
+    if int(workers) == 1 < gpus:
+        idle = f"{gpus - 1} GPU{'s are' if gpus > 2 else ' is'} idle"  # noqa: PLR2004 - the worker's own is the other one
+        return [f"{idle}: --nproc-per-node=gpu starts a worker for each GPU (a script may also use several by itself)"]
     if not 0 < gpus < int(workers):
         return []
     seen = f"{gpus} GPU{'s' * (gpus != 1)}"

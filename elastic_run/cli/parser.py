@@ -47,6 +47,20 @@ _SCRIPT_MISSING_MESSAGE = "no script given: elastic-run [flags] SCRIPT [argument
 _VALUE_IS_TOO_MUCH = "ignored explicit argument "
 
 
+#: Names that other launchers have for flags of the table.
+_NAMES_ELSEWHERE = {
+    **dict.fromkeys(
+        ("gpus", "ngpus", "n-gpus", "num-gpus", "gpus-per-node", "devices", "np", "num-procs", "num-processes"),
+        "--nproc-per-node",
+    ),
+    **dict.fromkeys(("ntasks-per-node", "tasks-per-node", "num-workers", "workers"), "--nproc-per-node"),
+    **dict.fromkeys(("nodes", "num-nodes", "num-machines", "n-nodes"), "--nnodes"),
+    **dict.fromkeys(("machine-rank", "node-id"), "--node-rank"),
+    "main-process-ip": "--master-addr",
+    "main-process-port": "--master-port",
+}
+
+
 class ValueNotAllowedError(UsageError):
     """A value of a flag, a variable or a file is not allowed; the words themselves are a command line."""
 
@@ -358,6 +372,8 @@ def _describe_unknown(word: str, flags: Sequence[Flag]) -> str:
     name = word.partition("=")[0]
     wanted = name.replace("_", "-").lstrip("-")
     names = {flag.name[2:]: flag.name for flag in flags}
+    if wanted in _NAMES_ELSEWHERE:
+        return f"unknown flag {name}, did you mean {_NAMES_ELSEWHERE[wanted]!r}? (see --help)"
     parts = [flag for text, flag in names.items() if f"-{wanted}-" in f"-{text}-"]
     if len(parts) == 1:
         return f"unknown flag {name}, did you mean {parts[0]!r}? (see --help)"

@@ -18,13 +18,17 @@ from elastic_run.multiprocessing.process.interpreter import own_interpreter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _MACROS = ("${local_rank}", "$local_rank")
 #: Words with a meaning for a shell; `find` expects some of them too.
 _SHELL_WORDS = (";", "&&", "||", "|", "&", ">", ">>", "<", "2>&1")
 
 
+#: The first bytes of a program that no interpreter runs.
+_ELF = b"\x7fELF"
+#: Flags of Python without a value; workers are started with -u.
+_INTERPRETER_FLAGS = frozenset(("-u", "-B", "-E", "-I", "-O", "-OO", "-s", "-S"))
 #: En dash, em dash and minus sign, which text from a page or a chat has in place of hyphens.
 _DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"
 
@@ -39,7 +43,7 @@ def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
         message = "--local-rank-underscore: cannot be combined with --use-env, which adds no local rank"
         raise UsageError(message)
     if args.run_path:
-        _check_script(name)
+        _check_script(name, args.training_script_args)
         return
     if args.no_python:
         if args.module:
@@ -48,7 +52,7 @@ def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
         return
     _check_interpreter(environ)
     if not args.module:
-        _check_script(name)
+        _check_script(name, args.training_script_args)
     elif os.sep in name or not name:
         message = f"-m: {name!r} is not the name of a module; leave out -m to run a file"
         raise UsageError(message)
@@ -117,12 +121,12 @@ def _check_command(name: str, environ: Mapping[str, str], flag: str) -> None:
     raise UsageError(message)
 
 
-def _check_script(name: str) -> None:
+def _check_script(name: str, arguments: Sequence[str]) -> None:
     """A directory or a zip file with a __main__.py is a script to Python; so is "-", and any pipe."""
     if name == "-" or _has_macro(name):
         return
     if not _exists(name, "script"):
-        message = f"script {name!r} does not exist{_script_hint(name)}"
+        message = f"script {name!r} does not exist{_hint_at_launcher(name, arguments) or _script_hint(name)}"
         raise UsageError(message)
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
         message = f"script {name!r} is a directory without a __main__.py"
@@ -133,6 +137,30 @@ def _check_script(name: str) -> None:
     if not os.access(name, os.R_OK):
         message = f"script {name!r} is not readable: no permission"
         raise UsageError(message)
+    if not name.endswith(".py") and os.path.isfile(name) and _is_binary(name):
+        hint = _hint_at_launcher(name, arguments) or f", did you mean --no-python {name}?"
+        message = f"script {name!r} is a binary program{hint}"
+        raise UsageError(message)
+
+
+def _is_binary(name: str) -> bool:
+    with open(name, "rb", buffering=0) as file:
+        return file.read(len(_ELF)) == _ELF
+
+
+def _hint_at_launcher(name: str, arguments: Sequence[str]) -> str:
+    """Return the command line without a word that elastic-run replaces: the interpreter, or torchrun."""
+    base = os.path.basename(name)
+    if base == "torchrun":
+        return f": elastic-run replaces torchrun: elastic-run {' '.join(arguments)}"
+    if base.rstrip("0123456789.") != "python":
+        return ""
+    rest = list(arguments)
+    while rest and rest[0] in _INTERPRETER_FLAGS:
+        del rest[0]
+    is_script = bool(rest) and not rest[0].startswith("-")
+    line = " ".join(rest[:2]) if rest[:1] == ["-m"] else rest[0] if is_script else "SCRIPT"
+    return f": leave the word out, since elastic-run starts the interpreter itself: elastic-run [flags] {line}"
 
 
 def _exists(name: str, what: str) -> bool:
@@ -163,6 +191,10 @@ def _script_hint(name: str) -> str:
         return f", did you mean {name + '.py'!r}?"
     if not name.endswith(".py") and _is_module(name):
         return f", did you mean -m {name}?"
+    from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - only on the way to an error
+
+    if find_program(name, os.environ) is not None:
+        return _command_hint(name) or f", did you mean --no-python {name}?"
     directory, base = os.path.split(name)
     wanted = base.removesuffix(".py").lower()
     try:

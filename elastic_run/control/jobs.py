@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from elastic_run.control.client import Answer
 
-__all__ = ["RUN_HELP", "RunningAgent", "RunningJob", "choose_job", "find_job", "find_jobs"]
+__all__ = ["NO_JOB", "RUN_HELP", "RunningAgent", "RunningJob", "choose_job", "find_job", "find_jobs", "name_job"]
 
 #: The help text of RUN, for all commands.
 RUN_HELP = "run id (--rdzv-id) or its beginning, or the launcher's pid; may be left out if one job runs on this machine"
+#: What is said if there is no job.
+NO_JOB = "no job of yours runs on this machine"
 #: Seconds in which all agents of this machine have to tell which job they run.
 _WAIT_LIMIT = 2.0
 #: A longer run id is a number that was made up.
@@ -96,10 +98,7 @@ def find_job(environment: Mapping[str, str], run: str | None, *, advice: str = "
     Raises:
         UsageError: There is no such job, there are several, or it doesn't answer.
     """
-    job = choose_job(find_jobs(environment), run, advice=advice)
-    if errors := [agent.error for agent in job.agents if agent.error]:
-        raise UsageError(errors[0])
-    return job
+    return choose_job(find_jobs(environment), run, advice=advice)
 
 
 def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
@@ -129,7 +128,7 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "")
         advice: A clause that follows the message if there are none.
 
     Raises:
-        UsageError: There is no such job, or there are several.
+        UsageError: There is no such job, there are several, or it doesn't answer.
     """
     if run is None:
         found = list(jobs)
@@ -137,9 +136,11 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "")
         found = [job for job in jobs if job.is_named(run)]
         found = found or [job for job in jobs if job.agents[0].run_id.startswith(run)]
     if len(found) == 1:
+        if errors := [agent.error for agent in found[0].agents if agent.error]:
+            raise UsageError(errors[0])
         return found[0]
     if not jobs:
-        message = "no job of yours runs on this machine" + (f", so none is {run!r}" if run else "")
+        message = NO_JOB + (f", so none is {run!r}" if run else "")
         message += f"; {advice}" if advice else ""
     elif not found:
         message = f"{run!r} is not a job of yours on this machine, which has {_list(jobs, jobs)}"
@@ -151,12 +152,12 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "")
 
 
 def _list(found: Sequence[RunningJob], jobs: Sequence[RunningJob]) -> str:
-    named = [f"{_name(job, jobs)} ({job.agents[0].program or 'does not answer'})" for job in found[:_NAMED]]
+    named = [f"{name_job(job, jobs)} ({job.agents[0].program or 'does not answer'})" for job in found[:_NAMED]]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return ", ".join(named) + more
 
 
-def _name(job: RunningJob, jobs: Sequence[RunningJob]) -> str:
+def name_job(job: RunningJob, jobs: Sequence[RunningJob]) -> str:
     """Return the text for RUN that means this job and no other."""
     first = job.agents[0]
     texts = (job.label, str(first.pid), first.run_id)

@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 WAITING = "say('rank', rank, 'waits')\nsignal.pause()\n"
 
 
-def status(*words: str, env: dict[str, str] | None = None) -> Launched:
-    """Run the command to its end."""
-    with start("status", *words, env=env) as command:
+def run(*words: str, env: dict[str, str] | None = None) -> Launched:
+    """Run a command to its end."""
+    with start(*words, env=env) as command:
         command.wait_exit()
     return command
+
+
+def status(*words: str, env: dict[str, str] | None = None) -> Launched:
+    """Run `elastic-run status` to its end."""
+    return run("status", *words, env=env)
 
 
 def read_status(*words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def read_status(*words: str, env: dict[str, str] | None = None) -> dict[str, Any
 
 
 def test_a_job_is_shown_with_each_workers_state_and_last_line(launch: Launch, worker: Worker) -> None:
-    """From the first line of a worker on; one that is stopped with SIGSTOP stands there as stopped, and CPU time is seen."""
+    """From the first line of a worker on; a worker that SIGSTOP holds stands there as stopped."""
     body = "say('rank', rank, 'begins')\nwhile rank == 1: pass\nsignal.pause()\n"
     launcher = launch("--nproc-per-node=3", "--max-restarts=2", worker(body), merge=True)
     launcher.wait_lines("begins", count=3)
@@ -106,16 +111,23 @@ def test_stdout_that_goes_past_the_launcher_is_no_silence(launch: Launch, worker
 
 
 def test_several_jobs_have_to_be_named_and_an_unknown_one_is_refused(launch: Launch, worker: Worker) -> None:
-    """One line, exit 2, with what may be typed."""
+    """One line, exit 2, with what may be typed; without a name, and with `ps`, all jobs are listed."""
     assert (status().process.returncode, status("x").process.returncode) == (2, 2)
+    none = run("ps")
+    assert (none.process.returncode, none.stdout) == (0, "no job of yours runs on this machine\n")
     launchers = [launch(worker(WAITING)) for _ in range(2)]
     for launcher in launchers:
         launcher.wait_line("waits")
         read_status(str(launcher.pid))
-    refused = status()
+    refused = status("--json")
     assert refused.process.returncode == 2
     assert len(refused.stderr.splitlines()) == 1
     assert all(f"{launcher.pid} (" in refused.stderr for launcher in launchers)
+    for listed in (status(), run("ps")):
+        heading, *rows = listed.stdout.splitlines()
+        assert (listed.process.returncode, heading.split()) == (0, ["RUN", "PID", "STATE", "STARTED", "PROGRAM"])
+        pids = [str(launcher.pid) for launcher in launchers]
+        assert sorted(row.split()[:3] for row in rows) == sorted([pid, pid, "running"] for pid in pids)
     assert "'x' is not a job of yours" in status("x").stderr
 
 

@@ -207,15 +207,19 @@ def test_programs_get_errors_of_torchs_classes(call: Callable[[], object]) -> No
         ),
         ("--nproc-per-node=9", {}, "hip", "--nproc-per-node: 9 workers see 8 GPUs: a script"),
         ("--nproc-per-node=8", {}, "cuda", ""),
+        ("--nproc-per-node=1", {}, "cuda", "7 GPUs are idle: --nproc-per-node=gpu starts a worker for each GPU"),
+        ("--nnodes=2", {"CUDA_VISIBLE_DEVICES": "4,5"}, "cuda", "1 GPU is idle: --nproc-per-node=gpu"),
+        ("", {"CUDA_VISIBLE_DEVICES": "3"}, "cuda", ""),
+        ("", {}, "cpu", ""),
         ("--nproc-per-node=9", {}, "cpu", ""),  # torch uses none of them
         ("--nproc-per-node=9", {"CUDA_VISIBLE_DEVICES": ""}, "cuda", ""),  # hidden on purpose
         ("--nproc-per-node=cpu", {"CUDA_VISIBLE_DEVICES": "0"}, "cuda", ""),
     ],
 )
-def test_more_workers_than_gpus_are_told(
+def test_another_number_of_workers_than_gpus_is_told(
     words: str, environ: dict[str, str], build: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line says so before the workers fail; a job that is meant for CPUs goes on."""
+    """One line says so if workers would fail, or one worker leaves GPUs idle; a job that is meant for CPUs goes on."""
     monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
     monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({build}))
     monkeypatch.setattr(devices, "find_nvidia", lambda **_: [devices.Device(str(number)) for number in range(8)])

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("place")
 
 
+#: The interpreter's file; `sys.executable` may be a link in a virtual environment.
+REAL_PYTHON = os.path.realpath(sys.executable)
 REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nnodes 0 train.py", {}, "--nnodes: '0' is not MIN[:MAX]"),
     ("--nproc-per-node 8x train.py", {}, "--nproc-per-node: '8x' is not a number from 1 up"),
@@ -93,6 +95,19 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("train", {}, "script 'train' does not exist, did you mean 'train.py'?"),
     ("statu", {}, "script 'statu' does not exist, did you mean 'elastic-run status'?"),
     ("./statu", {}, "script './statu' does not exist"),
+    (
+        "python -u train.py --lr=3",
+        {},
+        "script 'python' does not exist: leave the word out, since elastic-run starts the",
+    ),
+    (f"{REAL_PYTHON} -m package.module", {}, f"script '{REAL_PYTHON}' is a binary program: leave the word out"),
+    (
+        "torchrun --nnodes 2 train.py",
+        {},
+        "script 'torchrun' does not exist: elastic-run replaces torchrun: elastic-run --n",
+    ),
+    ("sh run.sh", {}, "script 'sh' does not exist, did you mean --no-python sh?"),
+    ("/bin/sh run.sh", {}, "script '/bin/sh' is a binary program, did you mean --no-python /bin/sh?"),
     ("package.module", {}, "script 'package.module' does not exist, did you mean -m package.module?"),
     ("nowhere/train.py", {}, "script 'nowhere/train.py' does not exist"),
     ("train.py/deeper", {}, "script 'train.py/deeper' does not exist"),
@@ -144,6 +159,10 @@ def test_what_cannot_be_started_is_answered_in_one_line(
         ("--timeout=3 train.py", ""),
         ("nosuch.py", ""),
         ("nosuch", ""),
+        ("--gpus 2 train.py", "--nproc-per-node"),
+        ("--ngpus=2 train.py", "--nproc-per-node"),
+        ("--num_nodes 2 train.py", "--nnodes"),
+        ("-np 2 train.py", "--nproc-per-node"),
         ("init.py", ""),
         ("Train.py", "train.py"),
         ("trian", "train.py"),
@@ -443,6 +462,9 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--duplicate-stderr-filters a --tee 0:1 train.py", {}, "--duplicate-stderr-filters: has no effect without"),
         ("--duplicate-stderr-filters a --tee 0:1,1:3 train.py", {}, None),
         ("--duplicate-stdout-filters a --tee 3 train.py", {}, None),
+        ("train.py --nproc_per_node=2", {}, "--nproc-per-node stands behind the script, so it goes to the script"),
+        ("train.py x --nnodes 2 --tee 3", {}, "--nnodes, --tee stand behind the script, so they go to the script"),
+        ("--nproc-per-node=2 train.py --nproc-per-node=2 --log-dir=x --master-port=1", {}, None),
         ("--duplicate-stdout-filters a --logs-specs mine train.py", {}, None),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_later_round_has_a_time_of_its_own(round_uptime: float | None, told: s
 def test_a_worker_stands_out_against_the_median_of_the_others(
     workers: list[dict[str, Any]], expected: list[tuple[int, str]]
 ) -> None:
-    """Only rank 0 writes in most jobs, or a rank of each node: then the others are silent, and none of them stands out."""
+    """Only rank 0 writes in most jobs, or a rank of each node: the others are silent, and none of them stands out."""
     assert [(mark.rank, mark.word) for mark in find_marks(workers)] == expected
 
 
@@ -156,8 +156,8 @@ def test_silences_that_are_not_known_are_explained() -> None:
 
 def test_rows_that_stand_out_are_bold_on_a_terminal() -> None:
     """And only those."""
-    lines = render_status([node(worker(0, silence=99), worker(1))], label="j", width=80, color=True)
-    assert [line.startswith("\x1b[1m") for line in lines[2:5]] == [False, True, False]
+    lines = render_status([node(worker(0, silence=99), worker(1), worker(2))], label="j", width=80, color=True)
+    assert [line.startswith("\x1b[1m") for line in lines[2:6]] == [False, True, False, False]
 
 
 def test_gpus_have_columns_where_any_is_known() -> None:

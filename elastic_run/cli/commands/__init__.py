@@ -8,6 +8,7 @@
 | `native_stacks` | `elastic-run stacks --native`: by py-spy |
 | `nodes` | asks all nodes of a job |
 | `parser` | the argparse parser that all commands share |
+| `ps` | ``elastic-run ps``: the jobs that run on this machine |
 | `report` | ``elastic-run report``: the page of a job's history |
 | `help` | ``elastic-run help``: the commands, or the help of one of them |
 | `trace` | ``elastic-run trace``: dumps of torch's flight recorder, and which rank did not join |
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "doctor": "Check this machine, or the network between nodes, for causes of failed jobs.",
     "status": "Show each worker of a running job: state, CPU, memory, time without output, last line.",
+    "ps": "List your running jobs on this machine, as status does if several jobs run.",
     "stacks": "Show where in the program each rank of a running job is.",
     "logs": "Show the log files of a running or ended job, by rank and across restarts.",
     "top": "Show the table of status, and update it until the job ends.",

@@ -8,8 +8,9 @@ import shutil
 from elastic_run import contract
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.commands.ps import print_jobs
 from elastic_run.cli.stdout import print_json, print_text
-from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.control.jobs import RUN_HELP, choose_job, find_jobs
 from elastic_run.control.wire import VERSION
 from elastic_run.notices import say
 from elastic_run.report.status_table import find_left_out, render_status
@@ -24,17 +25,21 @@ def main(words: Sequence[str]) -> int:
     """Print the state of a job.
 
     Returns:
-        0, or 1 if no agent of the job answers.
+        0, also for a list of several jobs if none is named; 1 if no agent of the job answers.
 
     Raises:
-        UsageError: There is no such job, or there are several.
+        UsageError: There is no such job, it doesn't answer, or there are several for --json.
         SystemExit: The help was printed (0).
     """
     parser = CommandParser("status")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     args = parser.parse_args(words)
-    job = find_job(os.environ, args.run)
+    jobs = find_jobs(os.environ)
+    if args.run is None and len(jobs) > 1 and not args.json:
+        print_jobs(jobs)
+        return contract.EXIT_SUCCESS
+    job = choose_job(jobs, args.run)
     nodes, errors = ask_nodes(job, JOB_STATUS)
     for error in errors:
         say(error)
