@@ -4,7 +4,7 @@
 |---|---|
 | `advice` | the hint of the report, for a verdict of the launcher or for the likeliest cause |
 | `annotations` | the closing report in one line for GitHub Actions |
-| `clock_offsets` | by how much the clocks of a job's nodes differ, as its event logs tell |
+| `clock_offsets` | the times of a job's events on one clock |
 | `event_file` | appends lines to the event log, in a thread of its own |
 | `event_history` | reads event logs, and folds them into the history of jobs |
 | `event_schema` | the events of the event log with their fields |

@@ -1,7 +1,8 @@
-"""By how much the clocks of a job's nodes differ, estimated from its event logs. For display only.
+"""The times of a job's events on one clock: by each launcher's monotonic clock, and by the differences between nodes.
 
-Pure. All nodes of a round read from the job's store, within milliseconds, that the round was formed. So the times in
-their lines about that moment differ by as much as their clocks do, and by the time that the store takes to tell them.
+Pure, and for display only. All nodes of a round read from the job's store, within milliseconds, that the round was
+formed. So the times in their lines about that moment differ by as much as their clocks do, and by the time that the
+store takes to tell them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,28 @@ from statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from elastic_run.report.job_history import Event
 
 #: Seconds; a smaller difference may be the way from the store, and is not seen on the page.
 _LEAST = 0.05
+
+
+def follow_monotonic_clocks(events: Iterable[Event]) -> list[Event]:
+    """Return events with the wall clock of their launcher's first event, carried on by its monotonic clock.
+
+    A wall clock that is set while the job runs would stretch the rounds of the page by days.
+
+    Args:
+        events: Of all launchers; those of each launcher in their order.
+    """
+    first: dict[str, Event] = {}
+    return [
+        {**event, "time": began["time"] + event["monotonic"] - began["monotonic"]}
+        for event in events
+        for began in (first.setdefault(event["agent"], event),)
+    ]
 
 
 def find_offsets(events: Sequence[Event]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import json
 import math
 
 from elastic_run.records import dataclass
-from elastic_run.report.clock_offsets import correct, find_offsets
+from elastic_run.report.clock_offsets import correct, find_offsets, follow_monotonic_clocks
 from elastic_run.report.event_schema import find_mistake
 from elastic_run.report.job_history import Agent, Job, Member, Reading, Round, Worker
 
@@ -96,7 +96,7 @@ def _parse(line: bytes) -> tuple[Event, str]:
 
 # --- folding ---------------------------------------------------------------------------------------------------------
 def fold(events: Iterable[Event]) -> list[Job]:
-    """Fold events into jobs; times are corrected where the clocks of nodes differ.
+    """Fold events into jobs; times are corrected where the clocks of nodes differ, or a clock was set.
 
     Args:
         events: The events of all launchers; those of each launcher in their order. A repeated event counts once.
@@ -104,7 +104,7 @@ def fold(events: Iterable[Event]) -> list[Job]:
     Returns:
         The jobs in the order in which they began.
     """
-    events = list(events)
+    events = follow_monotonic_clocks(events)
     offsets = find_offsets(events)
     of_agent: dict[str, _AgentFold] = {}
     seen: set[tuple[str, float, str, Any]] = set()

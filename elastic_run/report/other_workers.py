@@ -87,7 +87,7 @@ def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
         ends: How the workers ended; one of them had ended with 0 before it.
     """
     early = find_early_ends(root, ends)
-    before = span(max(0.0, root.ended_at - max(end.ended_at for end in early)))
+    before = span(max(0.0, root.uptime - max(end.uptime for end in early)))
     they = "it" if len(early) == 1 else "they"
     who = ranks(end.rank for end in early)
     return f"{who} ended with code 0, {before} earlier: did {they} leave the loop early?"
@@ -115,7 +115,7 @@ def _line(ends: list[WorkerEnd], what: str) -> list[str]:
 
 def _failures(failed: list[WorkerEnd], root: WorkerEnd | None) -> list[str]:
     kinds: dict[tuple[int | str, ...], list[WorkerEnd]] = {}
-    for end in sorted(failed, key=lambda end: (end.ended_at, end.rank)):
+    for end in sorted(failed, key=lambda end: (end.uptime, end.rank)):
         kinds.setdefault(failure_signature(end)[:3], []).append(end)
     groups = list(kinds.values())
     lines = [_failure(group, root) for group in groups[:_MOST_KINDS]]
@@ -129,7 +129,9 @@ def _failure(group: list[WorkerEnd], root: WorkerEnd | None) -> str:
     if root is None:
         return f"{who} failed{_reason(first)}"
     why = " as a consequence" if is_secondary(first) else ""
-    return f"{who} failed{why} {_distance(first.ended_at - root.ended_at)}{_reason(first)}"
+    # The round starts on another host a moment earlier or later.
+    when = f" {_distance(first.uptime - root.uptime)}" if first.host == root.host else ""
+    return f"{who} failed{why}{when}{_reason(first)}"
 
 
 def _reason(end: WorkerEnd) -> str:

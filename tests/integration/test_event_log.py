@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import defaultdict
 from random import Random
@@ -15,7 +16,7 @@ from tests.support import isolation
 from tests.support.event_logs import read_job, read_whole
 from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port
-from tests.support.wait import wait_until
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,6 +112,34 @@ def test_a_failed_job_names_its_cause_in_the_last_line(launch: Launch, worker: W
     last = read_whole(tmp_path / "e")[-1]
     expected = {"event": "agent_ended", "verdict": "worker_failed", "exit_code": 1, "cause_rank": 0}
     assert last.items() >= {**expected, "cause": "ValueError: loss is nan"}.items()
+
+
+#: The launcher's wall clock, which the file CLOCK sets by days.
+SET_CLOCK = """
+import os, time
+def shifted(true=time.time):
+    with open(os.environ["CLOCK"]) as file:
+        return true() + 86400 * int(file.read() or 0)
+time.time = shifted
+"""
+
+
+def test_a_clock_that_is_set_changes_no_duration(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """The lines, the report, failure.json and the page of the history have the seconds that have passed."""
+    clock, logs = tmp_path / "clock", tmp_path / "logs"
+    clock.write_text("0", encoding="ascii")
+    (tmp_path / "sitecustomize.py").write_text(SET_CLOCK, encoding="utf-8")
+    script = worker(
+        "with open(os.environ['CLOCK'], 'r+') as file:\n    file.write(('1000', '-500')[attempt])\nsys.exit(3)"
+    )
+    env = {"CLOCK": str(clock), "PYTHONPATH": str(tmp_path)}
+    job = launch("--max-restarts=1", f"--log-dir={logs}", script, env=env)
+    assert job.wait_exit() == 3
+    assert not re.search(r"\d (?:d|h) ", job.stderr)
+    failure = json.loads(next(logs.glob("*/failure.json")).read_text(encoding="utf-8"))
+    assert all(0 < each["uptime"] < stretched(60) for each in (failure["root_cause"], *failure["attempts"]))
+    (agent,) = read_job(logs).agents
+    assert agent.last_at - agent.first_at < stretched(120)
 
 
 def _is_told(logs: Path, pids: set[int]) -> bool:

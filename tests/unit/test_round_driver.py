@@ -142,7 +142,7 @@ def test_a_lost_peer_is_looked_for_quickly(exitcode: int, looks: list[bool], mon
 
     monkeypatch.setattr(root_cause, "has_lost_rank", bool)
     current: Any = SimpleNamespace(
-        _ended_at={0: (0.0, exitcode, False)},
+        _exits={0: SimpleNamespace(exitcode=exitcode)},
         output=SimpleNamespace(catch_up=lambda _: None),
         _context=SimpleNamespace(group=SimpleNamespace(workers=[SimpleNamespace(local_rank=0)])),
         _end_of=end_of,

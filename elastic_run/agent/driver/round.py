@@ -16,6 +16,7 @@ from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.prefix import render_prefix
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.process.workers import Workers
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,16 @@ _ABORTED = -6
 _LOST_STATUS = (
     "its exit status is unknown: this program ignores SIGCHLD, or other code of it collects every child (waitpid(-1))"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """How a worker has ended: the wall clock for display, and seconds since the round's start."""
+
+    at: float
+    uptime: float
+    exitcode: int
+    was_stopped: bool
 
 
 class Round:
@@ -63,7 +74,7 @@ class Round:
         self._launched = launched
         self._loop = loop
         self._report_exit = on_exit
-        self._ended_at: dict[int, tuple[float, int, bool]] = {}
+        self._exits: dict[int, _Exit] = {}
         self._failed_after: float | None = None
         self._stacks: StackRequests | None = None
         self.output = WorkerOutput(loop, console, launched.wiring, on_output=on_output)
@@ -114,9 +125,10 @@ class Round:
         if self._has_lost_status(local_rank) and self._has_returned(local_rank):
             exitcode = 0
         was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
-        self._ended_at[local_rank] = (time.time(), exitcode, was_stopped)
+        uptime = self._loop.now() - self.started
+        self._exits[local_rank] = _Exit(time.time(), uptime, exitcode, was_stopped)
         if exitcode != 0 and self._failed_after is None:
-            self._failed_after = self._loop.now() - self.started
+            self._failed_after = uptime
         self._report_exit(local_rank, exitcode)
 
     def _has_lost_status(self, local_rank: int) -> bool:
@@ -134,7 +146,7 @@ class Round:
 
     def was_stopped(self, local_rank: int) -> bool:
         """Whether a worker that has ended did so since it was told to stop."""
-        return self._ended_at[local_rank][2]
+        return self._exits[local_rank].was_stopped
 
     def find_silences(self) -> dict[int, float]:
         """Return seconds since the last output of each worker that runs, by global rank."""
@@ -148,8 +160,8 @@ class Round:
 
     def exit_code(self, local_rank: int) -> int | None:
         """Return a worker's exit code, or minus the signal's number; None while it runs."""
-        ended = self._ended_at.get(local_rank)
-        return None if ended is None else ended[1]
+        ended = self._exits.get(local_rank)
+        return None if ended is None else ended.exitcode
 
     def output_files(self, local_rank: int) -> list[str]:
         """Return the log files that a worker writes itself, with no pipe between."""
@@ -167,7 +179,7 @@ class Round:
 
     def is_secondary(self, local_rank: int) -> bool:
         """Whether a worker that has just failed seems to have lost a peer."""
-        _, exitcode, _ = self._ended_at[local_rank]
+        exitcode = self._exits[local_rank].exitcode
         if exitcode < 0 and exitcode != _ABORTED:
             return False  # lost peers make collectives raise, or abort
         from elastic_run.core.failure.root_cause import has_lost_rank  # noqa: PLC0415 - only after a failure
@@ -221,10 +233,10 @@ class Round:
                 started.function.result.finish()
         if self._launched.functions is not None:
             self._launched.functions.close()
-        if not any(exitcode for _, exitcode, _ in self._ended_at.values()):
+        if not any(ended.exitcode for ended in self._exits.values()):
             return ()
         workers = {worker.local_rank: worker for worker in self._context.group.workers}
-        return tuple(_with_timer(self._end_of(workers[rank])) for rank in sorted(self._ended_at))
+        return tuple(_with_timer(self._end_of(workers[rank])) for rank in sorted(self._exits))
 
     def return_values(self) -> dict[int, Any]:
         """Return the values of the workers' functions by global rank, after `close`; empty for commands.
@@ -253,23 +265,23 @@ class Round:
         from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure
 
         rank = worker.local_rank
-        ended_at, exitcode, was_stopped = self._ended_at[rank]
+        ended = self._exits[rank]
         logs = self._launched.logs
         error_file = _file(logs.error_files, rank) if logs is not None else ""
         log_file = _file(logs.stderrs, rank) or _file(getattr(logs, "kept_stderrs", {}), rank) if logs else ""
-        text = self.output.tail(rank, is_thorough=is_thorough).decode(errors="replace") if exitcode else ""
-        found = find_exception(error_file, text, exitcode, was_stopped=was_stopped)
+        text = self.output.tail(rank, is_thorough=is_thorough).decode(errors="replace") if ended.exitcode else ""
+        found = find_exception(error_file, text, ended.exitcode, was_stopped=ended.was_stopped)
         return WorkerEnd(
             rank=worker.global_rank,
             local_rank=rank,
             role=self._context.group.spec.role,
             host=self._context.hostname,
             pid=self.workers.pids[rank],
-            exitcode=exitcode,
-            ended_at=ended_at,
-            uptime=ended_at - self.started_at,
+            exitcode=ended.exitcode,
+            ended_at=ended.at,
+            uptime=ended.uptime,
             restart_count=self.restart_count,
-            was_stopped=was_stopped,
+            was_stopped=ended.was_stopped,
             exception=found.exception,
             remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem,
             error_file=error_file,

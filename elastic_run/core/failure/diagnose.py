@@ -102,7 +102,7 @@ def find_early_ends(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEn
     """Return the workers that had ended with 0 when another one lost a peer; none where that one failed by itself."""
     if not is_secondary(root):
         return []
-    return [end for end in ends if end.exitcode == 0 and not end.was_stopped and end.ended_at < root.ended_at]
+    return [end for end in ends if end.exitcode == 0 and not end.was_stopped and end.uptime < root.uptime]
 
 
 def is_stuck(end: WorkerEnd) -> bool:

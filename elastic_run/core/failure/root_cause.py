@@ -59,8 +59,8 @@ class WorkerEnd:
         host: Name of its node.
         pid: Its process.
         exitcode: Its exit code, or minus the number of the signal that ended it.
-        ended_at: Wall clock, seconds since the epoch, for display and order.
-        uptime: Seconds that it lived.
+        ended_at: Wall clock, seconds since the epoch, for display.
+        uptime: Monotonic seconds from the round's start on its node to its end: for order and durations.
         restart_count: The attempt it belonged to.
         was_stopped: Whether the agent had told it to stop before it ended.
         exception: What it wrote down, or None; of a worker that was stopped the exception at the end of its stderr, not
@@ -300,7 +300,7 @@ def _last_line(end: WorkerEnd) -> str:
 
 
 def _order(end: WorkerEnd) -> tuple[int, float, int]:
-    return (severity(end), end.ended_at, end.rank)
+    return (severity(end), end.uptime, end.rank)
 
 
 def _normalise(text: str) -> str:
