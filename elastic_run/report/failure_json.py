@@ -11,7 +11,7 @@ import os
 import time
 
 from elastic_run import contract
-from elastic_run.core.failure.root_cause import is_secondary
+from elastic_run.core.failure.root_cause import has_lost_rank
 from elastic_run.core.protocol.codec import to_document
 from elastic_run.report.advice import advice
 from elastic_run.report.wording import signal_name
@@ -115,7 +115,7 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "restart_count": end.restart_count,
         "was_stopped": end.was_stopped,
         "stuck_at": None if end.stuck_at is None else _place(end.stuck_at),
-        "is_consequence": end.exitcode != 0 and is_secondary(end),
+        "is_consequence": end.exitcode != 0 and has_lost_rank(end),
         "exception": None if end.exception is None else _exception(end.exception),
         "remark": end.remark,
         "kernel_line": _cut(end.kernel_line, _LINE_LIMIT),

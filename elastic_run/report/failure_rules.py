@@ -17,6 +17,7 @@ from elastic_run.user_file import read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 #: Bytes of a file of rules, at most: a device may have no end.
@@ -29,16 +30,17 @@ _BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
 def built_in_rules() -> tuple[Rule, ...]:
     """Return the rules of elastic-run; none if this Python can't read TOML (3.10 without tomli)."""
     try:
-        return read_rules(_BUILT_IN)
+        return read_rules(_BUILT_IN, keys=(*_OPTIONAL, "cause"))
     except ValueError:
         return ()
 
 
-def read_rules(path: str) -> tuple[Rule, ...]:
+def read_rules(path: str, *, keys: Sequence[str] = _OPTIONAL) -> tuple[Rule, ...]:
     """Read a file of rules.
 
     Args:
         path: The file.
+        keys: The keys that a rule may have beside those that it needs.
 
     Returns:
         The rules in their order.
@@ -60,7 +62,8 @@ def read_rules(path: str) -> tuple[Rule, ...]:
     entries: list[Any] = document["rule"]
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
     lines += [0] * (len(entries) - len(lines))
-    return tuple(_rule(entry, f"{path}:{line}" if line else path) for entry, line in zip(entries, lines, strict=False))
+    places = [f"{path}:{line}" if line else path for line in lines]
+    return tuple(_rule(entry, place, keys) for entry, place in zip(entries, places, strict=False))
 
 
 def _check_keys(document: dict[str, Any], path: str, text: str) -> None:
@@ -91,12 +94,12 @@ def _read(path: str) -> str:
         raise ValueError(message) from None
 
 
-def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in the file
+def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:  # noqa: ANN401 - whatever stands in the file
     if not isinstance(entry, dict):
         message = f"{place}: a rule is a table: [[rule]]"
         raise ValueError(message)  # noqa: TRY004 - as the other errors of a file
-    if unknown := sorted(set(entry) - {*_KEYS, *_OPTIONAL}):
-        message = f"{place}: {unknown[0]!r} is not a key of a rule, which has {', '.join((*_KEYS, *_OPTIONAL))}"
+    if unknown := sorted(set(entry) - {*_KEYS, *keys}):
+        message = f"{place}: {unknown[0]!r} is not a key of a rule, which has {', '.join((*_KEYS, *keys))}"
         raise ValueError(message)
     for key in sorted({*_KEYS, *entry}):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
@@ -111,4 +114,4 @@ def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in 
     if decision and decision not in RULE_DECISIONS:
         message = f"{place}: the rule's decision is {decision!r}, which is none of {', '.join(RULE_DECISIONS)}"
         raise ValueError(message)
-    return Rule(entry["match"], entry["help"], decision)
+    return Rule(entry["match"], entry["help"], decision, entry.get("cause", ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_run.core.diagnosis.stack_groups import group_places
 from elastic_run.core.failure.diagnose import find_early_ends, find_stuck
-from elastic_run.core.failure.root_cause import failure_signature, has_equal_error, is_secondary
+from elastic_run.core.failure.root_cause import failure_signature, has_equal_error, has_lost_rank
 from elastic_run.report.stack_lines import describe
 from elastic_run.report.text import printable
 from elastic_run.report.wording import exception_line, exit_text, ranks, span
@@ -128,7 +128,7 @@ def _failure(group: list[WorkerEnd], root: WorkerEnd | None) -> str:
     who = ranks(end.rank for end in group)
     if root is None:
         return f"{who} failed{_reason(first)}"
-    why = " as a consequence" if is_secondary(first) else ""
+    why = " as a consequence" if has_lost_rank(first) else ""
     # The round starts on another host a moment earlier or later.
     when = f" {_distance(first.uptime - root.uptime)}" if first.host == root.host else ""
     return f"{who} failed{why}{when}{_reason(first)}"
@@ -139,7 +139,7 @@ def _reason(end: WorkerEnd) -> str:
         return f" ({exit_text(end)})"
     line = printable(exception_line(end.certain_exception))
     # The failure is known to be a lost peer, so the exception's type and the advice in its message are left out.
-    return f": {line.partition(': ')[2].split('. ')[0] or line}" if is_secondary(end) else f": {line}"
+    return f": {line.partition(': ')[2].split('. ')[0] or line}" if has_lost_rank(end) else f": {line}"
 
 
 def _distance(seconds: float) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
+from elastic_run.core.failure.root_cause import LOST_RANK
 from elastic_run.core.node import machine as membership
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol.messages import (
@@ -282,7 +282,7 @@ class Agent(Host):
         self.stopping = number
         self.world.oracle.note_failure(self.running)
         report = self.world.draw_report(self)
-        self.feed(node_messages.WorkersFailing(number, report["severity"] == SECONDARY_FAILURE))
+        self.feed(node_messages.WorkersFailing(number, report["severity"] == LOST_RANK))
         self.clockwork.at(self.clockwork.now + self.random.random(), self._report, number, FAILED, report)
 
     def _stop(self, halted: node_messages.Halted) -> None:

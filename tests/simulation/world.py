@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from elastic_run.core.failure.root_cause import BARE_END, LOST_RANK, OWN_EXCEPTION
 from elastic_run.core.job.config import JobConfig, Window, describe_difference
 from elastic_run.core.protocol.messages import DONE, FAILED
 from tests.simulation.agent import Agent
@@ -270,7 +271,7 @@ class World:
             "exit_code": self.random.randint(1, 3),
             "signature": [self.random.random()],
             "uptime": self.random.uniform(0.0, 30.0),
-            "severity": self.random.randrange(3),
+            "severity": (OWN_EXCEPTION, BARE_END, LOST_RANK)[self.random.randrange(3)],
             # Such a failure may end the job before its restarts are used.
             "is_deterministic": not self.config.max_restarts,
             "node": agent.node,

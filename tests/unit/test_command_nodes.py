@@ -56,7 +56,7 @@ def test_the_status_of_a_job_that_does_not_answer_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The reasons are all that is said."""
-    monkeypatch.setattr(status, "find_job", lambda *_: _JOB)
+    monkeypatch.setattr(status, "find_jobs", lambda *_: [_JOB])
     monkeypatch.setattr(status, "ask_nodes", lambda *_: ([], ["no answer of a"]))
     assert status.main([]) == EXIT_FAILURE
     assert capsys.readouterr().err == "elastic-run: no answer of a\n"

@@ -290,7 +290,7 @@ def node_log(name: str, ahead: float, *, host: str = "", rounds: tuple[int, ...]
             agent=name,
             node=host or name,
             time=1000.0 + 10 * number + ahead + 0.004 * (name != "a"),
-            monotonic=float(number),
+            monotonic=10.0 * number,
             run_id="r",
             round=number,
             restart=0,
@@ -322,5 +322,6 @@ def test_launchers_of_one_host_have_one_clock() -> None:
 
 def test_one_late_reader_of_a_round_does_not_count() -> None:
     """The median of the rounds tells."""
-    late = [each | {"time": each["time"] + 20 * (each["round"] == 2)} for each in node_log("b", 1.0, rounds=(1, 2, 3))]
+    late = node_log("b", 1.0, rounds=(1, 2, 3))
+    late[1] |= {"time": late[1]["time"] + 20}
     assert round(find_offsets([*node_log("a", 0.0, rounds=(1, 2, 3)), *late])["b"], 2) == 1.0

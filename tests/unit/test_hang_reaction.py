@@ -34,7 +34,7 @@ _HANG = Hang(63.0, {0: _LOADS}, {}, {0: Owner("gpu7", 4711, 0)})
 _ROUND = cast(
     "Round",
     SimpleNamespace(
-        number=3, started_at=0.0, restart_count=0, output=SimpleNamespace(tail=lambda *_, **__: b"shard 17\n")
+        number=3, uptime=60.0, restart_count=0, output=SimpleNamespace(tail=lambda *_, **__: b"shard 17\n")
     ),
 )
 

@@ -79,7 +79,7 @@ def test_paths_and_commands_stay_whole(width: int) -> None:
         assert sum(whole in line for line in lines) == 1, whole
     lines = render(result(worker_end(0, -9)), width=width)
     assert sum("`dmesg | grep -i oom`" in line for line in lines) == 1
-    assert "SIGKILL." in " ".join(line[9:] for line in lines)
+    assert "the kernel." in " ".join(line[9:] for line in lines)
     lines = render(result(worker_end(0, 1), entrypoint=place))
     assert lines[0].startswith("-- elastic-run: train.py failed -")
 

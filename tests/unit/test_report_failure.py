@@ -356,14 +356,16 @@ def test_the_recorder_is_no_part_of_the_trace() -> None:
 
 def test_who_left_early_is_named_where_nobody_else_is_to_blame() -> None:
     """Where all that is known is a lost peer, a rank that had ended with 0 before it is asked about."""
-    lost = "Traceback (most recent call last):\nConnectionResetError: Connection reset by peer\n"
-    root = worker_end(0, 1, lost)
+    lost = "Traceback (most recent call last):\n{}: Connection reset by peer\n"
+    root = worker_end(0, 1, lost.format("RuntimeError"))
     early, late = worker_end(3, 0, after=-2.0), worker_end(1, 0, after=1.0)
     text = report(result(root, early, late))
     assert "rank 3 ended with code 0, 2.0 s earlier: did it leave the loop early?" in text
     assert "rank 1 ended with exit code 0" in text
     own = worker_end(0, 1, "Traceback (most recent call last):\nValueError: own\n")
     assert "leave the loop" not in report(result(own, early))
+    server = worker_end(0, 1, lost.format("ConnectionResetError"))
+    assert "leave the loop" not in report(result(server, early))
 
 
 @pytest.mark.parametrize(

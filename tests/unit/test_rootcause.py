@@ -9,8 +9,8 @@ import pytest
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.root_cause import (
     BARE_END,
+    LOST_RANK,
     OWN_EXCEPTION,
-    SECONDARY_FAILURE,
     WorkerEnd,
     failure_signature,
     find_root_cause,
@@ -24,6 +24,7 @@ from elastic_run.core.failure.root_cause import (
 
 DATA = Path(__file__).parents[1] / "data" / "stderr"
 OWN = ExceptionText("ValueError", "bad batch 17", where="train.py:9")
+SERVER = ExceptionText("ConnectionResetError", "[Errno 104] Connection reset by peer")
 LOST = ExceptionText("RuntimeError", "[/x/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:13965")
 
 
@@ -69,6 +70,7 @@ CAUSES: list[tuple[str, list[WorkerEnd], int | None]] = [
     ("a bare exit code and a signal by time", [end(0, 3, 2.0), end(1, -9, 1.0)], 1),
     ("a signal before an earlier lost connection", [end(0, 1, 1.0, exception=LOST), end(1, -9, 1.5)], 1),
     ("an exception before a lost connection", [end(0, 1, 1.0, exception=LOST), end(1, 1, 1.5, exception=OWN)], 1),
+    ("a connection of its own before one to a rank", [end(0, 1, exception=LOST), end(1, 1, 1.0, exception=SERVER)], 1),
     ("a lone lost connection", [end(0, 1, 1.0, exception=LOST), end(1, 0)], 0),
     ("the earliest of lost connections", [end(0, 1, 2.0, exception=LOST), end(1, 1, 1.0, exception=LOST)], 1),
     ("a signal and the stopped", [end(0, -15, 0.5, stopped=True), end(1, -9, 0.4)], 1),
@@ -98,14 +100,14 @@ def test_the_root_cause_is_the_failure_that_the_others_followed_from(ends: list[
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gloo_peer_failed", SECONDARY_FAILURE),
-        ("gloo_peer_killed", SECONDARY_FAILURE),
-        ("gloo_timeout", SECONDARY_FAILURE),
-        ("store_gone", SECONDARY_FAILURE),
-        ("clients_missing", SECONDARY_FAILURE),
-        ("connect_timeout", SECONDARY_FAILURE),
-        ("nccl_aborted", SECONDARY_FAILURE),
-        ("nccl_watchdog", SECONDARY_FAILURE),
+        ("gloo_peer_failed", LOST_RANK),
+        ("gloo_peer_killed", LOST_RANK),
+        ("gloo_timeout", LOST_RANK),
+        ("store_gone", LOST_RANK),
+        ("clients_missing", LOST_RANK),
+        ("connect_timeout", LOST_RANK),
+        ("nccl_aborted", LOST_RANK),
+        ("nccl_watchdog", LOST_RANK),
         ("gloo_own_exception", OWN_EXCEPTION),
         ("port_taken", OWN_EXCEPTION),
         ("cuda_out_of_memory", OWN_EXCEPTION),
@@ -116,7 +118,7 @@ def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, expected: in
     """A lost connection and a collective's time-out are told from a rank's own fault, in torch's own words."""
     worker = end(exception=captured(name))
     assert severity(worker) == expected
-    assert is_secondary(worker) == has_lost_rank(worker) == (expected == SECONDARY_FAILURE)
+    assert is_secondary(worker) == has_lost_rank(worker) == (expected == LOST_RANK)
 
 
 def test_what_nccl_says_of_another_size_is_a_consequence() -> None:
@@ -152,10 +154,7 @@ def test_a_crash_in_native_code_is_a_signal_even_if_python_dumped_its_stack() ->
 
 def test_an_abort_that_speaks_of_a_lost_peer_is_a_consequence() -> None:
     """NCCL's watchdog aborts the process; its last lines tell."""
-    assert (
-        severity(end(exitcode=-6, tail=("step 3", "[E] Watchdog caught collective operation timeout")))
-        == SECONDARY_FAILURE
-    )
+    assert severity(end(exitcode=-6, tail=("step 3", "[E] Watchdog caught collective operation timeout"))) == LOST_RANK
     assert severity(end(exitcode=-6, tail=("free(): invalid pointer",))) == BARE_END
 
 
@@ -163,7 +162,7 @@ def test_a_rank_that_gloo_ends_because_of_a_longer_tensor_is_a_consequence() -> 
     """The peer sent more bytes than the rank's collective takes: either of them may have the wrong size."""
     said = "  what():  op.nbytes. 8 vs 4. Received data size doesn't match expected size. Is there a distributed …"
     aborted = end(exitcode=-6, tail=("terminate called", said))
-    assert severity(aborted) == SECONDARY_FAILURE
+    assert severity(aborted) == LOST_RANK
     assert got_other_size(aborted)
     assert not got_other_size(end(exitcode=1, tail=(said,)))
     assert not got_other_size(end(exitcode=-6, tail=("free(): invalid pointer",)))

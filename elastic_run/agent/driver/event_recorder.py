@@ -13,7 +13,7 @@ import os
 from elastic_run import __version__, contract
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.failure.root_cause import is_secondary
+from elastic_run.core.failure.root_cause import has_lost_rank
 from elastic_run.report.event_file import EventFile, EventWriter
 from elastic_run.report.event_schema import VERSION
 from elastic_run.report.text import elide, printable
@@ -314,7 +314,7 @@ class EventRecorder:
             where="" if exception is None else _one_line(exception.where),
             remark=_one_line(end.remark),
             is_root=is_root,
-            is_consequence=is_secondary(end),
+            is_consequence=has_lost_rank(end),
             log_file=end.log_file,
         )
 

@@ -117,7 +117,7 @@ class HangReaction:
             pid=owner.pid,
             exitcode=contract.EXIT_HUNG,
             ended_at=time.time(),
-            uptime=self._loop.now() - current.started,
+            uptime=current.uptime,
             restart_count=current.restart_count,
             exception=ExceptionText(contract.HANG, detail),
             stderr_tail=tuple(said.decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:]),

@@ -36,7 +36,7 @@ from elastic_run.core.failure.evidence import (
 )
 from elastic_run.core.failure.exit_code_hints import help_against_end
 from elastic_run.core.failure.kernel_log import is_gpu_defect, is_oom_kill
-from elastic_run.core.failure.root_cause import has_equal_error, is_secondary
+from elastic_run.core.failure.root_cause import has_equal_error, has_lost_rank, is_secondary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
     if root is None:
         return (*event, *_collective(evidence, LIKELY))
     versions = (Cause(OTHER_VERSION, (), POSSIBLE, (evidence.versions,)),) if evidence.versions else ()
-    if not is_secondary(root):
-        return (_own_failure(root, evidence), *event, *versions, *_collective(evidence, POSSIBLE))
+    if not has_lost_rank(root):
+        own = (_own_failure(root, evidence),)
+        first = (*event, *own) if is_secondary(root) else (*own, *event)
+        return (*first, *versions, *_collective(evidence, POSSIBLE))
     early, collective = _early_exit(root, evidence), _collective(evidence, LIKELY)
     accused = {rank for cause in collective for rank in cause.ranks}
     elsewhere = [*early, *collective] if accused & {rank for cause in early for rank in cause.ranks} else None
@@ -75,14 +77,15 @@ def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
     return (*event, *elsewhere, *_stuck(root, evidence), _own_failure(root, evidence), *versions)
 
 
-def find_rule(rules: Sequence[Rule], said: str) -> Rule | None:
+def find_rule(rules: Sequence[Rule], said: str, kind: str = "") -> Rule | None:
     """Return the first rule that fits, or None.
 
     Args:
         rules: In their order.
         said: The exception of the worker, or the end of its stderr.
+        kind: The kind of the cause.
     """
-    return next((rule for rule in rules if re.search(rule.match, said)), None)
+    return next((rule for rule in rules if rule.cause in ("", kind) and re.search(rule.match, said)), None)
 
 
 def last_words(end: WorkerEnd) -> str:
@@ -100,7 +103,7 @@ def last_words(end: WorkerEnd) -> str:
 
 def find_early_ends(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEnd]:
     """Return the workers that had ended with 0 when another one lost a peer; none where that one failed by itself."""
-    if not is_secondary(root):
+    if not has_lost_rank(root):
         return []
     return [end for end in ends if end.exitcode == 0 and not end.was_stopped and end.uptime < root.uptime]
 
@@ -128,7 +131,7 @@ def find_stuck(
         ends: How the workers of this node ended.
         of_job: The places that a job of several nodes has found at its end, or None.
     """
-    if not is_secondary(root):
+    if not has_lost_rank(root):
         return {}
     if of_job is not None:
         return of_job
@@ -142,8 +145,8 @@ def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
     ranks = _equal_ranks(root, evidence.ends)
     if evidence.is_log_disk_full:
         return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",))
-    rule = find_rule(evidence.rules, last_words(root))
     kind, confidence, why = _classify(root)
+    rule = find_rule(evidence.rules, last_words(root), kind)
     return Cause(kind, ranks, confidence, why, help_against_end(root) if rule is None else rule.help)
 
 
@@ -154,7 +157,7 @@ def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:
         return OOM_KILL, CERTAIN, logged
     if is_gpu_defect(root.kernel_line):
         return GPU_DEFECT, LIKELY, logged
-    if is_secondary(root):
+    if has_lost_rank(root):
         return LOST_PEER, POSSIBLE, ("its error is typical of a rank that has lost a peer",)
     if root.exception is not None:
         is_hang, is_certain = root.exception.type == HANG, root.exception.is_certain

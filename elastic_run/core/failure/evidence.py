@@ -36,11 +36,13 @@ class Rule:
         match: A regular expression that is searched for in what the worker said.
         help: What the user can do.
         decision: What follows: one of `restart_policy.RULE_DECISIONS`, or "" for what the flags say.
+        cause: The only kind of cause that the rule is for, or "".
     """
 
     match: str
     help: str
     decision: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from elastic_run.records import dataclass
 
+#: The type of what faulthandler writes: the place of a crash, and not an exception that the program may have handled.
+FATAL_ERROR = "Fatal Python error"
+
 
 @dataclass(slots=True)
 class ExceptionText:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_run.core.failure.exception_text import FATAL_ERROR
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.failure.oom_kills import OomKills
@@ -59,7 +61,7 @@ def help_against_end(end: WorkerEnd) -> str:
     """
     if end.signal == SIGKILL:
         return _help_against_kill(end.oom_kills)
-    if end.signal == SIGSEGV and end.certain_exception is not None:
+    if end.signal == SIGSEGV and end.exception is not None and end.exception.type == FATAL_ERROR:
         return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
     if end.signal in _WARNINGS:
         return _PASSED_ON if end.remark else _WARNED.format(name=_WARNINGS[end.signal])
@@ -79,6 +81,6 @@ def _help_against_kill(oom_kills: OomKills | None) -> str:
             "(`ulimit -Ht`) or a person sent SIGKILL."
         )
     return (
-        "Most often the kernel's OOM killer: `dmesg | grep -i oom` shows it. Otherwise the scheduler or a person sent "
-        "SIGKILL."
+        "The kernel's OOM killer, the scheduler or a person sent SIGKILL: `dmesg | grep -i oom` shows whether it was "
+        "the kernel."
     )

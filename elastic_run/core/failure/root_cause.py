@@ -5,7 +5,8 @@ often they are the ones that shout. So failures are ranked before they are order
 
 1. an exception of the program's own;
 2. an end without one: a signal, or a bare exit code;
-3. a consequence: a lost connection, a collective or a store that timed out.
+3. a connection that was lost: to a rank, or one of the program's own, to a database or for its data;
+4. what torch says of a lost rank: a connection of its own that was lost, a collective or a store that timed out.
 
 A worker that the agent had already told to stop is no cause, with one exception: where nothing but consequences is left
 and a stopped worker ended with an exception of its own, that one was first (its interpreter was still going down).
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 OWN_EXCEPTION = 0
 BARE_END = 1
 SECONDARY_FAILURE = 2
+LOST_RANK = 3
 
 #: Lines of stderr that a worker's end keeps: the last ones tell. The report shows some of them.
 STDERR_TAIL_LINES = 20
@@ -158,19 +160,19 @@ def find_hidden_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 
 
 def is_secondary(end: WorkerEnd) -> bool:
-    """Whether a failure looks like what other ranks see of a rank that died.
+    """Whether a failure may be what other ranks see of a rank that died; narrower is `has_lost_rank`.
 
     Args:
         end: The failed worker.
 
     Returns:
-        Whether another worker is more likely the cause.
+        Whether another worker with another failure is more likely the cause.
     """
-    return severity(end) == SECONDARY_FAILURE
+    return severity(end) >= SECONDARY_FAILURE
 
 
 def has_lost_rank(end: WorkerEnd) -> bool:
-    """Whether a failure is what torch says of a rank that died; narrower than `is_secondary`.
+    """Whether a failure is what torch says of a rank that died.
 
     For this one others are left running a moment longer, as one of them may have the cause. A connection that the
     program itself had lost, to a database or for its data, stops them at once.
@@ -181,11 +183,7 @@ def has_lost_rank(end: WorkerEnd) -> bool:
     Returns:
         Whether the cause is another rank's.
     """
-    if not is_secondary(end):
-        return False
-    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
-
-    return end.exception is None or secondary_failures.is_of_torch(end.exception.name)
+    return severity(end) == LOST_RANK
 
 
 def got_other_size(end: WorkerEnd) -> bool:
@@ -203,7 +201,7 @@ def got_other_size(end: WorkerEnd) -> bool:
 
 
 def severity(end: WorkerEnd) -> int:
-    """Rank a failure: `OWN_EXCEPTION`, `BARE_END` or `SECONDARY_FAILURE`.
+    """Rank a failure: `OWN_EXCEPTION`, `BARE_END`, `SECONDARY_FAILURE` or `LOST_RANK`.
 
     Args:
         end: The failed worker.
@@ -217,10 +215,11 @@ def severity(end: WorkerEnd) -> int:
     from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
 
     if exception is None:
-        return SECONDARY_FAILURE if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
+        return LOST_RANK if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
     if secondary_failures.is_secondary(exception.name, exception.message):
-        # A GPU that has failed looks from here like a peer that was lost.
-        return BARE_END if end.kernel_line else SECONDARY_FAILURE
+        if end.kernel_line:
+            return BARE_END  # a GPU that has failed looks from here like a peer that was lost
+        return LOST_RANK if secondary_failures.is_of_torch(exception.name) else SECONDARY_FAILURE
     return BARE_END if end.exitcode < 0 or not exception.is_certain else OWN_EXCEPTION
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.exception_text import FATAL_ERROR, ExceptionText
 from elastic_run.core.failure.torn_names import find_torn_name
 from elastic_run.records import dataclass, field
 
@@ -281,7 +281,7 @@ def _read_fatal(lines: list[str], start: int) -> Block:
     for frame in reversed(frames):
         called.add(frame)
     message = lines[start].partition(": ")[2]
-    return Block(start, end, _exception("Fatal Python error", [message], called), is_fatal=True)
+    return Block(start, end, _exception(FATAL_ERROR, [message], called), is_fatal=True)
 
 
 def _read_terminate(lines: list[str], start: int, name: str) -> Block:

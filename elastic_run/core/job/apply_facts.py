@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
+from elastic_run.core.failure.root_cause import LOST_RANK
 from elastic_run.core.job.config import JobConfig, describe_difference
 from elastic_run.core.job.exclusion import find_exclusion
 from elastic_run.core.job.rank_claims import has_rival
@@ -396,7 +396,7 @@ def _is_suspecting(node: Node, fact: Ready) -> bool:
     """Whether a node that failed knows of consequences only; one that had said otherwise may not know better now."""
     report = fact.report or {}
     is_certain = node.failing is not None and not node.is_suspecting
-    return fact.outcome == FAILED and not is_certain and report.get("severity") == SECONDARY_FAILURE
+    return fact.outcome == FAILED and not is_certain and report.get("severity") == LOST_RANK
 
 
 def _cut(ends: NodeEnds | None) -> NodeEnds | None:

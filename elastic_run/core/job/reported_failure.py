@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
 from elastic_run.core.agent.restart_policy import RULE_DECISIONS, Failure
-from elastic_run.core.failure.root_cause import BARE_END, SECONDARY_FAILURE
+from elastic_run.core.failure.root_cause import BARE_END, LOST_RANK
 from elastic_run.core.job.state import Root
 from elastic_run.core.protocol.codec import encode
 from elastic_run.core.protocol.messages import CANNOT_START, UNREACHABLE
@@ -48,7 +48,7 @@ def read_report(fact: Ready, order: int) -> Root:
     return Root(
         node=fact.node,
         # Who could not reach the master's node may see no more than that it died.
-        severity=SECONDARY_FAILURE if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        severity=LOST_RANK if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
         order=order,
         failure=Failure(
             exit_code=code if _is_integer(code) and code != 0 else fallback,

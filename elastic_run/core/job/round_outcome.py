@@ -6,7 +6,7 @@ import math
 from types import MappingProxyType
 
 from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
-from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
+from elastic_run.core.failure.root_cause import LOST_RANK, SECONDARY_FAILURE
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.host_lists import fold_clauses, fold_hosts, list_hosts
 from elastic_run.core.job.ranks import assign_worker_ranks, list_ranks
@@ -150,7 +150,7 @@ def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitt
 
 def _describe_early(job: Job, root: Root) -> str:
     """Name the nodes whose workers ended well, where the others knew no more than that they had lost a peer."""
-    if root.severity < SECONDARY_FAILURE:
+    if root.severity < LOST_RANK:
         return ""
     members = sorted(_list_members(job), key=lambda node: -1 if node.rank is None else node.rank)
     places = assign_worker_ranks([(node.node_info.role, node.node_info.local_world_size) for node in members])
@@ -174,7 +174,7 @@ def _find_stuck(job: Job, root: Root) -> tuple[StuckRank, ...]:
     If those are as many as the ranks that lost a peer, or more, only those count that had been there before the stop:
     many ranks that do not stop are busy with the stop itself. They save a checkpoint, for example.
     """
-    if root.severity < SECONDARY_FAILURE:
+    if root.severity < LOST_RANK:
         return ()
     losses = [node.ends for node in _list_members(job) if node.ends is not None]
     has_many = sum(loss.stuck_count for loss in losses) >= sum(loss.failed for loss in losses)
@@ -192,7 +192,7 @@ def _count_equal_errors(job: Job, root: Root) -> EqualErrors | None:
     members = _list_members(job)  # an agent that has left or died since may have reported the same error
     number = None if root.report is None else root.report.get("error")
     has_told = all(node.outcome for node in members)
-    if number is None or root.severity >= SECONDARY_FAILURE or len(members) == 1 or not has_told:
+    if number is None or root.severity >= LOST_RANK or len(members) == 1 or not has_told:
         return None
     counts = [(node, _count_error(node, number)) for node in members]
     found = [(node, ranks) for node, ranks in counts if ranks or node.node == root.node]
