@@ -24,4 +24,5 @@ Pure decisions about the workers of a running job are in `core.diagnosis`.
 | `trace_findings` | records of that analysis: process groups, findings and their kinds |
 | `trace_text` | the words for findings |
 | `unmatched_p2p` | sends and recvs without a partner |
+| `worker_sockets` | the sockets on which workers take requests: names, and the user at the other end |
 """

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import sys
 import threading
 import time
 
 from elastic_run import contract
 from elastic_run.core.agent.faults import COLLECTIVE_ACTIONS
-from elastic_run.diagnosis.recorder_server import is_own_user
+from elastic_run.diagnosis.worker_sockets import is_own_user, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
+
     from elastic_run.diagnosis.altered_collectives import Alteration
 
 #: Bytes of the longest request, and seconds that a client gets to send it.
@@ -52,10 +53,7 @@ def begin() -> None:
     for word in from_start:
         if word in COLLECTIVE_ACTIONS:
             _armed.setdefault(word, []).append(_alter(word))
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{name}")
-    listener.listen()
-    os.register_at_fork(after_in_child=listener.close)
+    listener = listen(name)
     threading.Thread(target=_wait, args=(listener,), name=_NAME, daemon=True).start()
 
 

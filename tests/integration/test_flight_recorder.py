@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import socket
@@ -139,6 +140,30 @@ def test_a_worker_that_does_not_answer_holds_nothing_up() -> None:
                     connection.sendall(b"open 0=2/-1/1")
         assert loop.run_until(lambda: bool(counts), loop.now() + 60)
         assert counts == [{0: "open 0=2/-1/1"}]
+
+
+@pytest.mark.system  # for another owner of the socket
+def test_another_user_can_not_answer_for_a_worker() -> None:
+    """A made-up answer would hide a hang: the user at the other end is checked, and each attempt has other names."""
+    recorder, envs = FlightRecorder(), {0: {contract.ENV_RANK: "0"}}
+    names = set()
+    for _ in range(2):
+        recorder.switch_on(envs, LogsDest(error_files={0: "/logs/attempt_0/0/error.json"}), {})
+        names.add(envs[0][contract.ENV_FLIGHT_RECORDER].rpartition("-")[2])
+    assert [len(name) for name in names] == [16, 16]
+    with socket.socket(socket.AF_UNIX) as listener, Loop() as loop:
+        listener.bind(f"\0{envs[0][contract.ENV_FLIGHT_RECORDER]}")
+        os.seteuid(54321)
+        try:
+            listener.listen()  # the kernel notes the user of this moment
+        finally:
+            os.seteuid(0)
+        counts: list[dict[int, str]] = []
+        recorder.count(loop, counts.append)
+        assert loop.run_until(lambda: bool(counts), loop.now() + 60)
+        assert counts == [{}]
+        with listener.accept()[0] as connection:
+            assert connection.recv(1) == b""  # nobody asked
 
 
 def test_a_worker_that_has_not_answered_is_not_waited_for_again() -> None:

@@ -24,12 +24,12 @@ class _Asked:
         self.lines: list[str] = []
         self.readers: dict[int, Callable[[], None]] = {}
         self.descriptor = own.fileno()
-        monkeypatch.setattr(fault_injection, "_send", lambda *_: own)
+        monkeypatch.setattr(fault_injection, "send_request", lambda *_: own)
         loop: Any = SimpleNamespace(
             now=lambda: 0.0, add_reader=self.readers.__setitem__, remove_reader=self.readers.__delitem__
         )
         workers = SimpleNamespace(alive={0}, pids={0: 70})
-        started: Any = SimpleNamespace(workers=workers, restart_count=0)
+        started: Any = SimpleNamespace(workers=workers, fault_sockets={0: "a name"})
         planned = PlannedFault(Fault(0, rank=3, action="skip-collective"), 3, 2.0)
         self.injection = fault_injection._Injection(planned, started, 0, loop=loop, say=self.lines.append)
         self.injection.begin()

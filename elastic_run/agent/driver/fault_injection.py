@@ -11,8 +11,8 @@ import signal
 import socket
 from contextlib import suppress
 
-from elastic_run.agent.driver.fault_sockets import name_socket
 from elastic_run.core.agent.faults import ACTIONS, ALTERED, ARMED, COLLECTIVE_ACTIONS, plan_faults
+from elastic_run.diagnosis.worker_sockets import send_request
 from elastic_run.report.wording import signal_name, span
 
 TYPE_CHECKING = False
@@ -183,7 +183,7 @@ class _Injection:
             return
         action, _, code = self._fault.action.partition(" ")
         what = f"{ACTIONS[action]} with code {code}" if code else ACTIONS[action]
-        connection = _send(name_socket(self._round.restart_count, self._local_rank), self._fault.action)
+        connection = send_request(self._round.fault_sockets[self._local_rank], self._fault.action.encode())
         if connection is not None and action in COLLECTIVE_ACTIONS:
             self._connection, self._asked_pid, self._is_unasked = connection, pid, False
             self._loop.add_reader(connection.fileno(), lambda: self._take_answer(connection))
@@ -234,19 +234,6 @@ def _find_child(pid: int) -> int | None:
                 if child.status() != psutil.STATUS_ZOMBIE:
                     return child.pid
     return None
-
-
-def _send(name: str, text: str) -> socket.socket | None:
-    """Return the connection on which a worker has been asked, or None if the worker does not listen."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.setblocking(False)  # noqa: FBT003 - the method's own signature
-    try:
-        connection.connect(f"\0{name}")
-        connection.send(text.encode())
-    except OSError:
-        connection.close()
-        return None
-    return connection
 
 
 def _receive(connection: socket.socket) -> bytes:

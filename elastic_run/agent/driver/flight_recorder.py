@@ -7,13 +7,14 @@ stops a round, and when the job hangs; its loop goes on meanwhile.
 from __future__ import annotations
 
 import os
-import socket
 import time
 
 from elastic_run import contract
+from elastic_run.diagnosis.worker_sockets import make_name, send_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from elastic_run.core.failure.evidence import RecorderFinding
@@ -75,13 +76,8 @@ class RecorderQuestion:
         return not self._connections.keys() <= self._silent
 
     def _connect(self, local_rank: int, name: str, question: bytes) -> None:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.setblocking(False)  # noqa: FBT003 - the method's own signature
-        try:
-            connection.connect(f"\0{name}")
-            connection.send(question)
-        except OSError:  # it has ended, or has not imported torch.distributed
-            connection.close()
+        connection = send_request(name, question)
+        if connection is None:  # it has ended, or has not imported torch.distributed
             return
         self._connections[local_rank] = connection
         self._loop.add_reader(connection.fileno(), lambda: self._read(local_rank))
@@ -123,10 +119,9 @@ class FlightRecorder:
     """The flight recorders of one agent's workers."""
 
     def __init__(self) -> None:
-        self._token = os.urandom(8).hex()
-        self._attempt = 0
         self._started_at = 0.0
         self._paths: dict[int, str] = {}
+        self._sockets: dict[int, str] = {}
         self._silent: frozenset[int] = frozenset()
 
     def switch_on(self, envs: Mapping[int, dict[str, str]], logs: LogsDest, parent: Mapping[str, str]) -> None:
@@ -137,9 +132,9 @@ class FlightRecorder:
             logs: The files for their output.
             parent: The launcher's environment, which the workers inherit.
         """
-        self._attempt += 1
         self._started_at = time.time()
         self._paths.clear()
+        self._sockets = {}
         self._silent = frozenset()
         given = next((parent[name] for name in contract.ENV_RECORDER_PREFIX if parent.get(name)), "")
         for local_rank, env in envs.items():
@@ -149,11 +144,8 @@ class FlightRecorder:
             prefix = given or (own and os.path.join(os.path.dirname(os.path.dirname(own)), FILE_PREFIX))
             if prefix:
                 env[contract.ENV_RECORDER_PREFIX[0]] = prefix
-                env[contract.ENV_FLIGHT_RECORDER] = self._socket_name(local_rank)
+                env[contract.ENV_FLIGHT_RECORDER] = self._sockets[local_rank] = make_name("recorder")
                 self._paths[local_rank] = f"{prefix}{env[contract.ENV_RANK]}"
-
-    def _socket_name(self, local_rank: int) -> str:
-        return f"elastic-run-recorder-{self._token}-{self._attempt}-{local_rank}"
 
     def collect(self, loop: Loop, on_done: Callable[[], None], *, wait_limit: float = WAIT_LIMIT) -> RecorderQuestion:
         """Let the living workers write their dumps.
@@ -163,7 +155,7 @@ class FlightRecorder:
             on_done: Called once from the loop, when all have written their dumps, or when the wait limit is over.
             wait_limit: Seconds to wait for the dumps.
         """
-        sockets, question = self._sockets(), contract.RECORDER_DUMP
+        sockets, question = self._sockets, contract.RECORDER_DUMP
         return RecorderQuestion(loop, sockets, question, wait_limit, lambda _: on_done(), silent=self._silent)
 
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
@@ -178,12 +170,9 @@ class FlightRecorder:
             self._silent = asked.missing
             on_done(answers)
 
-        sockets, question = self._sockets(), contract.RECORDER_COUNT
+        sockets, question = self._sockets, contract.RECORDER_COUNT
         asked = RecorderQuestion(loop, sockets, question, _COUNT_WAIT, take, silent=self._silent)
         return asked
-
-    def _sockets(self) -> dict[int, str]:
-        return {local_rank: self._socket_name(local_rank) for local_rank in self._paths}
 
     def explain(self, *, is_whole_job: bool, aborted: Collection[int] = ()) -> RecorderFinding | None:
         """Return the cause that the dumps of the last round show, or None.

@@ -70,6 +70,7 @@ class Round:
         self.restart_count = restart_count
         self.started_at = launched.started_at
         self.started = launched.started
+        self.fault_sockets = launched.fault_sockets
         self._context = context
         self._launched = launched
         self._loop = loop

@@ -38,6 +38,7 @@ class LaunchedWorkers:
         wiring: Their streams.
         logs: The files for their output, or None if they could not be opened.
         functions: The function that they run and its arguments, or None for a command.
+        fault_sockets: Names of the sockets for requests of --inject-fault by local rank.
         workers: The workers by local rank.
         error: The reason why not all of them were started, or None.
         started_at: Wall clock at the start, seconds since the epoch, for display.
@@ -47,6 +48,7 @@ class LaunchedWorkers:
     wiring: Wiring
     logs: LogsDest | None = None
     functions: Functions | None = None
+    fault_sockets: dict[int, str] = field(default_factory=dict)
     workers: dict[int, StartedWorker] = field(default_factory=dict)
     error: Exception | None = None
     started_at: float = field(default_factory=time.time)
@@ -124,7 +126,7 @@ def _launch(
     if any(fault.is_of_worker for fault in context.options.faults):
         from elastic_run.agent.driver.fault_sockets import open_to_faults  # noqa: PLC0415 - only when asked for
 
-        open_to_faults(envs, group.workers, context.options.faults, restart_count)
+        launched.fault_sockets = open_to_faults(envs, group.workers, context.options.faults, restart_count)
     if not context.guardian.pid:
         # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
         context.guardian.start()
