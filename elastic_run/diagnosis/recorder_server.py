@@ -18,17 +18,18 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import socket
-import struct
 import sys
 import threading
 from contextlib import suppress
 from functools import partial
 
 from elastic_run import contract
+from elastic_run.diagnosis.worker_sockets import is_own_user, listen
+from elastic_run.new_files import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from typing import Any
 
@@ -54,14 +55,10 @@ def serve(name: str) -> None:
     own = os.getpid()
     _replaceable.append(_stamp(_dump_path()))
     atexit.register(lambda: _write_at_exit() if os.getpid() == own else None)
-    listener = socket.socket(socket.AF_UNIX)
     try:
-        listener.bind(f"\0{name}")
-        listener.listen(4)
-    except OSError:  # there are no such sockets here; the worker still writes a dump at its end
-        listener.close()
-        return
-    os.register_at_fork(after_in_child=listener.close)
+        listener = listen(name)
+    except OSError:
+        return  # the worker still writes a dump at its end
     threading.Thread(target=_answer, args=(listener,), name=contract.RECORDER_THREAD, daemon=True).start()
 
 
@@ -143,12 +140,6 @@ def _has_open_collective(dump: Callable[..., bytes]) -> bool:
     return any(not entry["retired"] for entry in entries)
 
 
-def is_own_user(connection: socket.socket) -> bool:
-    """Whether the other side is this user or root: names of abstract sockets have no permissions."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1] in (os.getuid(), 0)
-
-
 def write_dump(*, has_stacks: bool) -> bool:
     """Write the content of this process's recorder; return whether a file was written.
 
@@ -165,9 +156,7 @@ def write_dump(*, has_stacks: bool) -> bool:
                 return False
             document["rank"] = int(os.environ[contract.ENV_RANK])
             document["pg_config"] |= groups
-            with open(f"{path}.part", "wb") as file:
-                pickle.dump(document, file, protocol=2)
-            os.replace(f"{path}.part", path)
+            replace_file(path, pickle.dumps(document, protocol=2))
             _replaceable[1:] = [_stamp(path)]
     except Exception:  # noqa: BLE001 - see above
         return False

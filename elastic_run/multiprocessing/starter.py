@@ -10,6 +10,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.multiprocessing.output.descriptors import is_log
+from elastic_run.multiprocessing.output.log_directories import make_directory
 from elastic_run.multiprocessing.process import process_table, stack_pipe
 from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process
@@ -144,7 +145,7 @@ class WorkerStarter:
             return SpawnOptions(own, closed=self.closed)
         logs = self.logs
         if self.makes_directories and is_log(logs.error_files[rank]):
-            os.mkdir(os.path.dirname(logs.error_files[rank]))
+            make_directory(os.path.dirname(logs.error_files[rank]))
         stdout, stderr = self.wiring.open(
             rank,
             stdout=logs.stdouts[rank],

@@ -17,6 +17,8 @@ import stat
 import threading
 from _queue import SimpleQueue
 
+from elastic_run.new_files import open_own
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +28,12 @@ _LINES_LIMIT = 10_000
 _NEWLINE = b"\n"
 
 
-def open_event_file(path: str) -> int:
-    """Open a file to append lines; make it if it is missing, writable for this user and readable for others.
+def open_event_file(path: str, *, is_own: bool) -> int:
+    """Open a file to append lines; make it if it is missing.
+
+    Args:
+        path: The file.
+        is_own: Whether nobody but this user and root may have made it; a file that the user names may be anybody's.
 
     Returns:
         The descriptor.
@@ -36,11 +42,16 @@ def open_event_file(path: str) -> int:
         OSError: The file can't be opened for writing.
     """
     # O_NONBLOCK: a pipe without a reader, or with a slow reader, must not block. It has no effect on a file.
-    flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    flags = os.O_APPEND | os.O_NONBLOCK
+    opened = open_own if is_own else _open_any
     try:
-        return os.open(path, os.O_RDWR | flags, 0o666)
+        return opened(path, os.O_RDWR | flags)
     except PermissionError:
-        return os.open(path, os.O_WRONLY | flags, 0o666)
+        return opened(path, os.O_WRONLY | flags)
+
+
+def _open_any(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
 
 
 class EventFile:
@@ -50,16 +61,22 @@ class EventFile:
         path: Path of the file.
         describe_gap: Returns the line that tells how many lines are missing.
         on_loss: Called once, in the writer's thread, with the path and the error of the first line that is lost.
+        is_own: See `open_event_file`.
 
     Raises:
         OSError: It can't be opened.
     """
 
     def __init__(
-        self, path: str, describe_gap: Callable[[int], bytes], on_loss: Callable[[str, OSError], None]
+        self,
+        path: str,
+        describe_gap: Callable[[int], bytes],
+        on_loss: Callable[[str, OSError], None],
+        *,
+        is_own: bool = False,
     ) -> None:
         self.path = path
-        self._fd = open_event_file(path)
+        self._fd = open_event_file(path, is_own=is_own)
         self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
         self._describe_gap = describe_gap
         self._on_loss: Callable[[str, OSError], None] | None = on_loss

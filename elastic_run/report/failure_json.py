@@ -13,6 +13,7 @@ import time
 from elastic_run import contract
 from elastic_run.core.failure.root_cause import has_lost_rank
 from elastic_run.core.protocol.codec import to_document
+from elastic_run.new_files import replace_file
 from elastic_run.report.advice import advice
 from elastic_run.report.wording import signal_name
 
@@ -77,7 +78,7 @@ def write_failure_file(result: JobResult, directory: str, say: Callable[[str], N
     path = os.path.join(directory, contract.FAILURE_FILE)
     text = json.dumps(failure_document(result), indent=2) + "\n"
     try:
-        _write_whole(path, text.encode("ascii"))
+        replace_file(path, text.encode("ascii"))
     except OSError as error:
         if say is not None:
             from elastic_run.report.lines import failure_file_not_written  # noqa: PLC0415
@@ -85,19 +86,6 @@ def write_failure_file(result: JobResult, directory: str, say: Callable[[str], N
             say(failure_file_not_written(directory, error.strerror or str(error)))
         return ""
     return path
-
-
-def _write_whole(path: str, data: bytes) -> None:
-    """Write beside the file and rename, so that a reader never sees a part of it."""
-    draft = f"{path}.{os.getpid()}"
-    try:
-        with open(draft, "wb") as file:
-            file.write(data)
-        os.replace(draft, path)
-    except OSError:
-        if os.path.exists(draft):
-            os.unlink(draft)
-        raise
 
 
 def _worker(end: WorkerEnd) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class _Pulse:
         self.descriptor = -1
         if path and not is_fork:
             try:
-                self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             except OSError:
                 pass  # the watcher is gone, or its disk: no reason to stop a training
 

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
         "contract",
         "errors",
         "notices",
+        "new_files",
         "user_file",
         "cluster",
         "core",
@@ -43,12 +44,14 @@ ALLOWED: dict[str, set[str]] = {
     "slurm_node_lists": set(),
     "slurm_port": set(),
     "slurm_running_step": set(),
+    "new_files": set(),
     "user_file": set(),
     "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
     "store": {"contract", "core", "loop", "utils"},
-    "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"} | {"worker_start"},
+    "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
+    | {"new_files", "worker_start"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
-    | {"store.jobstore.api", "rendezvous.session", "user_file"},
+    | {"store.jobstore.api", "rendezvous.session", "new_files", "user_file"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"}
     | {"user_file"},
     "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port", "slurm_running_step"},
@@ -65,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.utils",
         "rendezvous.elastic.addresses",
     }
-    | {"report.wording", "user_file"},
+    | {"report.wording", "new_files", "user_file"},
     "worker": {"contract", "slurm_node_lists", "slurm_port", "slurm_running_step"},
 }
 #: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.

@@ -60,11 +60,11 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
 
     recorder = EventRecorder(context)
     directory = context.log_directory
-    paths = [os.path.join(directory, contract.EVENTS_FILE)] if directory else []
+    own = os.path.join(directory, contract.EVENTS_FILE) if directory else ""
     files = []
-    for path in [*paths, *filter(None, (context.options.agent_config.events_file,))]:
+    for path in filter(None, (own, context.options.agent_config.events_file)):
         try:
-            files.append(EventFile(path, recorder.describe_gap, tell_loss))
+            files.append(EventFile(path, recorder.describe_gap, tell_loss, is_own=path == own))
         except OSError as error:
             say(f"the event log {path} can't be written: {error.strerror}; this does not affect the job")
     if files:

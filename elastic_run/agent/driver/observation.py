@@ -60,6 +60,8 @@ class Observation:
         from elastic_run.agent.driver.event_recorder import open_recorder  # noqa: PLC0415 - the workers come first
 
         self._recorder = open_recorder(self._context, self._loop, self._say)
+        if notice := getattr(self._context.logs_specs, "notice", ""):
+            self._say(notice)
         waiting, self._waiting = self._waiting, []
         if self._recorder is None:
             self._is_wanted = False

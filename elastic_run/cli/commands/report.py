@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from importlib.util import find_spec
 from io import TextIOWrapper
 
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.stdout import print_text
 from elastic_run.errors import UsageError
+from elastic_run.new_files import replace_file
 from elastic_run.report.event_history import fold
 from elastic_run.report.history_page.files import read_logs
 from elastic_run.report.history_page.page import render_page
@@ -60,7 +60,13 @@ def main(words: Sequence[str]) -> int:
         print_text(page)
         return 0
     directory = place if os.path.isdir(place) else os.path.dirname(place)
-    _write(arguments.output or os.path.join(directory, _PAGE), page)
+    path = arguments.output or os.path.join(directory, _PAGE)
+    try:
+        _write(path, page.encode("utf-8", "replace"), is_named=bool(arguments.output))
+    except OSError as error:
+        message = f"{path!r} can't be written: {error.strerror} (-o chooses another file)"
+        raise UsageError(message) from None
+    print_text(f"{path}\n")
     return 0
 
 
@@ -82,23 +88,14 @@ def _choose(jobs: list[Job], run_id: str | None, place: str, logs: Logs) -> Job:
     raise UsageError(message)
 
 
-def _write(path: str, page: str) -> None:
-    """Write beside the file and rename, so that a reader never sees a part of it.
+def _write(path: str, page: bytes, *, is_named: bool) -> None:
+    """Write the page; a device or a pipe is written to, since a file would take its place for all programs.
 
-    A link keeps its target, and a device or a pipe is written to: a file would take its place for all programs.
+    A link that the user names is followed. Another one is replaced: another user may have put it into the directory.
     """
-    is_special = os.path.exists(path) and not os.path.isfile(path)
-    place = path if is_special else os.path.realpath(path)
-    draft = place if is_special else f"{place}.{os.getpid()}"
-    try:
-        with open(draft, "w", encoding="utf-8", errors="replace") as file:
+    is_taken_as_it_is = is_named or not os.path.islink(path)
+    if is_taken_as_it_is and os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
             file.write(page)
-        if draft != place:
-            os.replace(draft, place)
-    except OSError as error:
-        if draft != place:
-            with suppress(OSError):  # it was not made
-                os.unlink(draft)
-        message = f"{path!r} can't be written: {error.strerror} (-o chooses another file)"
-        raise UsageError(message) from None
-    print_text(f"{path}\n")
+    else:
+        replace_file(os.path.realpath(path) if is_named else path, page)

@@ -16,6 +16,7 @@ import stat
 from elastic_run.contract import ENV_ERROR_FILE
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, parse_exception
+from elastic_run.new_files import open_own
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -101,15 +102,11 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
     if isinstance(data["message"], dict) and root.exitcode:
         data["message"]["errorCode"] = root.exitcode
     try:
-        with open(path, "w", encoding="utf-8", opener=_open_at_once) as file:
+        # A named pipe that nobody reads is an error, and does not block.
+        with open(open_own(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK), "w", encoding="utf-8") as file:
             json.dump(data, file)
     except OSError:
         return  # it is a courtesy to the launcher above; our own report has told everything
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; a named pipe that nobody reads is an error, and does not block."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def compose_error(root: WorkerEnd) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import time
 
 from elastic_run.contract import ENV_ERROR_FILE
 from elastic_run.lazy import lazy_names
+from elastic_run.new_files import open_own
 
 __getattr__ = lazy_names(__name__, {}, logger="logger")
 
@@ -85,7 +86,7 @@ class ErrorHandler:
 
     def _write_error_file(self, file_path: str, error_msg: str) -> None:
         try:
-            with open(file_path, "w", encoding="utf-8") as file:
+            with open(open_own(file_path, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
                 file.write(error_msg)
         except OSError as error:
             _warn(f"the error file {file_path} can't be written: {error.strerror}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from elastic_run import contract
 from elastic_run.multiprocessing.api import SignalException
+from elastic_run.multiprocessing.output.descriptors import open_log
 from elastic_run.multiprocessing.output.plugin_logs import check_logs
 from elastic_run.multiprocessing.process.held_signals import HeldSignals
 
@@ -123,7 +124,8 @@ class PContext(abc.ABC):
     def _open_filtered(self, name: str) -> TextIO | None:
         path = getattr(self._logs, name, "")  # the class of torch 2.8 has no such fields
         if path and path not in self._filtered:
-            self._filtered[path] = open(path, "a", buffering=1, errors="replace", encoding="utf-8")  # noqa: SIM115
+            file = open(open_log(path), "a", buffering=1, errors="replace", encoding="utf-8")  # noqa: SIM115 - kept
+            self._filtered[path] = file
         return self._filtered.get(path)
 
     def _close_filtered(self) -> None:

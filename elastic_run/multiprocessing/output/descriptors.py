@@ -12,6 +12,8 @@ import os
 import stat
 import sys
 
+from elastic_run.new_files import open_own
+
 STDOUT = 1
 STDERR = 2
 
@@ -92,12 +94,8 @@ def bytes_in(pipe: int) -> int:
 
 
 def open_log(path: str) -> int:
-    """Open a file to append to, made when it isn't there.
-
-    Raises:
-        OSError: It can't be opened.
-    """
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+    """Open a file to append to, as `open_own` does."""
+    return open_own(path, os.O_WRONLY | os.O_APPEND)
 
 
 def is_log(path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 
 TYPE_CHECKING = False
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 _TEMPORARY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - names are random, directories private
 #: Bytes of a job's name in the name of a directory, which may have 255 bytes.
 _NAME_LENGTH = 200
+_GROUP_READS = stat.S_IRGRP | stat.S_IXGRP
+_OTHERS_READ = stat.S_IROTH | stat.S_IXOTH
 _TEMPORARY_VARIABLES = ("TMPDIR", "TEMP", "TMP")
 
 
@@ -46,20 +49,46 @@ def name_host(host: str) -> str:
     return f"_{host.replace('/', '_')}" if host else ""
 
 
-def link_latest(directory: str, name: str, link: str) -> None:
+def link_latest(directory: str, name: str, link: str) -> str:
     """Let a link in a directory point to the newest of the directories beside it; harmless where that can't be done.
 
     Args:
         directory: Where both stand.
         name: The newest directory.
         link: The link's name. A file or directory of this name that is no link is left alone.
+
+    Returns:
+        A line for the user if another user's link has that name, else an empty string.
     """
     path = os.path.join(directory, link)
-    if os.path.lexists(path) and not os.path.islink(path):
-        return
+    try:
+        status = os.lstat(path)
+    except OSError:
+        status = None
+    if status is not None and not stat.S_ISLNK(status.st_mode):
+        return ""
+    if status is not None and status.st_uid != os.geteuid():
+        return f"the link {path} belongs to another user (uid {status.st_uid}), and does not lead to this run: {name}"
     temporary = f"{path}.{random_name()}"
     _attempt(lambda new: os.symlink(name, new), temporary)
     _attempt(lambda new: os.replace(new, path), temporary)
+    return ""
+
+
+def make_directory(path: str) -> None:
+    """Make a directory which others may read as far as they may read the directory above, and never write to.
+
+    Where others may write to the directory above, it is for this user alone; for its group, too, if files there get the
+    directory's group (setgid): such a directory was made for a group on purpose.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    above = os.stat(os.path.dirname(path.rstrip("/")) or ".").st_mode
+    readers = above & (_GROUP_READS | _OTHERS_READ)
+    if above & (stat.S_IWGRP | stat.S_IWOTH):
+        readers &= _GROUP_READS if above & stat.S_ISGID else 0
+    os.mkdir(path, stat.S_IRWXU | readers)
 
 
 def remove_empty(directory: str) -> None:
@@ -91,7 +120,7 @@ def make_new(directory: str, name: str) -> str:
     while True:
         path = os.path.join(directory, f"{name}.{number}" if number else name)
         try:
-            os.mkdir(path)
+            make_directory(path)
         except FileExistsError:
             number += 1
         else:
@@ -104,9 +133,16 @@ def make_directories(path: str) -> None:
     Raises:
         OSError: It can't be made. If a file stands in the place of a directory, the error names this file.
     """
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path.rstrip("/"))
+    if parent:
+        make_directories(parent)
     try:
-        os.makedirs(path, exist_ok=True)
+        make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
+        if os.path.isdir(path):  # another launcher was faster
+            return
         obstacle = path
         while obstacle and not os.path.lexists(obstacle):
             obstacle = os.path.dirname(obstacle)

@@ -3,6 +3,7 @@
 Differences from torch
 - The directory of a run is named after the job and the moment, and a link beside it points to the newest one. When the
   job ends, directories that hold nothing are removed.
+- The directory of a run is no more open to other users than the log directory, and only this user writes to it.
 - With a log directory and neither redirects nor tee, files get a copy of all output, and the console stays as it is.
 - No attempt is ever removed or written over: when an attempt's directory is there already, as after a change of
   membership, the next one is called ``attempt_0.1``.
@@ -23,6 +24,7 @@ from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.log_directories import (
     link_latest,
     make_directories,
+    make_directory,
     make_new,
     make_temporary,
     name_host,
@@ -166,6 +168,8 @@ class DefaultLogsSpecs(LogsSpecs):
         self.program = ""
         #: Whether no log directory was given, so that the user has to be told where the files are.
         self.is_unnamed = not log_dir
+        #: What the user has to know of the log directory, a line; empty for nothing.
+        self.notice = ""
         self._run_id = ""
         self._run_log_dir: str | None = None
         self._has_no_place = False
@@ -237,7 +241,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         logs = self.lay_out(envs)
         for path in filter(is_log, logs.error_files.values()):
-            os.mkdir(os.path.dirname(path))
+            make_directory(os.path.dirname(path))
         return logs
 
     def lay_out(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -280,7 +284,7 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         make_directories(directory)
         if self._has_own_directory:
-            link_latest(os.path.dirname(directory), os.path.basename(directory), self._latest)
+            self._link_latest(directory)
 
     def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
         redirects, tees = _by_rank(self._redirects, envs), _by_rank(self._tee, envs)
@@ -327,8 +331,11 @@ class DefaultLogsSpecs(LogsSpecs):
         make_directories(log_dir)
         directory = make_new(log_dir, f"{name}_{random_name()[:_RANDOM_DIGITS]}")
         if is_shared:
-            link_latest(log_dir, os.path.basename(directory), self._latest)
+            self._link_latest(directory)
         return directory
+
+    def _link_latest(self, directory: str) -> None:
+        self.notice = link_latest(os.path.dirname(directory), os.path.basename(directory), self._latest)
 
     def __repr__(self) -> str:
         return (
