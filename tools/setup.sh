@@ -4,7 +4,7 @@
 #   tools/setup.sh [demo|test|all]    Each level has all of the one before; all unless given.
 #
 # Rules
-# - Needs git, make, bash and a Python 3.10 to 3.13; copes with what is missing beyond that, or prints the line that
+# - Needs git, make, bash and a Python 3.10 or later; copes with what is missing beyond that, or prints the line that
 #   mends it. It touches nothing outside the clone, except that root's apt-get may install what Debian left out.
 # - Does nothing when .venv is up to date: a stamp in it holds the hash of what it was made from, and its levels.
 # - An environment that is there and works is kept; one that is broken is made anew.
@@ -29,17 +29,17 @@ case $level in # what pip installs, and the levels that .venv has then
 esac
 
 wanted() { cat pyproject.toml constraints.txt tools/setup.sh elastic_run/compat/*.pth | sha256sum | cut -d' ' -f1; }
-works() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
+works() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
 is_made() { [[ "$(cat "$stamp" 2>/dev/null) " == "$(wanted)"*" $level "* ]] && works "$venv/bin/python"; }
 has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3}; do
+  for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3}; do
     if works "$candidate"; then echo "$candidate"; return; fi
   done
-  [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON does not run, or is not 3.10 to 3.13"
-  die "no Python 3.10 to 3.13 found. On Debian or Ubuntu: sudo apt-get install -y python3 python3-venv"
+  [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON does not run, or is older than 3.10"
+  die "no Python 3.10 or later found. On Debian or Ubuntu: sudo apt-get install -y python3 python3-venv"
 }
 
 # Each way leaves an environment with a working pip, or fails; the next one starts from nothing.

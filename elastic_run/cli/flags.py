@@ -592,7 +592,7 @@ FLAGS: tuple[Flag, ...] = (
         "--log-line-prefix-template",
         group=OUTPUT,
         values="TEXT",
-        is_ours=True,
+        default="",
         other_variable=contract.ENV_LOG_LINE_PREFIX_TEMPLATE,
         default_text=f"the variable {contract.ENV_LOG_LINE_PREFIX_TEMPLATE}, or {contract.DEFAULT_PREFIX_TEMPLATE}",
         text="Prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank}, ${hostname} and "
@@ -678,6 +678,14 @@ FLAGS: tuple[Flag, ...] = (
         has_variable=False,
         is_ours=True,
         text="Print all flags, their defaults and variables, and the exit codes, and exit.",
+    ),
+    Flag(
+        "--print-completion",
+        group=ABOUT,
+        values="bash|zsh|tcsh",
+        has_variable=False,
+        text="Print a script with which this shell completes elastic-run's flags and commands, and exit. The package "
+        "shtab is required; it may know more shells.",
     ),
     Flag(
         "--version",

@@ -86,7 +86,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self._optionals._negative_number_matcher = _NumberMatcher(self._negative_number_matcher)  # type: ignore[assignment]  # noqa: SLF001
         for flag in flags:
             kind = _PrintText if flag.prints_text else _FlagAction
-            self._add_action(kind(flag.spellings, flag.dest, flag, help=flag.text))
+            self._add_action(kind([*flag.spellings], flag.dest, flag, help=flag.text))
         self._add_action(_Words([], _SCRIPT, required=True, help="Script, module or program that each worker runs."))
         self._add_action(_Words([], _SCRIPT_ARGS, argparse.REMAINDER, help="Its arguments."))
 
@@ -266,17 +266,19 @@ class _FlagAction(argparse.Action):
 
 
 class _PrintText(argparse.Action):
-    """A flag that prints a text and ends the program: --help, --help-all, --version."""
+    """A flag that prints a text and ends the program: --help, --help-all, --print-completion, --version."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:  # noqa: ANN401 - argparse's
-        super().__init__(option_strings, dest, 0, default=argparse.SUPPRESS, **options)
+        # torch's namespace has print_completion, and none of the others.
+        nargs, default = (0, argparse.SUPPRESS) if flag.is_switch else (None, None)
+        super().__init__(option_strings, dest, nargs, default=default, metavar=flag.values or None, **options)
         self.flag = flag
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, _: object, values: object, *__: object) -> None:
         from elastic_run.cli.stdout import print_text  # noqa: PLC0415 - only when asked for
 
         try:
-            print_text(_make_text(self.flag, parser))
+            print_text(_make_text(self.flag, str(values), parser))
         except UsageError as error:
             parser.error(str(error))
         parser.exit()
@@ -392,11 +394,15 @@ def _suggest_long(line: str, words: Sequence[str], flags: Sequence[Flag]) -> str
     return line
 
 
-def _make_text(flag: Flag, parser: argparse.ArgumentParser) -> str:
+def _make_text(flag: Flag, value: str, parser: argparse.ArgumentParser) -> str:
     if flag.name == "--version":
         from elastic_run import __version__  # noqa: PLC0415 - only here
 
         return f"{parser.prog} {__version__}\n"
+    if flag.name == "--print-completion":
+        from elastic_run.cli.completion import render_completion  # noqa: PLC0415 - only when asked for
+
+        return render_completion(value, parser._get_optional_actions())  # noqa: SLF001 - as shtab reads them
     if flag.name == "--help-all" and isinstance(parser, LauncherArgumentParser):
         from elastic_run.cli.help import render_all_help  # noqa: PLC0415 - only when asked for
 

@@ -27,9 +27,11 @@ _TIMEOUT_OF_TORCH = 900
 _JOB_TIMES = ("join_timeout", "last_call_timeout", "keep_alive_interval")
 _TIMES = ("close_timeout", "heartbeat_timeout", "read_timeout")
 _ATTEMPTS = "keep_alive_max_attempt"
-_COMMON = (*_JOB_TIMES, *_TIMES, "timeout", _ATTEMPTS)
-#: The only times that may be 0: then nobody waits for more nodes than the minimum.
-_MAY_BE_ZERO = ("last_call_timeout",)
+#: Random pause after torch's agents have lost a race to write the state of the rendezvous. Ours have no such race.
+_CAS_BACKOFF = "cas_backoff_max_seconds"
+_COMMON = (*_JOB_TIMES, *_TIMES, "timeout", _ATTEMPTS, _CAS_BACKOFF)
+#: The only times that may be 0. For the first, nobody waits for more nodes than the minimum then.
+_MAY_BE_ZERO = ("last_call_timeout", _CAS_BACKOFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ def parse_settings(backend: str, config: Mapping[str, Any], own: tuple[str, ...]
         timeout = _read_time("timeout", config["timeout"])
         if reads_timeout or timeout != _TIMEOUT_OF_TORCH:
             job_settings["join_timeout"] = timeout
+    if _CAS_BACKOFF in config:
+        _read_time(_CAS_BACKOFF, config[_CAS_BACKOFF])
     if _ATTEMPTS in config:
         job_settings[_ATTEMPTS] = _read_attempts(config[_ATTEMPTS])
     return Settings(

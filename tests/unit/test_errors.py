@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from elastic_run.multiprocessing.errors import (
     ProcessFailure,
     find_exception,
     get_error_handler,
+    handlers,
     read_error_file,
     record,
     write_parent_error_file,
@@ -89,6 +91,58 @@ def test_what_a_function_returns_is_returned(error_file: Path) -> None:
     with pytest.raises(SystemExit):
         record(leave, QuietHandler())(3)
     assert not error_file.exists()
+
+
+def test_a_program_s_own_handler_hears_of_each_step() -> None:
+    """A handler learns the function's name first, and a success last; what it raises then is not recorded."""
+    steps: list[str] = []
+
+    class Telling(QuietHandler):
+        def initialize(self) -> None:
+            steps.append(f"initialize {str(self._fn_name).rpartition('.')[2]}")
+
+        def record_exception(self, e: BaseException) -> None:
+            steps.append(f"record {e!r}")
+
+        def record_success(self) -> None:
+            steps.append("success")
+            raise KeyError
+
+    def work(number: int) -> float:
+        return 1 / number
+
+    with pytest.raises(KeyError):
+        record(work, Telling())(1)
+    with pytest.raises(ZeroDivisionError):
+        record(partial(work, 0), Telling())()
+    assert steps == [
+        "initialize work",
+        "success",
+        "initialize None",
+        "record ZeroDivisionError('division by zero')",
+    ]
+
+
+def test_a_handler_made_for_an_older_torch_records() -> None:
+    """A handler that has only the methods of torch 2.13 is enough."""
+    handler: Any = type("Handler", (), {"initialize": lambda _: None})()
+    assert record(lambda: 7, handler)() == 7
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_handler_may_add_to_a_death_by_signal(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a parameter
+    """The text of a failure by a signal is the handler's, unless it raises; other failures are not shown to it."""
+
+    class Adding(ErrorHandler):
+        def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+            if is_broken:
+                raise RuntimeError
+            return f"{message}: a fault of the GPU, see {error_file}"
+
+    monkeypatch.setattr(handlers, "get_error_handler", Adding)
+    text = str(ChildFailedError("t", {0: ProcessFailure(0, 7, -9, ""), 1: ProcessFailure(1, 8, 1, "")}))
+    assert text.count("a fault of the GPU, see <N/A>") == (not is_broken)
+    assert "Signal 9 (SIGKILL) received by PID 7" in text
 
 
 def test_faulthandler_is_switched_on_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

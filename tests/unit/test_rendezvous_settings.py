@@ -33,6 +33,7 @@ def test_every_common_key_is_understood(backend: str) -> None:
             "keep_alive_interval": "0.5",
             "keep_alive_max_attempt": "4",
             "read_timeout": "7",
+            "cas_backoff_max_seconds": "0.5",
         },
     )
     config = settings.complete(JobConfig())
@@ -73,6 +74,7 @@ def test_names_of_flags_are_passed_over(backend: str) -> None:
         ({"cacert": "x"}, "unknown rendezvous setting 'cacert' for c10d"),
         ({"join_timeout": "soon"}, "join_timeout='soon': not a number of seconds above 0"),
         ({"join_timeout": "0"}, "join_timeout='0': not a number of seconds above 0"),
+        ({"cas_backoff_max_seconds": "nan"}, "cas_backoff_max_seconds='nan': not a number of seconds from 0"),
         ({"last_call_timeout": "-1"}, "last_call_timeout='-1': not a number of seconds from 0"),
         ({"keep_alive_interval": "inf"}, "keep_alive_interval='inf'"),
         ({"keep_alive_interval": "1e-300"}, "keep_alive_interval='1e-300': the shortest interval is 0.001 seconds"),

@@ -19,7 +19,7 @@
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
 its name. Each command is the module of its name, with a function ``main(words)`` that returns the exit code, or raises
-UsageError for a mistake of the user.
+UsageError for a mistake of the user, and ``make_parser()``, which the completion of the shell reads, too.
 """
 
 from __future__ import annotations

@@ -26,6 +26,14 @@ _WAIT_LIMIT = 6.0
 _NAMED = 8
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("drain")
+    parser.add_argument("node", metavar="NODE", help=_NODE)
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Let a node leave.
 
@@ -36,10 +44,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: There is no such job, it has one node, or it has no such node.
         SystemExit: The help was printed (0).
     """
-    parser = CommandParser("drain")
-    parser.add_argument("node", metavar="NODE", help=_NODE)
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     job = find_job(os.environ, args.run)
     if job.agents[0].max_nodes == 1:
         message = f"job {job.label} has one node: `elastic-run stop {job.label}` ends it"

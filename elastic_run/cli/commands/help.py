@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("help")
+    parser.add_argument("command", nargs="?", choices=[*COMMANDS], metavar="COMMAND", help="one of the commands")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Print the help.
 
@@ -26,9 +33,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: There is no such command.
         SystemExit: The help of one command was printed (0).
     """
-    parser = CommandParser("help")
-    parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="one of the commands")
-    command = parser.parse_args(words).command
+    command = make_parser().parse_args(words).command
     if command is not None:
         return run([command, "--help"])
     print_text(render_command_help(FLAGS))

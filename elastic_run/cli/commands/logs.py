@@ -42,6 +42,24 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _RANKS = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("logs")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help=f"a log directory, also of an ended job; or the {RUN_HELP}"
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="show new lines as they are written, until the job ends"
+    )
+    parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
+    parser.add_argument(
+        "--since", metavar="TIME", help="only files written to in the last TIME, such as 90s, 10m or 2h"
+    )
+    parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
+    parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Print the log files of a job.
 
@@ -73,20 +91,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _read_arguments(words: Sequence[str]) -> Namespace:
-    parser = CommandParser("logs")
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN", help=f"a log directory, also of an ended job; or the {RUN_HELP}"
-    )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="show new lines as they are written, until the job ends"
-    )
-    parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
-    parser.add_argument(
-        "--since", metavar="TIME", help="only files written to in the last TIME, such as 90s, 10m or 2h"
-    )
-    parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
-    parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     if args.lines < 0:
         message = f"--lines: {args.lines} must be 0 (all) or more"
         raise UsageError(message)

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 _HEADINGS = ("RUN", "PID", "STATE", "STARTED", "PROGRAM")
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments: there are none."""
+    return CommandParser("ps")
+
+
 def main(words: Sequence[str]) -> int:
     """Print a row for each job.
 
@@ -30,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: The directory of the control sockets belongs to another user.
         SystemExit: The help was printed (0).
     """
-    CommandParser("ps").parse_args(words)
+    make_parser().parse_args(words)
     print_jobs(find_jobs(os.environ))
     return contract.EXIT_SUCCESS
 

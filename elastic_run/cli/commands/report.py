@@ -26,6 +26,17 @@ _PAGE = "report.html"
 _STDOUT = "-"
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("report")
+    parser.add_argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="file to write, or - for stdout (default: report.html in LOGDIR)"
+    )
+    parser.add_argument("--run", metavar="ID", help="id of the job (default: the job that began last)")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Write the page.
 
@@ -35,13 +46,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: There is no event log, or the page can't be written.
     """
-    parser = CommandParser("report")
-    parser.add_argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="file to write, or - for stdout (default: report.html in LOGDIR)"
-    )
-    parser.add_argument("--run", metavar="ID", help="id of the job (default: the job that began last)")
-    arguments = parser.parse_args(words)
+    arguments = make_parser().parse_args(words)
     if find_spec("jinja2") is None:
         message = "needs jinja2: pip install 'elastic-run[report]'"
         raise UsageError(message)

@@ -27,16 +27,8 @@ if TYPE_CHECKING:
 _VERSION = 1
 
 
-def main(words: Sequence[str]) -> int:
-    """Print the stacks.
-
-    Returns:
-        0, or 1 if no worker runs, or no agent of the job answers.
-
-    Raises:
-        UsageError: There is no such job, there are several, or the job has no such rank.
-        SystemExit: The help was printed (0).
-    """
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
     parser = CommandParser("stacks")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--rank", type=int, metavar="RANK", help="show all threads of this rank")
@@ -47,7 +39,20 @@ def main(words: Sequence[str]) -> int:
         help="show the frames of C and C++ too, of workers on this machine, by py-spy; with --rank also the Python "
         "processes that the worker has started, such as data loaders",
     )
-    args = parser.parse_args(words)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the stacks.
+
+    Returns:
+        0, or 1 if no worker runs, or no agent of the job answers.
+
+    Raises:
+        UsageError: There is no such job, there are several, or the job has no such rank.
+        SystemExit: The help was printed (0).
+    """
+    args = make_parser().parse_args(words)
     job = find_job(os.environ, args.run)
     if args.native:
         from elastic_run.cli.commands.native_stacks import show_native_stacks  # noqa: PLC0415 - only when asked for

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("status")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Print the state of a job.
 
@@ -31,10 +39,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: There is no such job, it doesn't answer, or there are several for --json.
         SystemExit: The help was printed (0).
     """
-    parser = CommandParser("status")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     jobs = find_jobs(os.environ)
     if args.run is None and len(jobs) > 1 and not args.json:
         print_jobs(jobs)

@@ -27,6 +27,19 @@ _LONGEST_WAIT = 3600.0
 _LOOK = 0.1
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("stop")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="give up, with exit code 1, if the job still runs after this time (default: no limit)",
+    )
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Stop a job.
 
@@ -37,15 +50,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: There is no such job, or there are several.
         SystemExit: The help was printed (0).
     """
-    parser = CommandParser("stop")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        help="give up, with exit code 1, if the job still runs after this time (default: no limit)",
-    )
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     if args.timeout is not None and not args.timeout >= 0:
         message = f"--timeout: {args.timeout} must be 0 or more seconds"
         raise UsageError(message)

@@ -29,6 +29,20 @@ _INTERVAL = 1.0
 _SHORTEST = 0.2
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("top")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=_INTERVAL,
+        metavar="SECONDS",
+        help=f"seconds between two updates (default: {_INTERVAL:g})",
+    )
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Show a job until it ends, or until Ctrl-C.
 
@@ -39,16 +53,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: There is no such job, there are several, or this is no terminal.
         SystemExit: The help was printed (0).
     """
-    parser = CommandParser("top")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument(
-        "--interval",
-        type=float,
-        default=_INTERVAL,
-        metavar="SECONDS",
-        help=f"seconds between two updates (default: {_INTERVAL:g})",
-    )
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     if not _SHORTEST <= args.interval <= contract.LONGEST_WAIT:
         message = f"--interval: {args.interval} must be {_SHORTEST} or more seconds"
         raise UsageError(message)

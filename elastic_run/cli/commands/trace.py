@@ -35,6 +35,14 @@ _MOST_CONSEQUENCES = 3
 _MOST_PROBLEMS = 5
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the arguments."""
+    parser = CommandParser("trace")
+    parser.add_argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
 def main(words: Sequence[str]) -> int:
     """Print the analysis.
 
@@ -44,10 +52,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: A path is not there, or no dump was found.
     """
-    parser = CommandParser("trace")
-    parser.add_argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args(words)
+    arguments = make_parser().parse_args(words)
     try:
         found = find_dumps(arguments.path)
     except DumpError as error:

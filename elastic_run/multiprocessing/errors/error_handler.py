@@ -1,6 +1,6 @@
 """Writes an exception where the launcher finds it: the file that TORCHELASTIC_ERROR_FILE names.
 
-The class, its methods and the file's format are torch 2.13's (torch.distributed.elastic.multiprocessing.errors); the
+The class, its methods and the file's format are torch 2.15's (torch.distributed.elastic.multiprocessing.errors); the
 file of one may be read by the other. Different on purpose: where the file can't be written or read, that is a warning
 and never an exception that takes the place of the one to be recorded.
 """
@@ -24,6 +24,31 @@ if TYPE_CHECKING:
 
 class ErrorHandler:
     """Records exceptions in a file; subclasses may record them elsewhere."""
+
+    _fn_name: str | None = None
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        """Keep the name of the function that `record` decorates, for subclasses.
+
+        Args:
+            fn_name: Its qualified name; None if it has none, as a `functools.partial`.
+        """
+        self._fn_name = fn_name
+
+    def record_success(self) -> None:
+        """Do nothing; `record` calls it when the function has returned, for subclasses."""
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:  # noqa: ARG002 - for subclasses
+        """Return what a failure by a signal says; subclasses may add to it, such as the fault of a GPU.
+
+        Args:
+            message: The text so far.
+            error_file: The worker's error file, or "<N/A>"; its log files may be beside it.
+
+        Returns:
+            The text that `ChildFailedError` shows.
+        """
+        return message
 
     def initialize(self) -> None:
         """Prepare to record: Python's faulthandler writes the stack of a crash in native code to stderr."""

@@ -1,4 +1,4 @@
-"""A failed worker, and the exception that says so, with torch 2.13's names and fields.
+"""A failed worker, and the exception that says so, with torch 2.15's names and fields.
 
 Different on purpose: an error.json that is empty, cut short or something else entirely is said so in the message, where
 torch raises JSONDecodeError and loses the failure.
@@ -212,7 +212,23 @@ def _traceback(failure: ProcessFailure) -> list[str]:
         extra = said.get("extraInfo")
         callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
         said = callstack or said.get("message", NOT_AVAILABLE)
+    if failure.exitcode < 0:
+        said = _enrich(str(said), failure.error_file)
     return [_shorten(line) for line in str(said).rstrip().splitlines()]
+
+
+def _enrich(message: str, error_file: str) -> str:
+    """Let a handler of the program's own add to what a failure by a signal says."""
+    from elastic_run.multiprocessing.errors import handlers  # noqa: PLC0415 - only after a failure
+
+    handler = handlers.get_error_handler()
+    try:
+        return str(handler.maybe_enrich_signal_failure_message(message, error_file))
+    except Exception:  # any program's code; the failure has to be told
+        import logging  # noqa: PLC0415 - only on this way
+
+        logging.getLogger(__name__).warning("%s adds nothing to a failure", type(handler).__name__, exc_info=True)
+        return message
 
 
 def _shorten(text: str) -> str:

@@ -9,6 +9,6 @@ def get_error_handler() -> ErrorHandler:
     """Return the error handler of this process.
 
     Returns:
-        A new handler; it keeps no state.
+        A new handler.
     """
     return ErrorHandler()

@@ -35,9 +35,10 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
     @functools.wraps(fn)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        _call_hook(handler, "set_entrypoint_fn_name", getattr(fn, "__qualname__", None))
         handler.initialize()
         try:
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
         except SystemExit as end:
             if end.code == 0:
                 return None
@@ -49,8 +50,17 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
             elif failure.error_file != NOT_AVAILABLE:
                 handler.dump_error_file(failure.error_file, failure.exitcode)
             raise
+        _call_hook(handler, "record_success")  # out here, so that what it raises is not recorded as the function's
+        return result
 
     return wrapper
+
+
+def _call_hook(handler: ErrorHandler, name: str, *args: str | None) -> None:
+    """Call a hook that handlers made for torch before 2.15 don't have."""
+    hook = getattr(handler, name, None)
+    if hook is not None:
+        hook(*args)
 
 
 def _first_failure(error: Exception) -> ProcessFailure | None:
