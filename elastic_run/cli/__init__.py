@@ -21,6 +21,7 @@
 | `config_file` | the file of ``--config``: TOML to checked values |
 | `explain` | the text of ``--explain``: values with their origins, the job and the workers' command |
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |
+| `completion` | the script of ``--print-completion``, by shtab |
 | `stdout` | writes what was asked for, such as a help text or a JSON document |
 | `log_files` | finds the log files of a run, for ``elastic-run logs`` |
 | `commands` | the commands beside the start of a job, such as ``elastic-run help`` |

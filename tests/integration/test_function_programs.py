@@ -167,13 +167,25 @@ def test_a_value_that_cannot_be_pickled(method: str, program: Program, host: Hos
     )
 
 
-def test_a_program_without_a_main_guard(tmp_path: Path, host: Host) -> None:
-    """A program that launches at its top level is told to guard the launch, and starts no chain of processes."""
+@pytest.mark.parametrize(
+    ("top_level", "check"),
+    [
+        ("launch(work, restarts=3)", "refuse_unguarded_main"),
+        ("multiprocessing.get_context('spawn').Process(target=print).start()", "_check_not_importing_main"),
+    ],
+    ids=["launch", "process"],
+)
+def test_a_program_without_a_main_guard(top_level: str, check: str, tmp_path: Path, host: Host) -> None:
+    """A program that starts processes at its top level is told to guard that, once: it is not started again."""
     path = tmp_path / "host.py"
-    path.write_text(f"{HEAD}\ndef work(): return 1\nlaunch(work)\n")
+    path.write_text(f"{HEAD}\ndef work(): return 1\n{top_level}\nif __name__ == '__main__': launch(work, restarts=3)\n")
     job = host(path, "spawn")
     assert job.wait_exit() == 1
-    assert "put the launch below `if __name__ == '__main__':`" in job.stderr
+    workers, _, error = job.stderr.partition("ChildFailedError:")
+    assert "if __name__ == '__main__':" in workers
+    # Of each worker, and of the process that the program starts itself; with three restarts there are four and more.
+    assert 1 <= workers.count(f", in {check}\n") <= 3
+    assert error
 
 
 @pytest.mark.parametrize("work", ["def work(): return 1", "work = lambda: 1"], ids=["function", "lambda"])

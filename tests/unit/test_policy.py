@@ -107,5 +107,12 @@ def test_a_rule_of_the_user_decides(config: JobConfig, failures: list[Failure], 
     """`stop` ends the job, `restart` restarts within the budget, `exclude` is no matter of the restart."""
     answer = decide_restart(config, failures, [], NOW, 0.5, used=len(failures) - 1)
     assert isinstance(answer, decision)
-    if isinstance(answer, GiveUp) and failures[-1].decision == "stop":
+    if isinstance(answer, GiveUp) and failures[-1].rule:
         assert answer.detail == "the rule 'quota' of --failure-rules decides stop"
+
+
+def test_a_launch_without_a_main_guard_is_not_restarted() -> None:
+    """Without a rule, `stop` stands for the program that fails every time, and the report says so."""
+    answer = decide_restart(JobConfig(max_restarts=3), [Failure(1, decision="stop")], [], NOW, 0.5)
+    assert isinstance(answer, GiveUp)
+    assert "without `if __name__ == '__main__':`" in answer.detail

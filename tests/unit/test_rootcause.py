@@ -18,6 +18,7 @@ from elastic_run.core.failure.root_cause import (
     has_lost_rank,
     is_deterministic,
     is_secondary,
+    is_unguarded_launch,
     parse_exception,
     severity,
 )
@@ -225,6 +226,21 @@ def test_without_an_exception_the_last_line_that_says_something_counts() -> None
 def test_only_what_cannot_go_away_by_itself_is_deterministic(worker: WorkerEnd, *, expected: bool) -> None:
     """Missing modules and programs, syntax errors and wrong arguments come back; the rest may not."""
     assert is_deterministic(worker) is expected
+
+
+@pytest.mark.parametrize(
+    ("exception", "expected"),
+    [
+        (ExceptionText("RuntimeError", lines=("  File spawn.py, line 140, in _check_not_importing_main", "x")), True),
+        (ExceptionText("RuntimeError", lines=("  File start_methods.py, line 93, in refuse_unguarded_main",)), True),
+        (ExceptionText("RuntimeError", lines=("in _check_not_importing_main_of_mine",)), False),
+        (OWN, False),
+        (None, False),
+    ],
+)
+def test_a_launch_without_a_main_guard_is_recognised(exception: ExceptionText | None, *, expected: bool) -> None:
+    """The function that refuses the launch stands in the traceback, multiprocessing's or ours."""
+    assert is_unguarded_launch(end(exception=exception)) is expected
 
 
 @pytest.mark.parametrize(("exitcode", "expected"), [(-9, 9), (137, 9), (143, 15), (1, None), (128, None), (200, None)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run import contract
-from elastic_run.core.agent.restart_policy import Failure
+from elastic_run.core.agent.restart_policy import STOP_JOB, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ def failure_of(root: WorkerEnd, uptime: float, rules: Sequence[Rule]) -> Failure
         rules: The user's rules; one of them may decide whether the job is restarted.
     """
     from elastic_run.core.failure.diagnose import find_rule, last_words  # noqa: PLC0415 - only after a failure
-    from elastic_run.core.failure.root_cause import failure_signature, is_deterministic  # noqa: PLC0415
+    from elastic_run.core.failure.root_cause import (  # noqa: PLC0415
+        failure_signature,
+        is_deterministic,
+        is_unguarded_launch,
+    )
 
     rule = find_rule(rules, last_words(root))
     return Failure(
@@ -49,6 +53,6 @@ def failure_of(root: WorkerEnd, uptime: float, rules: Sequence[Rule]) -> Failure
         signature=repr(failure_signature(root)),
         is_deterministic=is_deterministic(root),
         uptime=uptime,
-        decision="" if rule is None else rule.decision,
+        decision=(rule and rule.decision) or (STOP_JOB if is_unguarded_launch(root) else ""),
         rule="" if rule is None else rule.match,
     )

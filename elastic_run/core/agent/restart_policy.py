@@ -3,6 +3,7 @@
 Pure: time and randomness come in as arguments. The rules, in the order in which they are asked:
 
 0. A rule of ``--failure-rules`` that fits comes first: ``stop`` is never retried; ``restart`` skips rules 1 and 2.
+   A launch without a main guard is never retried either.
 1. An exit code that the user listed is never retried.
 2. The same failure twice, each before the minimum uptime, is not retried: a third time can't help. Without
    ``--min-uptime`` that holds only for failures that can't go away by themselves (ImportError, SyntaxError).
@@ -38,8 +39,9 @@ class Failure:
         signature: Equal for two failures that look the same; None for unknown.
         is_deterministic: Whether it can't go away by itself.
         uptime: Seconds that the round lived.
-        decision: One of `RULE_DECISIONS`, by a rule of the user's that fits, or "".
-        rule: The expression of that rule.
+        decision: One of `RULE_DECISIONS`, by a rule of the user's that fits, or "". Without a rule it is STOP_JOB, for
+            a launch without a main guard.
+        rule: The expression of that rule, or "".
     """
 
     exit_code: int
@@ -50,7 +52,9 @@ class Failure:
     rule: str = ""
 
     def name_rule(self) -> str:
-        """Return the rule that decided, a clause for the user."""
+        """Return what decided, a clause for the user."""
+        if not self.rule:
+            return "a program that launches workers without `if __name__ == '__main__':` fails every time"
         return f"the rule {self.rule!r} of --failure-rules decides {self.decision}"
 
 

@@ -46,6 +46,9 @@ LAST_EXCEPTION = "the last exception on its stderr, with more output after it"
 _DETERMINISTIC_TYPES = frozenset(
     ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "NameError")
 )
+#: Functions that refuse a launch without a main guard, in the traceback of a worker that imports its program:
+#: multiprocessing's and ours.
+_GUARD_CHECKS = ("in _check_not_importing_main", "in refuse_unguarded_main")
 #: What differs between two runs of the same failure: paths of temporary files, hex, and every number.
 _VARYING = r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
@@ -280,6 +283,19 @@ def is_deterministic(end: WorkerEnd) -> bool:
     if end.exitcode == EXIT_USAGE:
         return ": can't open file '" in last or ": error: " in last
     return end.exitcode == 1 and ": No module named " in last
+
+
+def is_unguarded_launch(end: WorkerEnd) -> bool:
+    """Whether a worker has failed because its program starts processes as soon as it is imported.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        Whether that is so; each worker of such a program fails.
+    """
+    exception = end.certain_exception
+    return exception is not None and any(line.rstrip().endswith(_GUARD_CHECKS) for line in exception.lines)
 
 
 def _failed_before_its_stop(end: WorkerEnd) -> bool:
