@@ -50,7 +50,11 @@ def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
     if masks.get("SigCgt", 0) & _BITS != _BITS:
         reason = _explain_missing(pid, stat, pipe, has_pipe=has_pipe)
         return _describe_foreign(pid, f"shows no Python stacks: {reason}")
-    return "" if has_pipe else _describe_foreign(pid, "has closed the descriptor for its stacks")
+    if has_pipe:
+        return ""
+    if _is_ending(pid):
+        return "has ended"
+    return _describe_foreign(pid, "has closed the descriptor for its stacks")
 
 
 def _has_pipe(pid: int, pipe: StackPipe) -> bool:
@@ -58,6 +62,16 @@ def _has_pipe(pid: int, pipe: StackPipe) -> bool:
         return os.path.samestat(os.stat(f"/proc/{pid}/fd/{pipe.number}"), os.fstat(pipe.reading))
     except OSError:
         return False
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process has no descriptors at all: the kernel takes them before it shows the process as ended."""
+    try:
+        return not os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        return False
+    except OSError:
+        return True
 
 
 def _explain_missing(pid: int, stat: ProcessStat, pipe: StackPipe | None, *, has_pipe: bool) -> str:

@@ -55,8 +55,7 @@ def test_a_node_that_finds_room_once_needs_no_more(launch: Callable[..., Launche
     port = free_port()
     flags = (*place(port), "--nnodes=2", script)
     host = launch(*flags, program=("sh", "-c", f'ulimit -n {_LIMIT} && exec "$@"', "limited", *ELASTIC_RUN))
-    wait_coordinated(port)
-    wait_id_left(port)
+    host.wait_line("waiting: 1/2 nodes")  # it has opened by now what it opens at its start
     # Of its own: the one that the sender and the log reader share, and the coordinator's.
     wait_until(lambda: count_connections(port) == 2)
     with ExitStack() as held:

@@ -59,9 +59,8 @@ def test_a_rank_that_python_s_own_start_reads_is_right(
 ) -> None:
     """RANK that sitecustomize or a .pth file has read is right in each worker and round; one line says why."""
     python, packages = interpreter
-    first = (
-        packages.parent / "first"
-    )  # some systems have a sitecustomize of their own, which comes before site-packages
+    # Debian's Python has a sitecustomize of its own, which comes before the one of an environment.
+    first = packages.parent / "first"
     first.mkdir()
     for name, text in files.items():
         ((packages if name.endswith(".pth") else first) / name).write_text(text, encoding="utf-8")

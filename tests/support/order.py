@@ -1,7 +1,7 @@
 """The order of test files, longest first, so that no worker of pytest-xdist is left with a long one at the end.
 
-`tests/durations.json` has the seconds of each file on two processors, and beside it those of its tests with the marker
-`long`: `make test PYTEST=--record-durations` writes the first, `make test-long PYTEST=--record-durations` the second.
+`tests/durations.json` has the seconds of each file on two processors, and beside them those of its tests with the
+marker `long` or `system`: PYTEST=--record-durations makes `make test`, `test-long` and `test-system` write them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 _RECORD = Path(__file__).parents[1] / "durations.json"
 #: Seconds of a file without a record: it comes before those that are over at once.
@@ -28,14 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take longest first; the tests of a file keep their order."""
     known: dict[str, float] = json.loads(_RECORD.read_text(encoding="utf-8"))
     seconds: Counter[str] = Counter()
-    for file, is_long in {(_file_of(item.nodeid), item.get_closest_marker("long") is not None) for item in items}:
-        seconds[file] += known.get(_key(file, is_long=is_long), known.get(file, _UNKNOWN))  # type: ignore[assignment] # of seconds
+    for file, key in {(_file_of(item.nodeid), _key(item.nodeid, item.keywords)) for item in items}:
+        seconds[file] += known.get(key, known.get(file, _UNKNOWN))  # type: ignore[assignment] # of seconds
     items.sort(key=lambda item: -seconds[_file_of(item.nodeid)])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count what a test took, its fixtures included."""
-    _spent[_key(_file_of(report.nodeid), is_long="long" in report.keywords)] += report.duration  # type: ignore[assignment] # of seconds
+    _spent[_key(report.nodeid, report.keywords)] += report.duration  # type: ignore[assignment] # of seconds
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -54,5 +58,6 @@ def _file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def _key(file: str, *, is_long: bool) -> str:
-    return f"{file} long" if is_long else file
+def _key(nodeid: str, keywords: Container[str]) -> str:
+    marker = next((marker for marker in ("system", "long") if marker in keywords), "")
+    return f"{_file_of(nodeid)} {marker}".rstrip()
