@@ -211,6 +211,7 @@ assert pickle.loads(by_torchs_path) is RendezvousParameters
 """)
 
 
+@pytest.mark.long
 def test_what_was_imported_before_is_replaced() -> None:
     """Modules of torch's that a program has imported, and names that it took from them, become ours; and back again."""
     check(
@@ -301,6 +302,7 @@ assert dynamic.DynamicRendezvousHandler.__mro__[1].__module__ == "torch.distribu
 """)
 
 
+@pytest.mark.long
 def test_a_class_derived_before_is_told() -> None:
     """A class that was derived from one of torch's before `install` can't be changed; a warning names it."""
     done = run(

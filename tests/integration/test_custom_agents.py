@@ -222,6 +222,7 @@ def test_an_agent_written_for_torch(
     assert ("SUCCEEDED False" in "\n".join(said)) == (entrypoint == "work")
 
 
+@pytest.mark.long
 def test_a_stop_signal_shuts_the_agent_down(run: Run) -> None:
     """SIGTERM raises SignalException out of `run` after `_shutdown` with that signal, on torch's class and on ours."""
     main = """

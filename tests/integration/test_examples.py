@@ -80,6 +80,7 @@ def test_checkpoint_on_signal(launch: Launch, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.txt", "rank1.txt"]
 
 
+@pytest.mark.long
 def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
     """The batch script, with the variables that Slurm sets, trains on as many workers as it has CPUs."""
     binaries = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -90,6 +91,7 @@ def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
     assert (tmp_path / "model-4711.pt").exists()
 
 
+@pytest.mark.long
 def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """`make demo`: a worker is killed, the job restarts, resumes and learns; the last line says so."""
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -325,7 +325,13 @@ def test_a_collective_that_differs(fault: str, cause: str, launch: Launch, worke
     assert re.search(cause, closing_report(job.stderr)), job.stderr
 
 
-@pytest.mark.parametrize("fault", ["wrong-collective", "wrong-shape", "skip-collective"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "wrong-shape",
+        *(pytest.param(fault, marks=pytest.mark.long) for fault in ("wrong-collective", "skip-collective")),
+    ],
+)
 def test_the_first_collective_of_a_short_program_is_altered(fault: str, launch: Launch, worker: Worker) -> None:
     """A forked worker may have called all of its collectives before any request: the fault is there from its start."""
     path = worker(

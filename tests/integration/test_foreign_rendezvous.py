@@ -61,7 +61,7 @@ def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, e
     assert set(lines) == {f"rank {rank} of 3" for rank in range(3)}
 
 
-@pytest.mark.parametrize("compat", ["", "1"])
+@pytest.mark.parametrize("compat", ["", pytest.param("1", marks=pytest.mark.long)])
 def test_an_entry_point_that_is_the_creator_itself(
     launch: Launch, worker: Worker, environment: dict[str, str], compat: str
 ) -> None:

@@ -324,6 +324,7 @@ def test_fork_in_a_thread_of_an_executor(program: Program, host: Host) -> None:
     assert (job.stdout, job.stderr) == ("{0: 0, 1: 1}\n", "")
 
 
+@pytest.mark.long
 @all_methods
 def test_many_launches_leave_nothing(
     method: str, program: Program, host: Host, monkeypatch: pytest.MonkeyPatch

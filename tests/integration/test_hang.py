@@ -167,6 +167,7 @@ def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Callabl
     assert report.count("did not join") == 1
 
 
+@pytest.mark.long
 def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch: Launch) -> None:
     """The second attempt does not hang."""
     program = 'if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n    load_batch()\ndist.barrier()\n'

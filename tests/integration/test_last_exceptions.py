@@ -44,7 +44,7 @@ def run(launch: Launch, path: Path, directory: Path, flags: str = "") -> tuple[s
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("count", [30, 31, 100, 10_000, 1_000_000])
+@pytest.mark.parametrize("count", [30, 31, 100, 10_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_an_exception_is_found_before_any_number_of_lines(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str, count: int
 ) -> None:

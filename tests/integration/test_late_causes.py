@@ -134,12 +134,15 @@ dist.all_reduce(torch.ones(1), group=group)
 @pytest.mark.parametrize(
     ("handler", "sent", "named"),
     [
-        (
+        pytest.param(
             "signal.SIG_DFL",
             "SIGSTOP",
             "cause rank 1 is stopped (SIGSTOP, or a shell's job control): it did not stop",
+            marks=pytest.mark.long,
         ),
-        ("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"),
+        pytest.param(
+            *("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"), marks=pytest.mark.long
+        ),
         ("save_checkpoint", "SIGCONT", "cause rank 0 on "),
     ],
     ids=["stopped", "asleep", "saves"],

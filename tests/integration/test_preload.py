@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.test_imports import imported_before_the_last_worker
 from tests.support.processes import children_of, is_gone
 from tests.support.sessions import free_port
@@ -138,6 +140,7 @@ def test_auto_says_nothing_where_there_is_nothing_to_take(launch: Launch, worker
     assert (job.stdout, job.stderr) == ("True\n", "")
 
 
+@pytest.mark.long
 def test_more_workers_than_descriptors_go_in_one_message(launch: Launch, worker: Worker, module: Module) -> None:
     """The kernel passes 253 descriptors at once; 260 workers are forked all the same."""
     job = launch("--nproc-per-node=260", "--preload=heavy", worker(SAYS_HOW), env=module())

@@ -184,7 +184,7 @@ def test_a_copy_of_the_environment_is_told(body: str, launch: Launch, worker: Wo
         "os.environ['NEW'] = 'value'\ndel os.environ['NEW']",
         "os.environ['LOCAL'] = ''\npairs = repr(sorted(os.environ.items()) + sorted(os.environ.items(), reverse=True))",
         "import collections\nenviron = collections.UserDict()\nenviron.data = os.environ\nos.environ = environ",
-        "import torch, numpy, torch.utils.data, torch.distributed.fsdp, networkx",
+        pytest.param("import torch, numpy, torch.utils.data, torch.distributed.fsdp, networkx", marks=pytest.mark.long),
     ],
 )
 def test_a_passing_look_at_the_environment_is_no_copy(

@@ -113,6 +113,12 @@ def sweep(begin, module, name, error):
         if not is_refused and nth > 12:
             return
 """
+#: All of these begin workers. Each takes seconds, so `make test` has the two that differ most.
+_BEGIN = [
+    "tee",
+    "job",
+    *(pytest.param(begin, marks=pytest.mark.long) for begin in ("command", "by_fork", "by_spawn", "plain")),
+]
 _REFUSED = "OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))"
 _NO_DESCRIPTOR = "OSError(errno.EMFILE, os.strerror(errno.EMFILE))"
 
@@ -128,7 +134,7 @@ def run(tmp_path: Path, body: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("begin", ["command", "tee", "by_fork", "by_spawn", "plain", "job"])
+@pytest.mark.parametrize("begin", _BEGIN)
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -143,14 +149,14 @@ def test_a_refusal_at_any_place_leaves_nothing(tmp_path: Path, begin: str, call:
     run(tmp_path, f"sweep({begin}, {call}, {error})\n    {begin}()")
 
 
-@pytest.mark.parametrize("begin", ["command", "by_fork", "by_spawn", "plain", "job"])
+@pytest.mark.parametrize("begin", _BEGIN)
 def test_a_refused_thread_leaves_nothing_where_there_are_no_pidfds(tmp_path: Path, begin: str) -> None:
     """A thread waits for each process then, or the loop looks now and then."""
     refused = "sweep({}, threading.Thread, 'start', RuntimeError(\"can't start new thread\"))"
     run(tmp_path, f"loop.open_pidfd = lambda _: None; {refused.format(begin)}")
 
 
-@pytest.mark.parametrize("begin", ["command", "tee", "by_fork", "by_spawn", "plain", "job"])
+@pytest.mark.parametrize("begin", _BEGIN)
 def test_a_limit_of_descriptors_leaves_nothing(tmp_path: Path, begin: str) -> None:
     """Under each limit in turn, from the first at which nothing can be opened to the first that is enough."""
     lines = run(tmp_path, f"limited(resource.RLIMIT_NOFILE, {begin}, range(len(opened()) + 1, 48))")

@@ -175,6 +175,7 @@ def test_a_page_is_made_whatever_line_is_missing(missing: int, tmp_path: Path) -
             Page(render_page(job, logs, []))
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_events_make_a_page_of_bearable_size(tmp_path: Path) -> None:
     """Ten thousand rounds; what there is no room for is counted."""
     with (tmp_path / "events.jsonl").open("wb") as file:

@@ -186,6 +186,7 @@ print(executed is forked, *(trace_rules.check(handler.__code__) for handler in (
 """
 
 
+@pytest.mark.long
 def test_torch_does_not_compile_the_handler() -> None:
     """A signal may come in a function that torch.compile runs: torch passes over the handler there."""
     with _start(_COMPILER) as program:

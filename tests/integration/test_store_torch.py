@@ -31,6 +31,7 @@ def test_every_operation_of_torchs_client() -> None:
     assert operations >= {"set", "get", "add", "compare_set", "multi_get", "queue_pop", "barrier", "clone", "prefix"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefix", ["", "/worker/attempt_"], ids=["env://", "prefix per attempt"])
 def test_ten_process_groups_in_one_life(prefix: str) -> None:
     """Two workers form, use and part ten gloo groups in one life over the agent's store."""
@@ -39,6 +40,7 @@ def test_ten_process_groups_in_one_life(prefix: str) -> None:
         assert store.unknown == []
 
 
+@pytest.mark.long
 def test_rank_0_serves_on_the_port_that_was_kept() -> None:
     """In mode rank0 torch's rank 0 can listen on the port that the agent holds for it."""
     store = open_worker_store("rank0", port=None, python=sys.executable, env=os.environ)

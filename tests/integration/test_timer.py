@@ -291,6 +291,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("client", "server"),
     [("elastic_run", "torch.distributed.elastic"), ("torch.distributed.elastic", "elastic_run")],

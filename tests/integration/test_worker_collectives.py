@@ -45,6 +45,7 @@ def run(launch: Launch, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     return run
 
 
+@pytest.mark.long
 def test_reduce_mean(run: Callable[..., list[dict[str, Any]]]) -> None:
     """The mean is the same on all ranks: of floats, of tensors of any type, which stay as they were."""
     words = run(
@@ -112,6 +113,7 @@ def test_all_to_all_and_its_gradients_equal_one_process(run: Callable[..., list[
     assert words == [{"rank": rank, **right, "count": count} for rank, count in enumerate((3, 4, 3))]
 
 
+@pytest.mark.long
 def test_all_to_all_sends_every_type(run: Callable[..., list[dict[str, Any]]]) -> None:
     """Types that gloo itself refuses arrive as well; so do shapes of any kind, views and conjugates."""
     words = run(
@@ -139,6 +141,7 @@ def test_all_to_all_sends_every_type(run: Callable[..., list[dict[str, Any]]]) -
     assert words == [{"rank": rank, "wrong": [], "same": True} for rank in range(2)]
 
 
+@pytest.mark.long
 def test_all_to_all_refuses_what_does_not_fit(run: Callable[..., list[dict[str, Any]]]) -> None:
     """Splits that don't fit the tensor or the group are refused on the rank itself, with the numbers."""
     words = run(
@@ -193,6 +196,7 @@ def test_parallel_groups(run: Callable[..., list[dict[str, Any]]]) -> None:
         ]
 
 
+@pytest.mark.long
 def test_who_is_not_in_a_group_is_told(run: Callable[..., list[dict[str, Any]]]) -> None:
     """A rank outside of a group is refused, and doesn't take its own value for the group's."""
     words = run(

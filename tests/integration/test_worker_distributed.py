@@ -211,6 +211,7 @@ def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Cal
     assert "RuntimeError: bad data" in job.stderr
 
 
+@pytest.mark.long
 def test_a_group_can_be_left_and_made_again(launch: Launch, script: Callable[[str], Path]) -> None:
     """After destroy_process_group a second init_distributed meets the others anew, on the same store."""
     path = script("""
@@ -226,6 +227,7 @@ def test_a_group_can_be_left_and_made_again(launch: Launch, script: Callable[[st
     assert told(job) == [{"mean": 0.5}] * 2
 
 
+@pytest.mark.long
 def test_who_does_not_come_again_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
     """A second meeting begins anew: that a rank came to the first one counts for nothing."""
     path = script("""
@@ -290,6 +292,7 @@ def test_a_rank_that_does_not_come_to_a_store_of_rank_0_is_named(
     )
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_to_connect_is_named_with_its_host(launch: Launch, script: Callable[[str], Path]) -> None:
     """A rank that arrived but can't make its group is named with its host by those that wait for it."""
     path = script(f"""
@@ -332,6 +335,7 @@ def test_a_port_that_is_taken_is_named(torch_python: TorchPython, script: Callab
     assert re.search(r"JoinError: rank 0 on \S+ could not serve .* \(is the port taken\? set MASTER_PORT", done.stderr)
 
 
+@pytest.mark.long
 def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str], Path]) -> None:
     """Where rank 0 serves the store, it waits at its end for the others, who may still use it."""
     path = script("""

@@ -66,6 +66,7 @@ def test_a_configuration_says_how(launch: Launch, script: Callable[[str], Path])
     assert job.stdout == "{0: [0, 1, 'elastic-run', 0.0]}\n"
 
 
+@pytest.mark.long
 def test_under_a_launcher_the_function_is_just_called(launch: Launch, script: Callable[[str], Path]) -> None:
     """A worker of elastic-run starts no others: it calls the function itself."""
     job = launch(

@@ -111,6 +111,7 @@ def test_a_scale_up_is_a_request(launch: Launch, script: Callable[[str], Path]) 
         assert job.wait_exit() == 128 + signal.SIGTERM
 
 
+@pytest.mark.long
 def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, script: Callable[[str], Path]) -> None:
     """SIGTERM to one node's launcher: all ranks leave at one step, and those of the other node start again alone."""
     port = free_port()

@@ -43,6 +43,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "site"), "CUDA_VISIBLE_DEVICES": ""}
 
 
+@pytest.mark.long
 def test_a_renamed_backend_s_devices_are_counted(site: dict[str, str], launch: Launch, launch_torchrun: Launch) -> None:
     """`npu` starts one worker for each device that the package tells of."""
     for start in (launch_torchrun, launch):

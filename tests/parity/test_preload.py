@@ -95,11 +95,11 @@ def compare(cold: list[dict[str, Any]], warm: list[dict[str, Any]]) -> None:
     "command",
     [
         ("script.py", "a", "${local_rank}"),
-        ("-m", "packaged.worker", "a b"),
+        pytest.param(("-m", "packaged.worker", "a b"), marks=pytest.mark.long),
         ("-m", "packaged"),
-        ("folder", "--x=${local_rank}"),
-        ("archive.zip",),
-        ("--run-path", "script.py", "a"),
+        pytest.param(("folder", "--x=${local_rank}"), marks=pytest.mark.long),
+        pytest.param(("archive.zip",), marks=pytest.mark.long),
+        pytest.param(("--run-path", "script.py", "a"), marks=pytest.mark.long),
     ],
     ids=" ".join,
 )
@@ -113,6 +113,7 @@ def test_a_forked_worker_is_what_exec_gives(command: tuple[str, ...], observe: O
         assert warm[0]["drawn"][source] != warm[1]["drawn"][source], f"two workers drew the same from {source}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "env",
     [
@@ -127,6 +128,7 @@ def test_pythons_own_variables_hold(env: dict[str, str], observe: Observe) -> No
     compare(observe(*flags, env=env), observe(_WARM, *flags, env=env))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "flags",
     [
@@ -143,6 +145,7 @@ def test_flags_hold(flags: tuple[str, ...], observe: Observe) -> None:
     compare(observe(*flags), observe(_WARM, *flags))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "shell",
     ["umask 027; ulimit -n 300; ulimit -c 0; trap '' HUP USR1; exec nice -n 3", "exec <&- 7</dev/zero 2>&1;"],
@@ -162,6 +165,7 @@ elastic_launch(config, sys.executable)(*sys.argv[2:])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [(), ("-X", "faulthandler", "-W", "ignore", "-OOBs", "-Xutf8=0")])
 def test_any_options_of_python_hold(options: tuple[str, ...], observe: Observe, programs: Path) -> None:
     """A command with Python's own options, and with streams that are buffered, has warm workers through the API too."""

@@ -33,13 +33,13 @@ def rehearsal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     opened.close()
 
 
-#: The cases in which a difference shows run with `make test`, also for that difference; the others take long.
-_SHOWING = {difference.seen_in for difference in DIFFERENCES}
+#: The cases that run with `make test`, also for the differences that they show; the others take long.
+_SHORT = {"plain", "restarted", "fails with 1", "stopped"}
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case.name in _SHOWING else pytest.mark.long) for case in CASES],
+    [pytest.param(case, marks=() if case.name in _SHORT else pytest.mark.long) for case in CASES],
     ids=lambda case: case.name,
 )
 def test_a_job_runs_as_under_torchrun(case: Case, rehearsal: Rehearsal, environment_token: str) -> None:
@@ -52,7 +52,11 @@ def test_a_job_runs_as_under_torchrun(case: Case, rehearsal: Rehearsal, environm
     assert not unexplained, "\n".join(unexplained)
 
 
-@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda difference: difference.name)
+@pytest.mark.parametrize(
+    "difference",
+    [pytest.param(each, marks=() if each.seen_in in _SHORT else pytest.mark.long) for each in DIFFERENCES],
+    ids=lambda difference: difference.name,
+)
 def test_a_difference_is_still_there(difference: Difference, rehearsal: Rehearsal, environment_token: str) -> None:
     """Each difference of the list shows in the case that it names, so that the list holds nothing stale."""
     case = next(case for case in CASES if case.name == difference.seen_in)

@@ -10,9 +10,9 @@ from tests.simulation.world import World
 
 SEEDS = 20_000
 #: Seeds of one test: a failure is reported before all have run.
-CHUNK = 1_000
+CHUNK = 500
 #: Seeds beyond these are drawn where time is: `make test-long`, and CI.
-SHORT = 1_000
+SHORT = 500
 #: Seeds in each of which the store is restored at least three times.
 RESTORED = 500
 _CHUNKS = [pytest.param(first, marks=[pytest.mark.long] * (first >= SHORT)) for first in range(0, SEEDS, CHUNK)]

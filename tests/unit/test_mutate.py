@@ -90,6 +90,7 @@ def test_every_pattern_names_tests_that_exist(room: str) -> None:
     assert (ROOT / "elastic_run" / room).is_dir()
 
 
+@pytest.mark.long
 def test_programs_of_a_copys_tests_run_the_copy(tmp_path: Path) -> None:
     """So a change is seen also where a test sets PYTHONPATH, by the command, and in warm workers."""
     copy = Copy(tmp_path)
