@@ -111,9 +111,9 @@ def test_the_page_of_a_job_that_was_killed(launch: Launch, worker: Worker, tmp_p
 @pytest.mark.parametrize("seconds", [0.2, 60.0])
 def test_the_goodput_of_a_moment_is_not_shown(seconds: float, tmp_path: Path) -> None:
     """A job that ended within its first second has had no time to train."""
-    first, last = history()[0]["time"], history()[-1]["time"]
+    first, last = history()[0]["monotonic"], history()[-1]["monotonic"]
     scale = seconds / (last - first)
-    lines = [each | {"time": first + scale * (each["time"] - first)} for each in history()]
+    lines = [each | {"monotonic": first + scale * (each["monotonic"] - first)} for each in history()]
     (tmp_path / "events.jsonl").write_bytes(encode(lines))
     assert (" goodput " in read_page(tmp_path).text) is (seconds > 1)
 
