@@ -217,6 +217,14 @@ def test_a_restart_makes_removed_directories_again(
     assert (run.parent / "latest").exists() == any("log-dir" in flag for flag in flags)
 
 
+def watches_its_socket(pid: int) -> bool:
+    """Whether an agent has come so far that it watches for the removal of its control socket."""
+    try:
+        return any("inotify" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False  # a descriptor was closed meanwhile
+
+
 @pytest.mark.parametrize("fails", [(), (0,), (0, 1)], ids=["success", "restart", "failure"])
 def test_a_job_ends_well_after_its_package_was_removed(
     launch: Launch, worker: Worker, tmp_path: Path, fails: tuple[int, ...]
@@ -232,7 +240,7 @@ def test_a_job_ends_well_after_its_package_was_removed(
     os.mkfifo(gate)
     env = {"PYTHONPATH": str(site), contract.ENV_CONTROL_DIR: str(tmp_path)}
     job = launch("--max-restarts=1", "--log-dir=logs", script, env=env, cwd=tmp_path)
-    wait_until(lambda: any(tmp_path.glob("elastic-run-*/*.sock")), what="the agent's socket")
+    wait_until(lambda: watches_its_socket(job.pid), what="the agent's last imports")
     shutil.rmtree(site)
     gate.write_text("", encoding="utf-8")
     assert job.wait_exit() == (1 if 1 in fails else 0), job.stderr
