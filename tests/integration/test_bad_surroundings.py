@@ -220,7 +220,7 @@ def test_a_restart_makes_removed_directories_again(
 def watches_its_socket(pid: int) -> bool:
     """Whether an agent has come so far that it watches for the removal of its control socket."""
     try:
-        return any("inotify" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+        return any("inotify" in fd.readlink().name for fd in Path(f"/proc/{pid}/fd").iterdir())
     except FileNotFoundError:
         return False  # a descriptor was closed meanwhile
 
