@@ -23,6 +23,7 @@
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |
 | `completion` | the script of ``--print-completion``, by shtab |
 | `stdout` | writes what was asked for, such as a help text or a JSON document |
+| `bounded_child` | a child process that reads files of strangers, for ``elastic-run trace`` |
 | `log_files` | finds the log files of a run, for ``elastic-run logs`` |
 | `commands` | the commands beside the start of a job, such as ``elastic-run help`` |
 

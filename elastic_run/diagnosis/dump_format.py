@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 * 1024 * 1024
 _P2P = re.compile(r"^(?P<operation>send|recv) (?P<left>\d+)(?:->|<-)(?P<right>\d+|\?)$")
 _RANKS = re.compile(r"\d+")
+#: Of a number: one of a million digits can't be printed.
+_MOST_BITS = 64
+#: What an entry of the wrong kind raises.
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 #: In a millisecond.
 _NANOSECONDS = 1_000_000
 
@@ -84,8 +88,8 @@ def parse_dump(data: bytes) -> Content:
     try:
         collectives = tuple(_collective(entry) for entry in document["entries"])
         members = _members(document.get("pg_config") or {})
-        rank = None if document.get("rank") is None else int(document["rank"])
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        rank = None if document.get("rank") is None else _number(document["rank"])
+    except _DAMAGE as error:
         message = f"an entry can't be read ({type(error).__name__}: {str(error)[:60]})"
         raise DumpError(message) from error
     return Content(rank, tuple(sorted(collectives, key=lambda each: each.record)), members)
@@ -127,15 +131,15 @@ def _collective(entry: dict[str, Any]) -> Collective:
     p2p = _P2P.match(operation)
     source = target = -1
     if p2p is not None:
-        operation, left = p2p["operation"], int(p2p["left"])
-        right = -1 if p2p["right"] == "?" else int(p2p["right"])  # which rank sent is known when it has sent
+        operation, left = p2p["operation"], _number(p2p["left"])
+        right = -1 if p2p["right"] == "?" else _number(p2p["right"])  # which rank sent is known when it has sent
         source, target = (left, right) if operation == "send" else (right, left)
     sequence = entry["collective_seq_id"] if p2p is None else entry["p2p_seq_id"]
     return Collective(
-        record=int(entry["record_id"]),
+        record=_number(entry["record_id"]),
         group=str(name),
         description="" if description == "undefined" else str(description),
-        sequence=int(sequence),
+        sequence=_number(sequence),
         operation=operation,
         state=_state(entry),
         input_sizes=_sizes(entry.get("input_sizes")),
@@ -147,6 +151,14 @@ def _collective(entry: dict[str, Any]) -> Collective:
         target=target,
         library=library,
     )
+
+
+def _number(value: Any) -> int:  # noqa: ANN401 - what stands in the file
+    number = int(value)
+    if number.bit_length() >= _MOST_BITS:
+        message = "a number is too large"
+        raise ValueError(message)
+    return number
 
 
 def _state(entry: dict[str, Any]) -> str:
@@ -167,7 +179,7 @@ def _was_aborted(entry: dict[str, Any]) -> bool:
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:  # noqa: ANN401 - what stands in the file
-    return tuple(tuple(int(number) for number in shape) for shape in value or ())
+    return tuple(tuple(_number(number) for number in shape) for shape in value or ())
 
 
 def _types(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - what stands in the file
@@ -179,14 +191,14 @@ def _where(frames: list[dict[str, Any]]) -> str:
     for frame in frames:
         path = str(frame["filename"])
         if path and not any(part in path for part in FOREIGN_PATHS):
-            return f"{path.rpartition('/')[2]}:{int(frame['line'])} in {frame['name']}"
+            return f"{path.rpartition('/')[2]}:{_number(frame['line'])} in {frame['name']}"
     return ""
 
 
 def _members(groups: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group; torch writes them as a text, `[0, 1]`, and for gloo's subgroups as `[]`."""
     ranks = {
-        str(name): tuple(int(number) for number in _RANKS.findall(str(group["ranks"])))
+        str(name): tuple(_number(number) for number in _RANKS.findall(str(group["ranks"])))
         for name, group in groups.items()
     }
     return {name: numbers for name, numbers in ranks.items() if numbers}

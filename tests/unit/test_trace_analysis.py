@@ -424,10 +424,10 @@ def test_no_dumps_is_no_finding() -> None:
     assert analyse([]).findings == ()
 
 
-def test_the_command_prints_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_one_screen(capfd: pytest.CaptureFixture[str]) -> None:
     """`elastic-run trace DIR` begins with the cause and ends with what was read."""
     assert main([str(DATA / "missing_rank")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert lines == [
         "cause    rank 3 did not join all_reduce number 4 of group 'default', in which ranks 0-2 wait",
         "         (make.py:77)",
@@ -436,19 +436,19 @@ def test_the_command_prints_one_screen(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_dumps_without_collectives_prove_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dumps_without_collectives_prove_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Those of a job that hung, with torch 2.6 and gloo."""
     assert main([str(DATA / "nothing_recorded")]) == 0
-    assert capsys.readouterr().out == (
+    assert capfd.readouterr().out == (
         "cause    none found: the dumps have no collectives (torch before 2.8 records none of gloo)\n"
         "dumps    3 dumps read, of ranks 0-2\n"
     )
 
 
-def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json(capfd: pytest.CaptureFixture[str]) -> None:
     """`--json` prints one document with the same findings."""
     assert main(["--json", str(DATA / "missing_rank")]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(capfd.readouterr().out)
     assert document["findings"][0]["ranks"] == [3]
     assert document["findings"][0]["waiting"] == [0, 1, 2]
     assert document["ranks"] == [0, 1, 2, 3]

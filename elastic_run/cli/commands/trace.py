@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from elastic_run.cli.bounded_child import run_bounded
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.stdout import print_json, print_text
 from elastic_run.diagnosis.dump_files import find_dumps
@@ -20,7 +21,8 @@ from elastic_run.report.wording import count, ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from argparse import Namespace
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from elastic_run.diagnosis.dump_files import FoundDumps
@@ -50,11 +52,15 @@ def main(words: Sequence[str]) -> int:
         0, also where nothing is wrong.
 
     Raises:
-        UsageError: A path is not there, or no dump was found.
+        UsageError: A path is not there, no dump was found, or a file takes too long to read.
     """
     arguments = make_parser().parse_args(words)
+    return run_bounded(lambda begin: _print(arguments, begin))
+
+
+def _print(arguments: Namespace, begin: Callable[[str, int], None]) -> int:
     try:
-        found = find_dumps(arguments.path)
+        found = find_dumps(arguments.path, begin)
     except DumpError as error:
         raise UsageError(str(error)) from error
     if not found.dumps:
