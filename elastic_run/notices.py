@@ -24,7 +24,15 @@ def _shorten_line(text: str) -> str:
 
     The ends stay: a line begins with the flag, and says at its end what is allowed.
     """
-    return _shorten(" ".join(_shorten(word, _LONGEST_WORD) for word in text.split(" ")), _LONGEST_LINE)
+    words = escape_unprintable(text).split(" ")
+    return _shorten(" ".join(_shorten(word, _LONGEST_WORD) for word in words), _LONGEST_LINE)
+
+
+def escape_unprintable(text: str) -> str:
+    """Write control characters, which may come from a file or its name, as Python would."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _shorten(text: str, longest: int) -> str:

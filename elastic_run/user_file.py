@@ -1,6 +1,9 @@
-"""Opens and reads a file that the user names, and gives up a named pipe that no process opens for writing.
+"""Opens and reads a file that the user names, also of TOML, and gives up a named pipe that no process opens to write.
 
 A shell's `<(command)` is a pipe as well. The wait for its command has no limit.
+
+Python's parser of TOML takes a time that grows with the square of a key's parts (`a.a.a…`): 30 s for 200 KB. No line of
+a sensible file has a hundred dots, so a longer one is refused before it is parsed.
 """
 
 from __future__ import annotations
@@ -8,13 +11,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from io import BufferedReader
+    from typing import Any
 
 #: Seconds in which a writer has to open a named pipe.
 _WRITER_WAIT = 5.0
+#: Bytes of a file of TOML, and dots of a line in it, at most.
+_LONGEST_TOML, _MOST_DOTS = 256 << 10, 100
 
 
 def read_user_file(path: str, most: int) -> bytes:
@@ -65,3 +72,52 @@ def _wait_content(file: BufferedReader) -> None:
 
 def _open_without_wait(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_toml(path: str) -> tuple[dict[str, Any], str]:
+    """Read a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What stands in it, and its text.
+
+    Raises:
+        ValueError: The file can't be read, or is not TOML; the message, one line, names the file.
+    """
+    import importlib  # noqa: PLC0415 - most jobs have no such file
+
+    try:
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        message = "Python 3.10 reads TOML with the package tomli, which is missing (pip install tomli)"
+        raise ValueError(message) from None
+    text = _read_text(path)
+    dots = (f"{path}:{number}" for number, line in enumerate(text.split("\n"), 1) if line.count(".") > _MOST_DOTS)
+    if place := next(dots, ""):
+        message = f"{place}: the line has more than {_MOST_DOTS} dots"
+        raise ValueError(message)
+    try:
+        return toml.loads(text), text
+    except ValueError as error:
+        message = f"{path}: is not TOML: {' '.join(str(error).split())}"
+    except RecursionError:
+        message = f"{path}: its lists or tables are nested too deeply"
+    raise ValueError(message)
+
+
+def _read_text(path: str) -> str:
+    try:
+        content = read_user_file(path, _LONGEST_TOML + 1)
+    except OSError as error:
+        message = f"{path!r} can't be read: {(error.strerror or str(error)).lower()}"
+        raise ValueError(message) from None
+    if len(content) > _LONGEST_TOML:
+        message = f"{path!r} is longer than {_LONGEST_TOML >> 10} KiB"
+        raise ValueError(message)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        message = f"{path}: is not TOML: it is not UTF-8"
+        raise ValueError(message) from None

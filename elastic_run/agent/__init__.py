@@ -23,6 +23,7 @@
 | `removal_watch` | tells that another program has removed a file of the agent |
 | `script_name` | names of the workers' program: one that is the same on all nodes, and one for reports |
 | `senders` | which process sent a signal to the launcher |
+| `user_rules` | the search for the rules of --failure-rules in what a failed worker said |
 | `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
 | `state` | `WorkerState`, without which workers can be started |
 | `steps` | torch's events and metrics of an agent's steps |

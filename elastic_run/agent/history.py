@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.senders import Senders
+    from elastic_run.agent.user_rules import UserRules
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.core.diagnosis.stack_groups import Dump, Place
@@ -53,6 +54,7 @@ class History:
         self._round: Round | None = None
         self._survivors: tuple[tuple[int, str], ...] = ()
         self._oom_kills: OomKills | None = None
+        self._rules: UserRules | None = None
         self._is_prepared = False
         self._versions = ""
         self._blamed: WorkerEnd | None = None
@@ -116,7 +118,7 @@ class History:
         if self._root is not None:
             self._root.oom_kills = self._count_oom_kills()
             _add_denial(self._root)
-        return None if self._root is None else failure_of(self._root, ended.uptime, self._read_rules())
+        return None if self._root is None else failure_of(self._root, ended.uptime, self._find_rule(self._root))
 
     @property
     def last_ends(self) -> tuple[WorkerEnd, ...]:
@@ -164,7 +166,7 @@ class History:
             return None
         from elastic_run.report.root_cause_document import encode_root_cause  # noqa: PLC0415 - only after a failure
 
-        return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._read_rules()))
+        return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._find_rule(root)))
 
     def describe_ends(self) -> NodeEnds | None:
         """Return how the workers of the last round ended, for the other nodes."""
@@ -294,7 +296,7 @@ class History:
             log_dir=context.make_log_directory() if finish.verdict in _OF_NODE else context.log_directory,
             detail=finish.detail or self._stop_detail(finish.signal) or self._hang_detail(finish.verdict),
             signal=finish.signal,
-            rules=() if finish.verdict == "success" else self._read_rules(),
+            rule=None if finish.verdict == "success" else self._find_rule(self._root),
             versions=self._versions,
             recorder=None if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
@@ -319,18 +321,16 @@ class History:
             return number is not None and all(end.exitcode != -SIGKILL for end in self._ends)
         return root.host != self._context.hostname
 
-    def _read_rules(self) -> tuple[Rule, ...]:
-        """Return the user's rules on failures; none if the file has changed for the worse since it was checked."""
+    def _find_rule(self, root: WorkerEnd | None) -> Rule | None:
+        """Return the user's rule that fits a failure, or None."""
         path = self._context.options.agent_config.failure_rules
-        if not path:
-            return ()
-        from elastic_run.report.failure_rules import read_rules  # noqa: PLC0415 - only after a failure
+        if not path or root is None:
+            return None
+        if self._rules is None:
+            from elastic_run.agent.user_rules import UserRules  # noqa: PLC0415 - only with the flag
 
-        try:
-            return read_rules(path)
-        except ValueError as error:
-            self._say(f"--failure-rules: {error}")
-            return ()
+            self._rules = UserRules(path, self._say)
+        return self._rules.find(root)
 
     def _read_recorders(self) -> RecorderFinding | None:
         recorder, group = self._context.flight_recorder, self._context.group

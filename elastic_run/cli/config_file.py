@@ -19,12 +19,11 @@ The whole file is checked, also values that a flag overrides, so that a typing e
 from __future__ import annotations
 
 import os
-import sys
 
 from elastic_run.cli.flags import CONFIGURATION
 from elastic_run.cli.origins import FILE, Origin
 from elastic_run.cli.values import nearest, text_list
-from elastic_run.user_file import read_user_file
+from elastic_run.user_file import read_toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read_config_file"]
 
-#: Bytes of a file; a device may have no end.
-_LONGEST = 1 << 20
 #: Keys with which a user may try to name the script.
 _SCRIPT_KEYS = ("script", "training_script", "training_script_args", "script_args", "args", "arguments", "command")
 
@@ -73,29 +70,11 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
 
 
 def _load(path: str) -> Mapping[str, Any]:
-    import importlib  # noqa: PLC0415 - only here
-
     try:
-        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ImportError:
-        message = "--config: Python 3.10 reads TOML with the package tomli, which is missing (pip install tomli)"
+        return read_toml(path)[0]
+    except ValueError as error:
+        message = f"--config: {error}"
         raise ValueError(message) from None
-    try:
-        content = read_user_file(path, _LONGEST + 1)
-        if len(content) > _LONGEST:
-            message = f"--config: {path!r} is longer than {_LONGEST >> 20} MiB"
-            raise ValueError(message)
-        document: Mapping[str, Any] = toml.loads(content.decode())
-    except OSError as error:
-        message = f"--config: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
-        raise ValueError(message) from None
-    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{path}: is not TOML: {' '.join(str(error).split())}"
-        raise ValueError(message) from None
-    except RecursionError:
-        message = f"{path}: its lists or tables are nested too deeply"
-        raise ValueError(message) from None
-    return document
 
 
 def _find_flag(key: str, known: Mapping[str, Flag]) -> Flag:

@@ -305,7 +305,7 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
         _Section("verdict", _detail(result, room) if kind != NODE_EVENT else []),
         _Section("stuck", _survivors(result.survivors, room)),
         _Section("logs", _logs(result, room)),
-        _Section("hint", _paragraph(hint, room, 3) if hint else []),
+        _Section("hint", _paragraph(printable(hint), room, 3) if hint else []),
     ]
 
 

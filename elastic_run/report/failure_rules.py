@@ -6,22 +6,18 @@ is checked as a whole before anything starts.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
 
 from elastic_run.core.agent.restart_policy import RULE_DECISIONS
 from elastic_run.core.failure.evidence import Rule
-from elastic_run.user_file import read_user_file
+from elastic_run.user_file import read_toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-#: Bytes of a file of rules, at most: a device may have no end.
-_LONGEST = 1 << 20
 _KEYS, _OPTIONAL = ("match", "help"), ("decision",)
 _HEADER = re.compile(r"^\s*\[\[\s*rule\s*\]\]")
 _BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
@@ -48,16 +44,7 @@ def read_rules(path: str, *, keys: Sequence[str] = _OPTIONAL) -> tuple[Rule, ...
     Raises:
         ValueError: The file can't be read, or a rule is wrong; the message names the file and the line.
     """
-    text = _read(path)
-    try:
-        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-        document: dict[str, Any] = toml.loads(text)
-    except ImportError:
-        message = "Python 3.10 reads TOML with the package tomli, which is missing (pip install tomli)"
-        raise ValueError(message) from None
-    except ValueError as error:
-        message = f"{path}: is not TOML: {' '.join(str(error).split())}"
-        raise ValueError(message) from None
+    document, text = read_toml(path)
     _check_keys(document, path, text)
     entries: list[Any] = document["rule"]
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
@@ -78,22 +65,6 @@ def _check_keys(document: dict[str, Any], path: str, text: str) -> None:
         raise ValueError(message)
 
 
-def _read(path: str) -> str:
-    try:
-        content = read_user_file(path, _LONGEST + 1)
-    except OSError as error:
-        message = f"{path!r} can't be read: {(error.strerror or str(error)).lower()}"
-        raise ValueError(message) from None
-    if len(content) > _LONGEST:
-        message = f"{path!r} is longer than {_LONGEST >> 20} MiB"
-        raise ValueError(message)
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        message = f"{path}: is not UTF-8"
-        raise ValueError(message) from None
-
-
 def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:  # noqa: ANN401 - whatever stands in the file
     if not isinstance(entry, dict):
         message = f"{place}: a rule is a table: [[rule]]"
@@ -107,7 +78,7 @@ def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:  # noqa: ANN401 
             raise ValueError(message)
     try:
         re.compile(entry["match"])
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         message = f"{place}: match is not a regular expression: {error}"
         raise ValueError(message) from None
     decision = entry.get("decision", "")

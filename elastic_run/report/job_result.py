@@ -56,7 +56,7 @@ class JobResult:
         detail: One sentence on a verdict of the launcher, or "".
         recorder: The finding from the flight recorder's dumps, such as a rank that did not join a collective, or None.
         versions: The nodes of each version of torch; "" if all have the same.
-        rules: The user's own rules with hints for failures.
+        rule: The user's own rule on the failure of `root`, or None.
         signal: The signal that stopped the launcher, or None.
         world_size: Workers in the job.
         nnodes: Nodes in the job.
@@ -83,7 +83,7 @@ class JobResult:
     detail: str = ""
     recorder: RecorderFinding | None = None
     versions: str = ""
-    rules: tuple[Rule, ...] = ()
+    rule: Rule | None = None
     signal: int | None = None
     world_size: int = 1
     nnodes: int = 1
@@ -109,6 +109,7 @@ class JobResult:
                 node_event=self.detail if self.verdict in _OF_NODES else "",
                 versions=self.versions,
                 is_log_disk_full=self.is_log_disk_full,
-                rules=(*self.rules, *built_in_rules()),
+                rule=self.rule,
+                rules=built_in_rules(),
             )
         )

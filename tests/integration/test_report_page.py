@@ -76,15 +76,18 @@ def read_page(*words: str | Path) -> Page:
 
 
 def test_the_page_of_a_real_job(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """Cause, rounds and restarts are there; the page loads nothing, and a message with markup stays text."""
+    """Cause, rounds and restarts are there; the page loads nothing, and a message with markup stays text.
+
+    The name of the page is printed without control characters.
+    """
     script = worker("""
         if rank == 1 and attempt == 0: raise ValueError("<script>alert(1)</script> & loss is nan")
         if attempt == 0: signal.pause()
     """)
-    logs = tmp_path / "logs"
+    logs = tmp_path / "\x1b[31mlogs"
     assert launch("--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", script).wait_exit() == 0
     done = report(logs)
-    assert (done.returncode, done.stdout) == (0, f"{logs / 'report.html'}\n")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/\\x1b[31mlogs/report.html\n")
     source = (logs / "report.html").read_text(encoding="utf-8")
     page = Page(source)
     assert page.loaded == []

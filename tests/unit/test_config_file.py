@@ -126,9 +126,10 @@ MISTAKES = [
     ("rdzv-conf = {a = [1]}", "job.toml: rdzv-conf: a: a list is not a number, a text, true or false"),
     ("rdzv-conf = {a = 'b,c'}", "job.toml: rdzv-conf: a: 'b,c' has a comma, which ends a setting"),
     ("rdzv-conf = {timeout = 'x'}", "job.toml: rdzv-conf: 'timeout=x' is wrong: timeout is not a number of seconds"),
-    ("nnodes 3", "job.toml: is not TOML: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
-    ("nnodes = " + "[" * 5000, "job.toml: its lists or tables are nested too deeply"),
-    ("nnodes = 1\nnnodes = 2", "job.toml: is not TOML: Cannot overwrite a value (at "),
+    ("nnodes 3", "--config: job.toml: is not TOML: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
+    ("nnodes = " + "[" * 5000, "--config: job.toml: its lists or tables are nested too deeply"),
+    ("a." * 100_000 + "a = 1", "--config: job.toml:1: the line has more than 100 dots"),
+    ("nnodes = 1\nnnodes = 2", "--config: job.toml: is not TOML: Cannot overwrite a value (at "),
 ]
 
 
@@ -155,8 +156,8 @@ def test_a_file_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str])
         lines.append(capsys.readouterr().err)
     assert lines[0] == "elastic-run: error: --config: 'none.toml' can't be read: no such file or directory\n"
     assert lines[1] == "elastic-run: error: --config: '.' can't be read: is a directory\n"
-    assert lines[2].startswith("elastic-run: error: data: is not TOML: ")
-    assert lines[3] == "elastic-run: error: --config: '/dev/zero' is longer than 1 MiB\n"
+    assert lines[2].startswith("elastic-run: error: --config: data: is not TOML: ")
+    assert lines[3] == "elastic-run: error: --config: '/dev/zero' is longer than 256 KiB\n"
 
 
 def test_an_empty_name_of_a_file_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,3 +210,15 @@ def test_each_flag_may_stand_in_a_file(flag: Flag) -> None:
         args, origins = parse(f"{key} = {text}")
         assert args == by_words()
         assert origins[flag.dest].kind == FILE
+
+
+def test_control_characters_of_a_file_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key, or the name of the file, changes no colour of the terminal and begins no line."""
+    Path("a\x1b[31m\n.toml").write_text('"\\u001b[31mx\\u0007" = 1', encoding="utf-8")
+    for flag in ("--config", "--failure-rules"):
+        with pytest.raises(SystemExit):
+            run_command([f"{flag}=a\x1b[31m\n.toml", "s"])
+        said = capsys.readouterr().err
+        assert said.removesuffix("\n").isprintable()
+        assert r"a\x1b[31m\n.toml" in said
+        assert r"\x1b[31mx\x07" in said

@@ -185,7 +185,7 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
     path.write_text('[[rule]]\nmatch = "Errno 28"\nhelp = "Ask Anna."\n', encoding="utf-8")
     job = raised("OSError", "[Errno 28] No space left on device")
     assert "df -h" in (advice(job) or "")
-    job.rules = read_rules(str(path))
+    (job.rule,) = read_rules(str(path))
     assert advice(job) == "Ask Anna."
     assert render(job)[-1] == "hint     Ask Anna."
 
@@ -211,6 +211,13 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
         ),
         ('[[rule]]\nmatch = "a"\nhelp = "b"\nmacth = "c"\n', "rules.toml:1: 'macth' is not a key of a rule"),
         ('[[rule]]\nmatch = "a"\nhelps = "b"\n', "rules.toml:1: 'helps' is not a key of a rule"),
+        ("rule = " + "[" * 100_000, "rules.toml: its lists or tables are nested too deeply"),
+        ("\n" + "a." * 100_000 + "a = 1", "rules.toml:2: the line has more than 100 dots"),
+        (
+            f'[[rule]]\nmatch = "{"(" * 5_000}{")" * 5_000}"\nhelp = "b"',
+            "rules.toml:1: match is not a regular expression",
+        ),
+        ('[[rule]]\nmatch = "a{99999999999}"\nhelp = "b"', "rules.toml:1: match is not a regular expression"),
     ],
 )
 def test_an_error_in_a_file_of_rules_names_its_line(text: str, message: str, tmp_path: Path) -> None:
@@ -230,7 +237,7 @@ def test_a_file_of_rules_that_is_not_there() -> None:
 
 def test_a_device_in_place_of_a_file_of_rules_is_refused() -> None:
     """It may have no end."""
-    with pytest.raises(ValueError, match="'/dev/zero' is longer than 1 MiB"):
+    with pytest.raises(ValueError, match="'/dev/zero' is longer than 256 KiB"):
         read_rules("/dev/zero")
 
 
@@ -251,5 +258,5 @@ def test_rules_that_are_no_text_are_refused(tmp_path: Path) -> None:
     """A file of another encoding is bad input, in one line."""
     path = tmp_path / "rules.toml"
     path.write_bytes(b"[[rule]]\nmatch = '\xff'\nhelp = 'y'\n")
-    with pytest.raises(ValueError, match=r"rules\.toml: is not UTF-8$"):
+    with pytest.raises(ValueError, match=r"rules\.toml: is not TOML: it is not UTF-8$"):
         read_rules(str(path))

@@ -7,8 +7,6 @@ from elastic_run.core.agent.restart_policy import STOP_JOB, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from elastic_run.core.agent import messages
     from elastic_run.core.failure.evidence import Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
@@ -32,22 +30,20 @@ def exit_code(finish: messages.Finish, root: WorkerEnd | None) -> int:
     return _EXIT_CODES[finish.verdict]
 
 
-def failure_of(root: WorkerEnd, uptime: float, rules: Sequence[Rule]) -> Failure:
+def failure_of(root: WorkerEnd, uptime: float, rule: Rule | None) -> Failure:
     """Return a failure for the restart policy.
 
     Args:
         root: The worker that failed first.
         uptime: Seconds that the round lived.
-        rules: The user's rules; one of them may decide whether the job is restarted.
+        rule: The user's rule that fits it, which may decide whether the job is restarted; or None.
     """
-    from elastic_run.core.failure.diagnose import find_rule, last_words  # noqa: PLC0415 - only after a failure
-    from elastic_run.core.failure.root_cause import (  # noqa: PLC0415
+    from elastic_run.core.failure.root_cause import (  # noqa: PLC0415 - only after a failure
         failure_signature,
         is_deterministic,
         is_unguarded_launch,
     )
 
-    rule = find_rule(rules, last_words(root))
     return Failure(
         exit_code=exit_code_of(root),
         signature=repr(failure_signature(root)),

@@ -11,6 +11,7 @@ from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.stdout import print_text
 from elastic_run.errors import UsageError
 from elastic_run.new_files import replace_file
+from elastic_run.notices import escape_unprintable
 from elastic_run.report.event_history import fold
 from elastic_run.report.history_page.files import read_logs
 from elastic_run.report.history_page.page import render_page
@@ -71,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     except OSError as error:
         message = f"{path!r} can't be written: {error.strerror} (-o chooses another file)"
         raise UsageError(message) from None
-    print_text(f"{path}\n")
+    print_text(f"{escape_unprintable(path)}\n")
     return 0
 
 

@@ -146,7 +146,7 @@ def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
     if evidence.is_log_disk_full:
         return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",))
     kind, confidence, why = _classify(root)
-    rule = find_rule(evidence.rules, last_words(root), kind)
+    rule = evidence.rule or find_rule(evidence.rules, last_words(root), kind)
     return Cause(kind, ranks, confidence, why, help_against_end(root) if rule is None else rule.help)
 
 

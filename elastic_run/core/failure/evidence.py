@@ -72,7 +72,8 @@ class Evidence:
         node_event: Which nodes the job has lost, or why this one has to go, if that has ended it; or "".
         versions: Which nodes have which version of torch; "" where all have the same.
         is_log_disk_full: Whether nothing more fits on the disk of the root cause's log files.
-        rules: What helps against known failures: the user's rules, then those of elastic-run.
+        rule: The user's rule that fits the failure, or None.
+        rules: The rules of elastic-run on what helps against known failures.
     """
 
     root: WorkerEnd | None
@@ -82,6 +83,7 @@ class Evidence:
     node_event: str = ""
     versions: str = ""
     is_log_disk_full: bool = False
+    rule: Rule | None = None
     rules: tuple[Rule, ...] = ()
 
 
