@@ -1,4 +1,6 @@
-"""What a Python worker does before its program: it lets the agent ask for its stacks, and shows its rank.
+"""What a Python worker does before its program: it lets the agent ask for its stacks and hear of its exception.
+
+It shows its rank, too.
 
 Rules
 - Each worker imports this module and the package at its start. Both import no other file, because each file delays the
@@ -25,6 +27,11 @@ Rules
 - Only the worker itself registers: it leads its session, and has the pipe of which its environment tells. A fork of the
   worker has the handlers as well, but the agent signals nobody but workers. What the worker executes has neither
   handlers nor pipe.
+- Only the worker knows that an exception has ended its main thread; a traceback on stderr may be of an exception that
+  the program has handled. So `sys.excepthook` and `sys.__excepthook__` tell the agent first. A program may call them
+  itself, or a fork or another thread: then the outermost call is the program, the process another one, or the thread.
+  Rejected: an audit hook, which sees a replaced hook too, but runs at each `id()`, `open()` and import. If the program
+  has replaced the hook, the handler in Python tells the agent what the interpreter has left in `sys.last_value`.
 - A worker's rank takes the place of the beginning of its interpreter's path in the command line that `ps` shows. All
   else stays where it is: the words behind it, which programs read, and the interpreter's name, to which the C library
   points. In the process's name the rank takes the end. Every failure is harmless: `ps` shows the old words.
@@ -35,7 +42,7 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, TracebackType
 
 #: As in `contract`, see above.
 ENV_STACK_PIPE, ENV_TITLE, ENV_PTRACE = "ELASTIC_RUN_STACK_PIPE", "ELASTIC_RUN_TITLE", "ELASTIC_RUN_PTRACE"
@@ -43,12 +50,18 @@ ENV_FLIGHT_RECORDER, ENV_FAULTS = "ELASTIC_RUN_FLIGHT_RECORDER", "ELASTIC_RUN_FA
 STACK_HANDLER_FILE = "<frozen importlib elastic_run>"
 #: Threads, and frames of each, that a worker writes; as faulthandler.
 _MOST = 100
+#: Outermost functions of a program: of `python train.py`, of `python -m train`, and of a fork that a thread has made.
+_PROGRAMS = ("<module>", "_run_module_as_main", "_bootstrap")
+#: Characters of an exception's message, and threads, that the agent is told.
+_MOST_MESSAGE, _MOST_NAMES = 2000, 20
 #: What the handler's own calls raise.
 _OWN_ERRORS = (OSError, MemoryError, RecursionError)
 #: Position of `arg_start` behind the name in /proc/PID/stat; bytes that hold it; the longest path.
 _ARG_START, _STAT_SIZE, _PATH_SIZE = 45, 1024, 4096
 #: Bytes of a process's name.
 _NAME_SIZE = 15
+#: The function of this process that tells the agent of an exception; empty in a process that is no worker.
+_tellers: "list[Callable[..., None]]" = []
 
 
 def begin() -> None:
@@ -122,30 +135,105 @@ def register(fd: int, number: int) -> None:
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - see `signals`; C modules, for workers only
     import atexit  # noqa: PLC0415
     import faulthandler  # noqa: PLC0415
+    import sys  # noqa: PLC0415
 
     os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
     for each in (number, number - 1):
         _signal.signal(each, _signal.SIG_IGN)
         faulthandler.register(each, fd, all_threads=each == number)
-    handler = _make_handler(fd)
+    tell = _make_teller(fd)
+    for name in ("excepthook", "__excepthook__"):
+        setattr(sys, name, _make_hook(tell, getattr(sys, name)))
+    _tellers[:] = (tell,)
+    handler = _make_handler(fd, tell)
     for each in (number - 2, number - 3):
         _signal.signal(each, handler)
         atexit.register(_signal.signal, each, _signal.SIG_IGN)
     _signal.siginterrupt(number - 2, False)  # noqa: FBT003 - the function's own signature
 
 
-def _make_handler(fd: int) -> "Callable[[int, FrameType | None], None]":
+def tell_uncaught(error: BaseException) -> None:
+    """Tell the agent that an exception ends this worker, whose function has raised it."""
+    for tell in _tellers:
+        tell(error, is_final=True)
+
+
+def _make_hook(tell: "Callable[..., None]", show: "Callable[..., object]") -> "Callable[..., None]":
+    """Return an excepthook that tells the agent of the exception before it shows the exception."""
+
+    def excepthook(kind: type[BaseException], value: BaseException, trace: "TracebackType | None") -> None:
+        try:
+            tell(value)
+        finally:
+            show(kind, value, trace)
+
+    return excepthook
+
+
+def _make_teller(fd: int) -> "Callable[..., None]":
+    """Return a function that writes, once, the exception that has ended the main thread, and the other threads.
+
+    It writes nothing for an exception that has not ended the main thread, and never raises.
+    """
+    import _thread  # noqa: PLC0415 - C modules, for workers only
+    import sys  # noqa: PLC0415
+
+    me, pipe = (os.getpid(), _thread.get_ident()), os.fstat(fd)[1:3]  # inode and device
+    told: list[bool] = []
+
+    def has_ended_main(error: BaseException) -> bool:
+        if told or (os.getpid(), _thread.get_ident()) != me or os.fstat(fd)[1:3] != pipe:
+            return False
+        frame, trace = sys._getframe(), error.__traceback__  # noqa: SLF001 - public by its documentation
+        while frame.f_back is not None:
+            frame = frame.f_back
+        came_through = trace is None or trace.tb_frame.f_code.co_name in _PROGRAMS
+        return came_through and frame.f_code.co_name not in _PROGRAMS
+
+    def describe(error: BaseException) -> str:
+        import time  # noqa: PLC0415 - a C module
+
+        kind, threading = type(error), sys.modules.get("threading")
+        place = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+        threads = [] if threading is None else [each for each in threading.enumerate() if not each.daemon]
+        # A thread that is being started has no number yet.
+        names = [f"{each.ident:x} {each.name}" for each in threads if each.ident not in (None, me[1])]
+        fields = [str(time.monotonic()), place + kind.__qualname__, _text_of(error), *names[:_MOST_NAMES]]
+        plain = ["".join(letter if letter >= " " or letter == "\n" else " " for letter in field) for field in fields]
+        return "\x1f".join(plain)
+
+    def tell(error: BaseException | None, *, is_final: bool = False) -> None:
+        try:
+            if error is not None and (is_final or has_ended_main(error)):
+                told.append(True)
+                os.write(fd, f"\x05{describe(error)}\x06".encode("utf-8", "backslashreplace"))
+        except Exception:  # noqa: BLE001, S110 - of the program's own classes; the traceback follows in any case
+            pass
+
+    return tell
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_MOST_MESSAGE]
+    except Exception:  # noqa: BLE001 - any class's __str__ runs here
+        return ""
+
+
+def _make_handler(fd: int, tell: "Callable[..., None]") -> "Callable[[int, FrameType | None], None]":
     """Return a handler that writes the stacks of all threads in faulthandler's format, between two marks."""
     import _thread  # noqa: PLC0415 - C modules, for workers only
     import sys  # noqa: PLC0415
 
-    main, pipe = _thread.get_ident(), os.fstat(fd)[1:3]  # inode and device
+    main, pipe, hook = _thread.get_ident(), os.fstat(fd)[1:3], sys.excepthook  # inode and device of the pipe
 
     def write_stacks(_: int, interrupted: "FrameType | None") -> None:
         frames: dict[int, FrameType | None] = {}
         try:
             if os.fstat(fd)[1:3] != pipe:
                 return
+            if sys.excepthook is not hook:
+                tell(getattr(sys, "last_value", None))
             text = "\x02"
             frames.update(sys._current_frames())  # noqa: SLF001 - public by its documentation
             frames.pop(main, None)  # the handler's own frame would keep the program's frames alive

@@ -451,7 +451,8 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.whole_seconds,
         other_variable=contract.ENV_SHUTDOWN_TIMEOUT,
         default_text=f"the variable {contract.ENV_SHUTDOWN_TIMEOUT}, or {contract.DEFAULT_SHUTDOWN_TIMEOUT}s",
-        text="Time that workers get to end after a signal before they are killed.",
+        text="Time that workers get to end after a signal before they are killed, and after an exception that has "
+        "ended their main thread before they count as failed.",
     ),
     Flag(
         "--kill-background-processes",

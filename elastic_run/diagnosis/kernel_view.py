@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run import contract
-from elastic_run.core.diagnosis.stack_groups import STOPPED
+from elastic_run import contract, libc
+from elastic_run.core.diagnosis.stack_groups import IGNORES, STOPPED
 from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
 from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": STOPPED, b"t": "is stopped by a debugger", b"Z": "has ended"}
+#: Functions of the kernel in which a thread waits for a signal, whichever comes: C code goes on after it.
+_ENDED_BY_SIGNALS = ("sys_pause", "sigsuspend")
 #: The bits of the signals for stacks in the kernel's masks.
 _NUMBERS = (STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, LOCK_STACK_SIGNAL)
 _BITS = sum(1 << (number - 1) for number in _NUMBERS if number > 0)
+#: A process of one thread that waits for a signal.
+PAUSED = "waits for a signal (pause, sigsuspend), so none was sent for its stacks"
 #: A process whose threads hold the signal back.
 BLOCKS = f"blocks signal {STACK_SIGNAL}"
 #: Seconds in which a Python reads its .pth files, also from a slow file system.
@@ -45,7 +49,7 @@ def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
         return "has ended" if stat is None else _STATES[stat.state]
     masks = read_masks(f"{pid}")
     if masks.get("SigIgn", 0) & _BITS:
-        return f"ignores signal {STACK_SIGNAL}: its Python has ended, or the program asked for that"
+        return f"{IGNORES}{STACK_SIGNAL}: its Python has ended, or the program asked for that"
     has_pipe = pipe is not None and _has_pipe(pid, pipe)
     if masks.get("SigCgt", 0) & _BITS != _BITS:
         reason = _explain_missing(pid, stat, pipe, has_pipe=has_pipe)
@@ -141,6 +145,22 @@ def is_calm(pid: int) -> bool:
 def waits_for_lock(pid: int) -> bool:
     """Whether the first thread of a process waits for a lock, of Python or of C."""
     return "futex" in wait_channel(pid)
+
+
+def waits_for_signal(pid: int) -> bool:
+    """Whether the first thread of a process waits for a signal, whichever comes."""
+    return any(call in wait_channel(pid) for call in _ENDED_BY_SIGNALS)
+
+
+def send_beside_main(pid: int, number: int) -> bool:
+    """Send a signal to a thread of a process that is not the first one; return whether there is one that takes it."""
+    for thread in _threads(pid):
+        if thread != str(pid) and not read_masks(f"{pid}/task/{thread}").get("SigBlk", ~0) >> (number - 1) & 1:
+            try:
+                return libc.call("tgkill", pid, int(thread), number) == 0
+            except (ImportError, AttributeError, OSError):  # no ctypes, or an old C library
+                return False
+    return False
 
 
 def is_main_running(pid: int) -> bool:

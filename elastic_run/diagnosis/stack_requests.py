@@ -1,10 +1,12 @@
-"""Asks the workers of one round for their stacks: sends each a signal, and reads their pipes.
+"""Asks the workers of one round for their stacks, and hears of their exceptions: sends signals, and reads their pipes.
 
 Rules
 - A worker gets a signal only if it has a handler for it and its pipe is still open under its number: the signal would
   end a program without the handler, and the text would go into another file. Nor does it get one that all of its
   threads block: the program may be another one, or have other files, when it takes the signal.
+- If no user has asked, a main thread that waits for a signal, whichever comes (`pause`), gets none.
 - The pipes are always read, and unexpected text is dropped: a full pipe would block a worker.
+- Other marks enclose what a worker tells of the exception that has ended its main thread. It may come at any time.
 - Marks enclose the text of Python's handler; nothing marks the end of faulthandler's. The text of
   faulthandler is complete when the worker has written something and no thread of it runs the handler. The kernel
   shows a thread in the handler: it blocks the signal.
@@ -35,6 +37,9 @@ _GATHERING = 0.002
 _READ_SIZE = 1 << 16
 #: Before and behind what the worker's handler in Python writes.
 _MARKS = b"\x02\x03"
+#: The same of what a worker tells of its exception, and bytes of it at most.
+_TOLD_MARKS = b"\x05\x06"
+_MOST_TOLD = 1 << 16
 #: Seconds that the handler in Python gets; it may have to wait for the GIL.
 _FIRST = 0.02
 #: How often a worker is looked at until no thread but the main one runs, and the seconds in between.
@@ -55,6 +60,8 @@ class _Request:
     pid: int
     blocking: frozenset[str]
     problem: str
+    insists: bool
+    spares: bool
     text: bytearray = field(default_factory=bytearray, init=False)
     is_sent: bool = field(default=False, init=False)
 
@@ -77,13 +84,22 @@ class StackRequests:
     Args:
         loop: The agent's loop.
         pipes: The pipes by local rank; this object closes them.
+        on_uncaught: Called with a local rank, and with what its worker tells of the exception that has ended its main
+            thread.
 
     Attributes:
         received: Bytes that came so far, by local rank: a worker's own count of what it has written includes them.
     """
 
-    def __init__(self, loop: Loop, pipes: Mapping[int, StackPipe]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        pipes: Mapping[int, StackPipe],
+        on_uncaught: Callable[[int, str], None] = lambda *_: None,
+    ) -> None:
         self._loop = loop
+        self._on_uncaught = on_uncaught
+        self._told: dict[int, bytes] = {}
         self._pipes = dict(pipes)
         self.received = dict.fromkeys(self._pipes, 0)
         self._open: set[int] = set()
@@ -94,7 +110,15 @@ class StackRequests:
         for rank in self._pipes:
             self._watch(rank)
 
-    def ask(self, pids: Mapping[int, int], wait_limit: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
+    def ask(
+        self,
+        pids: Mapping[int, int],
+        wait_limit: float,
+        on_done: Callable[[dict[int, Dump]], None],
+        *,
+        insists: bool = False,
+        spares: bool = False,
+    ) -> None:
         """Ask workers for their stacks.
 
         Args:
@@ -102,13 +126,16 @@ class StackRequests:
             wait_limit: Seconds to wait for the answers.
             on_done: Called in the loop with the stacks by local rank. During another request it gets that request's
                 stacks.
+            insists: Whether a main thread that waits for a lock is sent to the handler in Python in any case.
+            spares: Whether a main thread that waits for a signal is left alone, as the program would go on: another
+                thread gets the signal, if there is one. A user who asks gets all stacks.
         """
         self._waiting.append(on_done)
         if len(self._waiting) > 1:
             return
         for rank in self._open.copy():
             self._read(rank)
-        self._requests = {rank: self._prepare(rank, pid) for rank, pid in pids.items()}
+        self._requests = {rank: self._prepare(rank, pid, insists=insists, spares=spares) for rank, pid in pids.items()}
         self._missing = {rank for rank, request in self._requests.items() if not request.problem}
         self._timers = [
             self._loop.call_later(wait_limit * _EARLY, self._look_early),
@@ -121,6 +148,8 @@ class StackRequests:
     def close(self) -> None:
         """Close the pipes; a request that still waits gets the stacks that have come."""
         self._finish()
+        for rank in self._open.copy():
+            self._read(rank)
         for rank in self._open:
             self._loop.remove_reader(self._pipes[rank].reading)
         for pipe in self._pipes.values():
@@ -128,22 +157,36 @@ class StackRequests:
         self._open.clear()
         self._pipes.clear()
 
-    def _prepare(self, rank: int, pid: int) -> _Request:
+    def has_handler(self, rank: int, pid: int) -> bool:
+        """Whether a worker can be asked, and tells of the exception that ends its main thread."""
+        return not kernel_view.find_obstacle(pid, self._pipes.get(rank))
+
+    def _prepare(self, rank: int, pid: int, *, insists: bool, spares: bool) -> _Request:
         pipe = self._pipes.get(rank)
         problem = kernel_view.find_obstacle(pid, pipe)
-        return _Request(pid, frozenset() if problem else kernel_view.threads_that_block(pid), problem)
+        blocking = frozenset[str]() if problem else kernel_view.threads_that_block(pid)
+        return _Request(pid, blocking, problem, insists, spares)
 
     def _begin(self, rank: int, request: _Request, *, until: float) -> None:
         """Ask a worker by the signal for Python's handler, as soon as one of its threads takes that."""
         if not self._is_awaited(rank, request):
             return
-        if kernel_view.takes_signal(request.pid, PYTHON_STACK_SIGNAL):
+        if request.spares and kernel_view.waits_for_signal(request.pid):
+            self._ask_beside_main(rank, request)
+        elif kernel_view.takes_signal(request.pid, PYTHON_STACK_SIGNAL):
             self._kill(rank, request, PYTHON_STACK_SIGNAL)
             self._insist_later(rank, request, _FIRST, until=until)
         elif self._loop.now() < until:
             self._loop.call_later(_PAUSE, lambda: self._begin(rank, request, until=until))
         else:
             self._answered(rank, kernel_view.BLOCKS)
+
+    def _ask_beside_main(self, rank: int, request: _Request) -> None:
+        """Ask by another thread than the main one, whose wait any signal would end; or leave the worker alone."""
+        if kernel_view.is_calm(request.pid) and kernel_view.send_beside_main(request.pid, STACK_SIGNAL):
+            request.is_sent = True
+        else:
+            self._answered(rank, kernel_view.PAUSED)
 
     def _insist_later(self, rank: int, request: _Request, pause: float, *, until: float) -> None:
         self._loop.call_later(pause, lambda: self._insist(rank, request, until=until))
@@ -168,7 +211,7 @@ class StackRequests:
         if not self._is_awaited(rank, request):
             return
         problem = kernel_view.find_obstacle(request.pid, self._pipes[rank])
-        is_calm = kernel_view.is_calm(request.pid)
+        is_calm = kernel_view.is_calm(request.pid) and not (request.insists and tries > 1)
         number = STACK_SIGNAL if is_calm else MAIN_STACK_SIGNAL
         takes_signal = kernel_view.takes_signal(request.pid, number)
         if problem or not (takes_signal or tries > 1):
@@ -262,7 +305,22 @@ class StackRequests:
         except BlockingIOError:
             pass
         self.received[rank] += len(found)
-        return found
+        return self._take_told(rank, found)
+
+    def _take_told(self, rank: int, text: bytes) -> bytes:
+        """Take what a worker tells of its exception out of a text, and return the rest; it may come in two parts."""
+        text, rest = self._told.pop(rank, b"") + text, b""
+        begin, end = _TOLD_MARKS[:1], _TOLD_MARKS[1:]
+        while begin in text:
+            before, _, text = text.partition(begin)
+            told, is_whole, after = text.partition(end)
+            rest += before
+            if not is_whole:
+                self._told[rank] = begin + told[:_MOST_TOLD]
+                return rest
+            text = after
+            self._on_uncaught(rank, told.decode(errors="replace"))
+        return rest + text
 
     def _finish(self) -> None:
         if not self._waiting:

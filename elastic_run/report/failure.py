@@ -21,7 +21,7 @@ from elastic_run.report.advice import advice
 from elastic_run.report.lines import failed
 from elastic_run.report.other_workers import early_exit, equal_errors, other_worker_lines, stuck_workers
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
-from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
+from elastic_run.report.wording import count, end_verb, exception_line, ranks, signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
         _Section("nodes", _paragraph(printable(differ), room, 2) if differ else []),
         _Section("recorder", _paragraph(printable(said), room, 3) if said else []),
         _Section("others" if result.root is not None else "workers", lines),
-        _Section("before", _attempts(result, room)),
+        _Section("before", [*_attempts(result, room), *_last_words(result, room)]),
         _Section("verdict", _detail(result, room) if kind != NODE_EVENT else []),
         _Section("stuck", _survivors(result.survivors, room)),
         _Section("logs", _logs(result, room)),
@@ -337,6 +337,16 @@ def _attempts(result: JobResult, room: int) -> list[str]:
     if len(lines) > _MOST_RUNS:
         lines = [lines[0], f"... ({max(len(result.attempts), result.restarts_used)} attempts in all)", lines[-1]]
     return lines
+
+
+def _last_words(result: JobResult, room: int) -> list[str]:
+    """Return a line for each exception that ranks had written last when a signal stopped them; of many only some."""
+    ranks_of: dict[str, list[int]] = {}
+    for end in result.ends:
+        if end.last_words:
+            ranks_of.setdefault(end.last_words, []).append(end.rank)
+    found = list(ranks_of.items())[:_MOST_RUNS]
+    return [line for words, of in found for line in _paragraph(printable(f"{ranks(of)} {words}"), room, 2)]
 
 
 def _attempt_cause(attempt: Attempt, last: WorkerEnd | None) -> str:

@@ -106,6 +106,7 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "is_consequence": end.exitcode != 0 and has_lost_rank(end),
         "exception": None if end.exception is None else _exception(end.exception),
         "remark": end.remark,
+        "last_words": end.last_words,
         "kernel_line": _cut(end.kernel_line, _LINE_LIMIT),
         "error_file": end.error_file,
         "log_file": end.log_file,

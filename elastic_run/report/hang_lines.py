@@ -5,7 +5,15 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import group_places, shorten_groups
+from elastic_run.core.diagnosis.stack_groups import (
+    FAILED,
+    HAS_ENDED,
+    WAITS,
+    WROTE_LAST,
+    group_places,
+    rank_suspicion,
+    shorten_groups,
+)
 from elastic_run.records import replace
 from elastic_run.report.stack_lines import describe
 from elastic_run.report.wording import count, span
@@ -21,7 +29,10 @@ if TYPE_CHECKING:
 
 #: Groups of ranks that are shown.
 _GROUPS = 12
+#: Stands for the value of --hang-action where the user has not asked for --hang-timeout.
+NOT_ASKED = ""
 _NEXT = {
+    NOT_ASKED: "the job goes on (--hang-timeout finds a hang sooner, and --hang-action can end it)",
     "report": "the job goes on (--hang-action=report)",
     "restart": "stopping the workers, which start again if a restart is left (--hang-action=restart)",
     "fail": "stopping the job (--hang-action=fail)",
@@ -44,11 +55,20 @@ def verdict(ranks: Mapping[int, Stillness], ended: Sequence[int] = ()) -> Iterat
 def _advise(groups: Sequence[Group], ended: Sequence[int]) -> str:
     """Say which ranks to look at, where others wait for them."""
     odd = _find_odd(groups)
-    if not any(group.place.is_waiting for group in groups):
+    suspicion, reason = rank_suspicion(odd.place), ""
+    it, has, them = ("they", "have", "them") if len(odd.ranks) > 1 else ("it", "has", "it")
+    if suspicion == FAILED:
+        reason = f"{it} {has} failed and not ended"
+    elif suspicion == WROTE_LAST:
+        reason = f"{it} {has} written an exception and nothing after it"
+    elif any(group.place.is_waiting for group in groups):
+        reason = "" if suspicion == WAITS else f"other ranks wait for {them}"
+    elif suspicion == HAS_ENDED and len(groups) > 1:
+        reason = f"{it} {has} ended the main thread"
+    else:
         return ""
-    if not odd.place.is_waiting:
-        them = "them" if len(odd.ranks) > 1 else "it"
-        return f"; look at {name_ranks(odd.ranks)}: other ranks wait for {them}"
+    if reason:
+        return f"; look at {name_ranks(odd.ranks)}: {reason}"
     have, them = ("they have", "them") if len(ended) > 1 else ("it has", "it")
     return f"; look at {name_ranks(ended)}: {have} ended, and other ranks wait for {them}" if ended else ""
 
@@ -80,18 +100,22 @@ def recorder(not_joined: str) -> str:
     return f"  flight recorder: {not_joined}"
 
 
-def closing(path: str, action: str) -> str:
+def closing(path: str, action: str, *, failed: int | None = None) -> str:
     """Say where all stacks are, and what follows.
 
     Args:
         path: The file of the stacks, or "".
-        action: The value of --hang-action.
+        action: The value of --hang-action, or `NOT_ASKED`.
+        failed: A rank that has failed and does not end, or None.
     """
-    return f"{f'all stacks: {path}' if path else '--log-dir keeps all stacks in a file'}; {_NEXT[action]}"
+    next_step = (
+        _NEXT[action] if failed is None or action in ("report", NOT_ASKED) else f"rank {failed} counts as failed now"
+    )
+    return f"{f'all stacks: {path}' if path else '--log-dir keeps all stacks in a file'}; {next_step}"
 
 
 def find_odd_rank(ranks: Mapping[int, Stillness], accused: Sequence[int] = ()) -> int:
-    """Return the first rank of the smallest group that does not wait; if all wait, one that the flight recorder names.
+    """Return the first rank of the likeliest, smallest group; if all wait, one that the flight recorder names.
 
     Args:
         ranks: How long each rank of the job has been still, by global rank.
@@ -106,7 +130,7 @@ def _do_all_wait(groups: Sequence[Group]) -> bool:
 
 
 def _find_odd(groups: Sequence[Group]) -> Group:
-    return min(groups, key=lambda group: (group.place.is_waiting, len(group.ranks), group.ranks))
+    return min(groups, key=lambda group: (rank_suspicion(group.place), len(group.ranks), group.ranks))
 
 
 def _groups(ranks: Mapping[int, Stillness]) -> Sequence[Group]:

@@ -5,13 +5,14 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.report.text import printable
+from elastic_run.report.text import elide, printable
 from elastic_run.report.wording import count, end_verb, exception_line, ranks, signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elastic_run.core.failure.exception_text import ExceptionText
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 #: Characters of an exception that a line shows.
@@ -33,9 +34,6 @@ def failed(root: WorkerEnd, host: str = "") -> str:
     )
     if root.certain_exception is None:
         return who
-    # Imported here: a restart of workers that left no exception has no use for the measuring of text.
-    from elastic_run.report.text import elide, printable  # noqa: PLC0415
-
     return f"{who}: {elide(printable(exception_line(root.certain_exception)), _EXCEPTION_LIMIT)}"
 
 
@@ -59,6 +57,39 @@ def restarting(
     return f"{failed(root)}; restarting {workers}{when}, restart {restart_count}{limit}{allowed}"
 
 
+def lives_on(rank: int, exception: ExceptionText, survival: str, left: float) -> str:
+    """Say that a rank has failed and does not end.
+
+    Args:
+        rank: Its global rank.
+        exception: What has ended its main thread.
+        survival: A clause that says what keeps its process alive.
+        left: Seconds until it counts as failed; 0 or less if it does so now.
+    """
+    said = elide(printable(exception_line(exception)), _EXCEPTION_LIMIT)
+    follows = f"in {span(left)}" if left > 0 else "now"
+    return (
+        f"rank {rank} has raised {said}, and has not ended: {printable(survival)}; "
+        f"it counts as failed {follows} (--shutdown-timeout)"
+    )
+
+
+def lived_on(seconds: float, survival: str) -> str:
+    """Say of a worker that has failed that its process had not ended when the workers were stopped."""
+    return f"it had not ended {span(seconds)} later: {survival}" if seconds >= 1 else ""
+
+
+def last_words(exception: ExceptionText, silence: float | None) -> str:
+    """Say that a worker, which a signal stopped, had written an exception last; it may have handled the exception.
+
+    Args:
+        exception: The exception.
+        silence: Seconds since its last output, or None.
+    """
+    when = "" if silence is None else f" {span(silence)} before the stop"
+    return f"wrote {exception_line(exception)}{when}, and had not ended"
+
+
 def awaiting_cause(seconds: float) -> str:
     """Say why the workers are not stopped yet."""
     return f"a worker has lost a peer: waiting up to {span(seconds)} for the worker with the cause to report it"
@@ -69,14 +100,6 @@ def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
     hint = "; Ctrl-C again kills them now" if signal_name(number) == "SIGINT" else ""
     origin = f" from {printable(sender)}" if sender else ""
     return f"{signal_name(number)} received{origin}: stopping {count(size, 'worker')}, up to {grace:.10g} s{hint}"
-
-
-def quiet(seconds: float, pid: int) -> str:
-    """Say that nothing happens, and how to see where the workers are."""
-    return (
-        f"no worker here has written anything or used CPU time for {span(seconds)}: "
-        f"`elastic-run stacks {pid}` shows where each rank is"
-    )
 
 
 def offered(number: int, sender: str, told: Sequence[int], *, size: int, has_workers: bool) -> str:
@@ -121,8 +144,6 @@ def failure_file_not_written(directory: str, reason: str) -> str:
 
 def background(processes: list[tuple[int, str]]) -> str:
     """Say which background processes keep running after a success."""
-    from elastic_run.report.text import elide, printable  # noqa: PLC0415 - rarely
-
     named = [f"pid {pid} ({elide(printable(command), _COMMAND_LIMIT)})" for pid, command in processes[:_NAMED]]
     others = [f"{len(processes) - _NAMED} more"] if len(processes) > _NAMED else []
     who, verb = ("process", "keeps running") if len(processes) == 1 else ("processes", "keep running")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastic_run.core.diagnosis.hang import Stillness
 from elastic_run.core.diagnosis.stack_groups import Place
 from elastic_run.core.failure.evidence import RecorderFinding
+from elastic_run.records import replace
 from elastic_run.report import hang_lines
 
 _REDUCES = Stillness(Place("all_reduce", "/code/train.py", 88, is_waiting=True), waits=True, same=62.0, idle=62.0)
@@ -106,3 +107,28 @@ def test_a_rank_that_has_ended_is_no_odd_rank() -> None:
     assert hang_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1,)) == 0
     assert hang_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1, 2)) == 2
     assert [*hang_lines.verdict({0: _BACKWARD})][1] == "  rank 0 waits in backward (train.py:90), 62.0 s"
+
+
+def test_a_rank_that_has_failed_comes_before_others() -> None:
+    """Then one whose last output is an exception, then one whose main thread has ended; also if no rank waits."""
+
+    def be(problem: str) -> Stillness:
+        return replace(_LOADS, place=Place(problem=problem))
+
+    ranks = {0: _LOADS, 1: be("has ended its main thread, and another thread still runs"), 2: _REDUCES}
+    assert hang_lines.find_odd_rank(ranks) == 1
+    assert next(hang_lines.verdict({0: _LOADS, 1: ranks[1]})).endswith("; look at rank 1: it has ended the main thread")
+    ranks |= {3: be("has written KeyError: 3 and nothing after it, and is in wait (a.py:1)")}
+    assert next(hang_lines.verdict(ranks)).endswith(
+        "; look at rank 3: it has written an exception and nothing after it"
+    )
+    ranks |= {rank: be("has raised KeyError: 3, and has not ended: thread t still runs") for rank in (4, 5, 6)}
+    assert next(hang_lines.verdict(ranks)).endswith("; look at ranks 4-6: they have failed and not ended")
+
+
+def test_what_follows_a_hang() -> None:
+    """The user's action, none without --hang-timeout, or the failure of a rank that has failed already."""
+    assert hang_lines.closing("/logs/stacks.txt", "fail").endswith("stacks.txt; stopping the job (--hang-action=fail)")
+    assert hang_lines.closing("", "fail", failed=3).endswith("; rank 3 counts as failed now")
+    assert hang_lines.closing("", "report", failed=3).endswith("; the job goes on (--hang-action=report)")
+    assert "--hang-timeout finds a hang sooner" in hang_lines.closing("", hang_lines.NOT_ASKED, failed=3)

@@ -46,13 +46,14 @@ class _Job:
         self.lines: list[str] = []
         self.events: list[Event] = []
         self.ends: list[WorkerEnd] = []
+        self.failed: list[int] = []
         self.is_running = True
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         worker = SimpleNamespace(world_size=1, global_rank=0)
         context = SimpleNamespace(
             flight_recorder=SimpleNamespace(collect=lambda _, on_done: self.calls.put(on_done), explain=explain),
             group=SimpleNamespace(workers=[worker], spec=SimpleNamespace(role="default")),
-            options=SimpleNamespace(agent_config=SimpleNamespace(hang_action=action)),
+            options=SimpleNamespace(agent_config=SimpleNamespace(hang_action=action, hang_timeout=60.0)),
         )
         loop = SimpleNamespace(call_soon_threadsafe=self.calls.put)
         self.reaction = HangReaction(
@@ -61,6 +62,7 @@ class _Job:
             say=self.lines.append,
             write=lambda _: "/logs/stacks.txt",
             stop=self._stop,
+            fail=lambda _, local_rank: self.failed.append(local_rank),
             is_running=lambda _: self.is_running,
         )
 

@@ -99,13 +99,14 @@ class _Worker:
                 number=1,
                 global_ranks={0: 0},
                 workers=SimpleNamespace(alive={0}, pids={0: process.pid}),
-                output=SimpleNamespace(activities={}),
+                output=SimpleNamespace(activities={}, tail=lambda *_, **__: b""),
+                uncaught={},
                 output_files=lambda _: (),
                 listen_for_stacks=lambda: self,
             ),
         )
 
-    def ask(self, _: object, __: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
+    def ask(self, _: object, __: float, on_done: Callable[[dict[int, Dump]], None], **___: object) -> None:
         """Take a question."""
         self.asked.append(on_done)
 

@@ -74,6 +74,7 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
         "is_consequence": False,
         "exception": None,
         "remark": "",
+        "last_words": "",
         "kernel_line": "",
         "error_file": "",
         "log_file": "",

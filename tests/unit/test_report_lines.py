@@ -45,14 +45,6 @@ def test_a_file_that_was_not_written() -> None:
     )
 
 
-def test_a_quiet_round() -> None:
-    """The line names the command that shows more, with the launcher's pid."""
-    assert lines.quiet(300.2, 4711) == (
-        "no worker here has written anything or used CPU time for 5 min 00 s: "
-        "`elastic-run stacks 4711` shows where each rank is"
-    )
-
-
 def test_background_processes_are_named() -> None:
     """The line counts the processes that keep running, and has the pid and command of the first ones."""
     assert lines.background([(7, "sleep 100")]) == (

@@ -104,12 +104,14 @@ def test_a_job_whose_launcher_sleeps_is_read_every_five_minutes(events_file: str
         is_polled=False,
         say=lambda _: None,
         on_stuck=lambda _: None,
+        on_failed=lambda *_: None,
         on_hang=lambda *_: None,
         on_waiting_nodes=lambda _: None,
         read_resources=lambda: moments.append(loop.time),
         on_timer=lambda *_: None,
     )
-    watches.begin(cast("Round", SimpleNamespace(number=0, workers=SimpleNamespace(alive=set(), pids={}))))
+    workers, output = SimpleNamespace(alive=set(), pids={}), SimpleNamespace(activities={})
+    watches.begin(cast("Round", SimpleNamespace(number=0, workers=workers, output=output)))
     while loop.time < 610:
         loop.advance(1.0)
     watches.end_round()

@@ -30,12 +30,15 @@ class Worker:
             "find_obstacle": "",
             "threads_that_block": frozenset[str](),
             "takes_signal": True,
+            "waits_for_signal": False,
             "is_main_running": False,
             "describe_threads": "",
         }.items():
             monkeypatch.setattr(kernel_view, name, lambda *_, found=found: found)
         monkeypatch.setattr(os, "kill", self._take)
-        self.requests = StackRequests(self.loop, {0: StackPipe(reading, 900)})
+        self.told: list[tuple[int, str]] = []
+        pipes = {0: StackPipe(reading, 900)}
+        self.requests = StackRequests(self.loop, pipes, lambda rank, text: self.told.append((rank, text)))
         self.signals: list[int] = []
 
     def _take(self, _pid: int, number: int) -> None:
@@ -95,3 +98,13 @@ def test_a_text_that_nobody_has_asked_for_is_dropped(worker: Worker) -> None:
     worker.answer = lambda: os.write(worker.writing, b"\x02new\x03")
     assert worker.ask(60.0).text == "new"
     assert worker.ask(60.0).text == "new"
+
+
+def test_what_a_worker_tells_of_its_exception_is_no_part_of_its_stacks(worker: Worker) -> None:
+    """It comes before, behind or without a question, and in parts."""
+    os.write(worker.writing, b"\x05first\x06noise\x05sec")
+    assert worker.loop.run_until(lambda: worker.requests.received == {0: 16}, worker.loop.now() + 20.0)
+    assert worker.told == [(0, "first")]
+    worker.answer = lambda: os.write(worker.writing, b"ond\x06\x02stack\x03")
+    assert worker.ask(60.0).text == "stack"
+    assert worker.told == [(0, "first"), (0, "second")]

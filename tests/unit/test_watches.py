@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
 
 
+_SILENT = SimpleNamespace(activities={})
+
+
 def make_round(alive: set[int]) -> Round:
     """Make a round of which some workers run."""
-    return cast("Round", SimpleNamespace(number=4, workers=SimpleNamespace(alive=alive, pids={})))
+    return cast("Round", SimpleNamespace(number=4, workers=SimpleNamespace(alive=alive, pids={}), output=_SILENT))
 
 
 ROUND = make_round(set())
@@ -37,6 +40,7 @@ def make_watches(**options: Any) -> Watches:  # noqa: ANN401 - the options' own
         is_polled=False,
         say=lambda _: None,
         on_stuck=lambda _: None,
+        on_failed=lambda *_: None,
         on_hang=lambda *_: None,
         on_waiting_nodes=lambda _: None,
         read_resources=None,

@@ -9,6 +9,7 @@
 | `early_start` | starts the first round's workers before the supervisor is imported |
 | `environment` | the workers' environment variables |
 | `event_recorder` | makes the events of the event log |
+| `failed_ranks` | ranks whose main thread an exception has ended, and whose process lives |
 | `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
 | `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
 | `fault_injection` | injects the faults of --inject-fault |
@@ -22,12 +23,13 @@
 | `job_reports` | tells a job of several nodes what became of this node's rounds |
 | `joining` | joins a round, through the job or through a rendezvous handler |
 | `last_output` | time and text of a worker's last output |
+| `last_words` | exceptions that are the last output of a rank |
 | `late_imports` | the modules that only the end or a restart of a job needs |
 | `machine_driver` | feeds the state machine, one event at a time |
 | `observation` | passes events to the event log and the metrics, once the workers run |
 | `parts` | the parts of one agent that several of these modules need |
 | `process_counters` | a worker's bytes written and processor time, read at each tick of the hang detection |
-| `quiet_watch` | says that nothing happens in a round any more |
+| `quiet_watch` | finds out that nothing happens in a round any more |
 | `resource_readings` | reads the workers' processor time and memory for the event log and for `elastic-run status` |
 | `round` | one round: its workers, their output, and how each ended |
 | `round_checks` | the checks before a round: free GPU memory, the health check |
@@ -43,7 +45,7 @@
 | `time_limit` | tells that the scheduler will end the job soon, and stops the workers; `context` gives the time |
 | `timers` | the pipe and the expiry of the workers' timers |
 | `waiting_nodes` | asks a foreign rendezvous whether nodes wait |
-| `watches` | starts and ends the watches of a round: state D, timers, waiting nodes, silence, hangs, resources |
+| `watches` | starts and ends the watches of a round: state D, timers, waiting nodes, failures, hangs, resources |
 | `worker_launch` | starts the workers of a round |
 | `worker_ranks` | the ranks of this node's workers in a round |
 """

@@ -1,9 +1,10 @@
 """Watches one round for a hang: reads signs at each tick, takes looks, and brings both to `core.diagnosis.hang`.
 
-Runs only with --hang-timeout. A look asks all running workers for their stacks, their flight recorders for the number
-of collectives, and the GPUs' driver for the processes whose GPUs compute. The agent reads the activity of the processes
-before it asks, since the answers take processor time too. If a thread runs, the agent reads its state a few times
-more: a thread that polls soon sleeps again, and a thread that computes does not. The time of a look is its beginning.
+Runs with --hang-timeout; without it, for a short time where the workers have done nothing for minutes. A look asks all
+running workers for their stacks, their flight recorders for the number of collectives, and the GPUs' driver for the
+processes whose GPUs compute. The agent reads the activity of the processes before it asks, since the answers take
+processor time too. If a thread runs, the agent reads its state a few times more: a thread that polls soon sleeps again,
+and a thread that computes does not. The time of a look is its beginning.
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
 together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it would
@@ -15,7 +16,15 @@ from __future__ import annotations
 import os
 from math import inf
 
-from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, SignReader, follow, make_look, sample_processes
+from elastic_run.agent.driver.hang_signs import (
+    MOMENT,
+    MOMENTS,
+    SignReader,
+    add_failure,
+    follow,
+    make_look,
+    sample_processes,
+)
 from elastic_run.agent.gpu_question import ask_gpu_use
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.job_stillness import NOT_YET, count_wait, describe_rank, join_nodes
@@ -47,6 +56,8 @@ _PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 #: Seconds that another node gets for its last look before it is asked.
 _LOOK_TIME = 0.2
+#: Seconds until the first look of a detection, and until its answers are there.
+_FIRST_LOOK = 4.0
 #: Nodes that one line names.
 _MOST_NAMES = 4
 
@@ -85,6 +96,7 @@ class HangDetection:
         job: This node's part in a job of several nodes, whose other ranks may make progress; or None.
         on_hang: Called once for each hang.
         say: Tells the user one line.
+        quiet_for: Seconds for which the workers have done nothing, if that is why the detection runs; else 0.
     """
 
     def __init__(  # noqa: PLR0913 - the sources of signs, and two callbacks
@@ -99,9 +111,11 @@ class HangDetection:
         job: MultiNodeJob | None,
         on_hang: Callable[[Hang], None],
         say: Callable[[str], None],
+        quiet_for: float = 0.0,
     ) -> None:
         self._loop = loop
         self._round = current
+        self._quiet_for, self._began_at = quiet_for, loop.now()
         self._world_size = world_size
         self._signs = SignReader(current, heartbeats)
         self._recorder = recorder
@@ -180,7 +194,12 @@ class HangDetection:
         if self._is_closed:
             return
         alive = samples.keys() & dumps.keys() & self._round.workers.alive
-        looks = {rank: make_look(dumps[rank], samples[rank], answers.get(rank, "")) for rank in alive}
+        looks = {
+            rank: add_failure(
+                make_look(dumps[rank], samples[rank], answers.get(rank, "")), self._round, rank, dumps[rank]
+            )
+            for rank in alive
+        }
         self._dumps = dumps
         self._watch = hang.look(self._watch, self._looks_at, looks)
         self._judge()
@@ -223,7 +242,7 @@ class HangDetection:
         key = own["host"], own["pid"]
         others = [one for one in documents if self._job.is_member(one) and (one["host"], one["pid"]) != key]
         found = join_nodes([own, *others], expected=self._job.nodes, round_number=self._round.number)
-        if found.without and not self._has_said_without:
+        if found.without and not self._has_said_without and not self._quiet_for:
             self._has_said_without = True
             self._say(f"hangs are not detected: {', '.join(found.without[:_MOST_NAMES])} has no --hang-timeout")
         self._has_lowest_rank = min(found.ranks, default=-1) in self._round.global_ranks.values()
@@ -240,7 +259,13 @@ class HangDetection:
         names = self._round.global_ranks
         dumps = {names[rank]: dump for rank, dump in self._dumps.items()}
         ended = tuple(rank for rank in range(self._world_size) if rank not in found.ranks)
-        self._on_hang(Hang(found.seconds, found.ranks, dumps, found.owners, ended, self._has_lowest_rank))
+        self._on_hang(Hang(found.seconds, self._extend(found), dumps, found.owners, ended, self._has_lowest_rank))
+
+    def _extend(self, found: JobStillness) -> Mapping[int, Stillness]:
+        """Return the ranks' stillness with the time before this detection, if none has moved since."""
+        is_unmoved = self._loop.now() - self._began_at - found.seconds < _FIRST_LOOK
+        before = self._quiet_for if is_unmoved else 0.0
+        return {rank: replace(still, same=still.same + before) for rank, still in found.ranks.items()}
 
 
 class _Questions:
@@ -285,7 +310,7 @@ class _Questions:
     def _ask(self) -> None:
         ask_gpu_use(self._loop, self._gpu_memory, self._take_gpu_use)
         pids = {rank: self._round.workers.pids[rank] for rank in self._round.workers.alive}
-        self._round.listen_for_stacks().ask(pids, _WAIT_LIMIT, self._take_dumps)
+        self._round.listen_for_stacks().ask(pids, _WAIT_LIMIT, self._take_dumps, spares=True)
 
     def _take_answers(self, answers: Mapping[int, str]) -> None:
         self._answers = answers

@@ -1,7 +1,8 @@
 """Tells the user that the job hangs, and performs --hang-action.
 
 The places of the ranks are told at once. The finding of the flight recorder follows when its dumps are written, seconds
-later; the loop goes on in between. Then the workers are stopped if the user wants that.
+later; the loop goes on in between. Then the workers are stopped if the user wants that. If a rank has failed and does
+not end, there is no hang: the node of this rank lets it count as failed, and the user's policy for failures follows.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 
 from elastic_run import contract
 from elastic_run.core.agent import messages
+from elastic_run.core.diagnosis.stack_groups import FAILED, rank_suspicion
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd
 from elastic_run.report import hang_lines
@@ -40,6 +42,7 @@ class HangReaction:
         write: Writes stacks into a file, and returns its path or "".
         stop: Stops the round if it still runs: takes an end for the worker that the others wait for, which replaces
             the real one, and the event that stops the round.
+        fail: Lets a worker count as failed that has failed and does not end; takes its local rank.
         is_running: Whether a round still runs: it may end while the dumps are awaited.
     """
 
@@ -51,6 +54,7 @@ class HangReaction:
         say: Callable[[str], None],
         write: Callable[[Mapping[int, Dump]], str],
         stop: Callable[[WorkerEnd, Event], None],
+        fail: Callable[[Round, int], None],
         is_running: Callable[[Round], bool],
     ) -> None:
         self._context = context
@@ -58,6 +62,7 @@ class HangReaction:
         self._say = say
         self._write = write
         self._stop = stop
+        self._fail = fail
         self._is_running = is_running
 
     def react(self, current: Round, found: Hang) -> None:
@@ -90,15 +95,24 @@ class HangReaction:
     def _conclude(self, current: Round, found: Hang, path: str, finding: RecorderFinding | None) -> None:
         if not self._is_running(current):
             return
-        action = self._context.options.agent_config.hang_action
+        settings = self._context.options.agent_config
+        action = settings.hang_action if settings.hang_timeout is not None else hang_lines.NOT_ASKED
         if finding is not None and finding.text:
             self._say(hang_lines.recorder(finding.text))
-        self._say(hang_lines.closing(path, action))
-        if action == "report" or not found.is_decided_here:
-            return
-        detail = hang_lines.detail(found.ranks, found.ended, finding)
         accused = () if finding is None else finding.ranks
         rank = hang_lines.find_odd_rank(found.ranks, accused)
+        has_failed = rank_suspicion(found.ranks[rank].place) == FAILED
+        self._say(hang_lines.closing(path, action, failed=rank if has_failed else None))
+        if action in ("report", hang_lines.NOT_ASKED):
+            return
+        if has_failed:  # the node of this rank has found the same
+            for local_rank in current.uncaught:
+                if current.global_ranks[local_rank] == rank:
+                    self._fail(current, local_rank)
+            return
+        if not found.is_decided_here:
+            return
+        detail = hang_lines.detail(found.ranks, found.ended, finding)
         event: Event = messages.WorkersHung(current.number)
         if action == "fail":
             event = messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job")

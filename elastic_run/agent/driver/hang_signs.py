@@ -16,10 +16,12 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
+from elastic_run.agent.driver.last_words import find_last_words
 from elastic_run.agent.driver.process_counters import ProcessCounters
 from elastic_run.core.diagnosis.hang import Look, Signs
 from elastic_run.core.diagnosis.stack_groups import find_place
 from elastic_run.core.diagnosis.stack_text import parse_stacks
+from elastic_run.core.failure.uncaught import place_failed, place_last_words
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.multiprocessing.process.process_table import list_running_threads, read_stat
 from elastic_run.records import dataclass, replace
@@ -201,6 +203,22 @@ def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
         moved=sample.moved,
         is_gpu_busy=sample.is_gpu_busy,
     )
+
+
+def add_failure(look: Look, current: Round, rank: int, dump: Dump) -> Look:
+    """Return a look with the exception that has ended the main thread of a rank, or that is its last output.
+
+    Args:
+        look: The look at the rank.
+        current: The round.
+        rank: The local rank.
+        dump: Its stacks.
+    """
+    told = current.uncaught.get(rank)
+    if told is not None:
+        return replace(look, place=place_failed(told, dump))
+    written = None if look.waits else find_last_words(current, rank)
+    return look if written is None else replace(look, place=place_last_words(look.place, written))
 
 
 def _count_bytes(pid: int, names: Iterable[bytes], stacks: int) -> int:

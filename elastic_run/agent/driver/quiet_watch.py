@@ -1,8 +1,9 @@
-"""Tells the user, once in a round, that the workers do nothing any more, and which command shows where they are.
+"""Finds out that the workers of a round do nothing any more, where the user has not asked for --hang-timeout.
 
-A timer reads the workers' activity every five minutes and compares it with the last reading. So the line comes five to
-ten minutes after a job begins to hang, and costs a running job a millisecond every five minutes. Every ordinary job has
-this watch, so it reads /proc as the guardian does: psutil's import would take 16 ms and 2 MB.
+A timer reads the workers' activity every five minutes and compares it with the last reading. So a job that begins to
+hang is noticed after five to ten minutes, and a running job pays a millisecond every five minutes. The rounds of all
+nodes begin at about the same time, and so do these readings. Every ordinary job has this watch, so it reads /proc as
+the guardian does: psutil's import would take 16 ms and 2 MB.
 """
 
 from __future__ import annotations
@@ -30,28 +31,25 @@ class QuietWatch:
     Args:
         loop: The agent's loop.
         pids: Returns the pids of the workers that run.
-        say: Called once with the seconds for which the workers have done nothing.
+        on_quiet: Called at each look with the seconds for which the workers have done nothing, if they have.
         on_look: Called at each look.
-        period: Seconds between two looks.
     """
 
     def __init__(
         self,
         loop: Loop,
         pids: Callable[[], Sequence[int]],
-        say: Callable[[float], None],
+        on_quiet: Callable[[float], None],
         *,
         on_look: Callable[[], None] = lambda: None,
-        period: float = PERIOD,
     ) -> None:
         self._loop = loop
         self._pids = pids
-        self._say = say
+        self._on_quiet = on_quiet
         self._on_look = on_look
-        self._period = period
         self._before = read_activity(pids())
         self._at = loop.now()
-        self._timer: Timer = loop.call_later(period, self._look)
+        self._timer: Timer = loop.call_later(PERIOD, self._look)
 
     def close(self) -> None:
         """Look no more."""
@@ -62,10 +60,9 @@ class QuietWatch:
         now, activity = self._loop.now(), read_activity(self._pids())
         before, seconds = self._before, now - self._at
         self._before, self._at = activity, now
+        self._timer = self._loop.call_later(PERIOD, self._look)
         if is_quiet(before, activity, seconds):
-            self._say(seconds)
-        else:
-            self._timer = self._loop.call_later(self._period, self._look)
+            self._on_quiet(seconds)
 
 
 def read_activity(workers: Sequence[int]) -> Activity:

@@ -3,7 +3,8 @@
 Rules
 - The workers of a round are launched, watched, stopped and read once; the next round is a new object.
 - Nothing is decided here. `on_exit` and `on_gone` tell the supervisor, which asks `core.agent.machine`.
-- A worker counts as stopped, not as failed, if it ended after it was told to stop, in a way that a stop explains.
+- A worker counts as stopped, not as failed, if it ended after it was told to stop, in a way that a stop explains. If an
+  exception had ended its main thread before that, the worker has failed by this exception, at that moment.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.diagnosis.stack_groups import Dump
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.failure.uncaught import Uncaught
     from elastic_run.diagnosis.stack_requests import StackRequests
     from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.errors import ErrorFile
     from elastic_run.multiprocessing.output.console import Console
 
+#: The exit code of Python after an uncaught exception.
+_UNCAUGHT = 1
 #: Signals that are not sent to stop a process: a worker that they end has failed, also while it is being stopped.
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
 _ABORTED = -6
@@ -65,6 +70,7 @@ class Round:
         on_exit: Callable[[int, int], None],
         on_overdue: Callable[[], None] = lambda: None,
         on_output: Callable[[int, float | None], None] = lambda *_: None,
+        on_uncaught: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.number = number
         self.restart_count = restart_count
@@ -78,6 +84,13 @@ class Round:
         self._exits: dict[int, _Exit] = {}
         self._failed_after: float | None = None
         self._stacks: StackRequests | None = None
+        self._report_uncaught = on_uncaught
+        #: By local rank: the exception that has ended the main thread, what keeps the process alive since, and a clause
+        #: about an exception that was the last output when a signal stopped the job.
+        self.uncaught: dict[int, Uncaught] = {}
+        self.survivals: dict[int, str] = {}
+        self.last_words: dict[int, str] = {}
+        self._failed_alive: set[int] = set()
         self.output = WorkerOutput(loop, console, launched.wiring, on_output=on_output)
         self.workers = Workers(
             loop,
@@ -127,10 +140,28 @@ class Round:
             exitcode = 0
         was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
         uptime = self._loop.now() - self.started
-        self._exits[local_rank] = _Exit(time.time(), uptime, exitcode, was_stopped)
-        if exitcode != 0 and self._failed_after is None:
-            self._failed_after = uptime
+        self._note_exit(local_rank, _Exit(time.time(), uptime, exitcode, was_stopped))
         self._report_exit(local_rank, exitcode)
+
+    def _note_exit(self, local_rank: int, ended: _Exit) -> None:
+        self._exits.setdefault(local_rank, ended)
+        if ended.exitcode != 0 and self._failed_after is None:
+            self._failed_after = ended.uptime
+
+    def count_as_failed(self, local_rank: int) -> None:
+        """Take a worker whose main thread an exception has ended as failed, though its process lives."""
+        at, now = self.uncaught[local_rank].at, self._loop.now()
+        self._failed_alive.add(local_rank)
+        self._exits.pop(local_rank, None)
+        self._note_exit(local_rank, _Exit(time.time() - (now - at), at - self.started, _UNCAUGHT, was_stopped=False))
+
+    def _take_uncaught(self, local_rank: int, text: str) -> None:
+        from elastic_run.core.failure.uncaught import read_uncaught  # noqa: PLC0415 - only after a failure
+
+        told = read_uncaught(text)
+        if told is not None and local_rank not in self.uncaught:
+            self.uncaught[local_rank] = told
+            self._report_uncaught(local_rank)
 
     def _has_lost_status(self, local_rank: int) -> bool:
         return self.workers.pids[local_rank] in self._loop.lost_exits
@@ -196,7 +227,7 @@ class Round:
             from elastic_run.diagnosis.stack_requests import StackRequests  # noqa: PLC0415 - see above
 
             pipes, self._launched.wiring.stacks = self._launched.wiring.stacks, {}
-            self._stacks = StackRequests(self._loop, pipes)
+            self._stacks = StackRequests(self._loop, pipes, self._take_uncaught)
         return self._stacks
 
     def ask_stacks(self, wait_limit: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
@@ -234,6 +265,9 @@ class Round:
                 started.function.result.finish()
         if self._launched.functions is not None:
             self._launched.functions.close()
+        for rank, told in self.uncaught.items():
+            if self.workers.was_stopped(rank) and told.at < (self.workers.stopped_at or 0.0):
+                self.count_as_failed(rank)
         if not any(ended.exitcode for ended in self._exits.values()):
             return ()
         workers = {worker.local_rank: worker for worker in self._context.group.workers}
@@ -272,6 +306,8 @@ class Round:
         log_file = _file(logs.stderrs, rank) or _file(getattr(logs, "kept_stderrs", {}), rank) if logs else ""
         text = self.output.tail(rank, is_thorough=is_thorough).decode(errors="replace") if ended.exitcode else ""
         found = find_exception(error_file, text, ended.exitcode, was_stopped=ended.was_stopped)
+        if rank in self._failed_alive:
+            found = self._explain_failure(rank, found)
         return WorkerEnd(
             rank=worker.global_rank,
             local_rank=rank,
@@ -289,7 +325,19 @@ class Round:
             stderr_tail=tuple(text.splitlines()[-STDERR_TAIL_LINES:]),
             stderr_target=self.output.uncaptured_target(rank),
             log_file=log_file,
+            last_words=self.last_words.get(rank, "") if ended.was_stopped else "",
         )
+
+    def _explain_failure(self, rank: int, found: ErrorFile) -> ErrorFile:
+        """Complete the exception of a worker that has failed and lived on, and say for how long."""
+        from elastic_run.core.failure.uncaught import confirm, describe_survival  # noqa: PLC0415 - imported by now
+        from elastic_run.report.lines import lived_on  # noqa: PLC0415 - only after a failure
+
+        told, stopped_at = self.uncaught[rank], self.workers.stopped_at
+        seconds = (self._loop.now() if stopped_at is None else stopped_at) - told.at
+        found.exception = confirm(found.exception, told)
+        found.problem = found.problem or lived_on(seconds, self.survivals.get(rank) or describe_survival(told))
+        return found
 
 
 def _with_timer(end: WorkerEnd) -> WorkerEnd:

@@ -83,6 +83,7 @@ class RoundDriver:
             is_polled=parts.job is None and not parts.round_join.is_immediate,
             say=parts.console.say,
             on_stuck=lambda number: parts.feed(messages.WorkerStuck(number)),
+            on_failed=self._fail_alive,
             on_hang=self._react_to_hang,
             on_waiting_nodes=self._stop_for_waiting_nodes,
             read_resources=self._read_resources if parts.observation.is_written else None,
@@ -157,6 +158,7 @@ class RoundDriver:
             on_exit=lambda rank, code: self._on_exit(number, rank, code),
             on_output=self._on_output,
             on_overdue=self.stacks.tell_before_kill,
+            on_uncaught=self._take_uncaught,
         )
 
     def _tell_start_failed(self, number: int, error: OSError | ValueError) -> None:
@@ -219,6 +221,7 @@ class RoundDriver:
                 self.current.listen_for_stacks()
 
     def _on_output(self, local_rank: int, silence: float | None) -> None:
+        self.watches.note_output(local_rank)
         if (current := self.current) is not None:
             self._observation.tell(lambda recorder, moment: recorder.output_came(moment, current, local_rank, silence))
 
@@ -237,6 +240,19 @@ class RoundDriver:
     def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
         if (ended := self.current) is not None:
             self._observation.tell(lambda recorder, moment: recorder.worker_exited(moment, ended, local_rank, exitcode))
+        self._feed_exit(number, local_rank, exitcode)
+
+    def _take_uncaught(self, local_rank: int) -> None:
+        """Watch a worker whose main thread an exception has ended; after its round is stopped, its end tells all."""
+        if self.current is not None and self._is_running(self.current.number):
+            self.watches.add_failed(self.current, local_rank)
+
+    def _fail_alive(self, current: Round, local_rank: int) -> None:
+        """Let a worker that has failed and does not end count as one that has ended."""
+        current.count_as_failed(local_rank)
+        self._feed_exit(current.number, local_rank, 1)
+
+    def _feed_exit(self, number: int, local_rank: int, exitcode: int) -> None:
         # If other workers still run, or other nodes, one of them may have the root cause.
         agent = self._find_agent()
         has_others = self._job is not None or agent.running != {local_rank}
@@ -265,6 +281,7 @@ class RoundDriver:
             say=self._say,
             write=self.stacks.write,
             stop=self._stop_hung,
+            fail=self._fail_alive,
             is_running=lambda hung: self._is_running(hung.number),
         )
         action = self._options.agent_config.hang_action
@@ -309,6 +326,11 @@ class RoundDriver:
     def _stop_workers(self, current: Round, number: int, *, has_dumps: bool) -> None:
         """Stop the workers, after the living ones have written the dumps of their flight recorders."""
         recorder = self._context.flight_recorder
+
+        if self._find_agent().stop_reason == machine.AFTER_SIGNAL:
+            from elastic_run.agent.driver.last_words import keep_last_words  # noqa: PLC0415 - imported by now, mostly
+
+            keep_last_words(current, self._loop.now())
 
         def stop() -> None:
             self._collection = None

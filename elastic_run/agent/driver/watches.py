@@ -1,11 +1,10 @@
-"""The watches over a running round beside the loop: state D, timers, waiting nodes, quiet rounds, hangs, resources.
+"""The watches over a running round beside the loop: state D, timers, waiting nodes, failures, hangs, resources.
 
-Each watch is imported and runs only if the user asked for it, except for the watch over quiet rounds.
+Each watch is imported and runs only if the user asked for it, except for the watches over quiet rounds and over ranks
+that have failed and live (`failed_ranks`, `last_words`).
 """
 
 from __future__ import annotations
-
-import os
 
 from elastic_run.multiprocessing.process.stack_pipe import is_possible
 
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.d_state import DStateWatch
+    from elastic_run.agent.driver.failed_ranks import FailedRanks
     from elastic_run.agent.driver.hang_detection import Hang, HangDetection
     from elastic_run.agent.driver.job import MultiNodeJob
+    from elastic_run.agent.driver.last_words import LastWords
     from elastic_run.agent.driver.quiet_watch import QuietWatch
     from elastic_run.agent.driver.resource_readings import ResourceReader
     from elastic_run.agent.driver.round import Round
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 #: Seconds after which workers are past their own start.
 _SETTLED = 1.0
+#: Seconds without progress that are a hang where the workers have done nothing for minutes, and seconds in which all
+#: nodes have to find that.
+_QUIET_TIMEOUT = 10.0
+_LOOK_TIME = 60.0
 
 
 class Watches:
@@ -40,6 +45,7 @@ class Watches:
         is_polled: Whether the rendezvous has to be asked for waiting nodes, as with a foreign handler.
         say: Tells the user one line.
         on_stuck: Called with a round's number when one of its workers stays in uninterruptible sleep.
+        on_failed: Called with a round, and with the local rank of a worker that has failed and does not end.
         on_hang: Called with a round when the job hangs in it.
         on_waiting_nodes: Called with a round's number when nodes wait for the next one.
         read_resources: Writes the workers' resources to the event log; None without an event log.
@@ -55,6 +61,7 @@ class Watches:
         is_polled: bool,
         say: Callable[[str], None],
         on_stuck: Callable[[int], None],
+        on_failed: Callable[[Round, int], None],
         on_hang: Callable[[Round, Hang], None],
         on_waiting_nodes: Callable[[int], None],
         read_resources: Callable[[], None] | None,
@@ -66,6 +73,7 @@ class Watches:
         self._is_polled = is_polled
         self._say = say
         self._on_stuck = on_stuck
+        self._on_failed = on_failed
         self._on_hang = on_hang
         self._on_waiting_nodes = on_waiting_nodes
         self._on_timer = on_timer
@@ -76,8 +84,11 @@ class Watches:
         self._waiting_nodes: WaitingNodesWatch | None = None
         self._quiet: QuietWatch | None = None
         self._hang: HangDetection | None = None
+        self._failed: FailedRanks | None = None
+        self._last_words: LastWords | None = None
         self._resources: ResourceReader | None = None
         self._late_start: Timer | None = None
+        self._look_end: Timer | None = None
 
     def begin(self, current: Round) -> None:
         """Begin to watch a round; its workers run."""
@@ -99,6 +110,8 @@ class Watches:
             self._read_resources()
             if is_awake:
                 self._watch_resources(self._read_resources)
+        if is_possible():
+            self._watch_last_words(current)
         if settings.hang_timeout is not None:
             self._watch_hang(current)
         elif is_possible():
@@ -108,16 +121,43 @@ class Watches:
         """Look no more after this round: its workers are being stopped."""
         if self._timers is not None:
             self._timers.clear()
-        if self._late_start is not None:
-            self._late_start.cancel()
-        for watch in (self._d_state, self._waiting_nodes, self._quiet, self._hang, self._resources):
+        for timer in (self._late_start, self._look_end):
+            if timer is not None:
+                timer.cancel()
+        of_round = (self._d_state, self._waiting_nodes, self._quiet, self._hang, self._failed, self._last_words)
+        for watch in (*of_round, self._resources):
             if watch is not None:
                 watch.close()
+        self._failed = self._last_words = None
 
     def close(self) -> None:
         """End the watches that outlast a round."""
         if self._timers is not None:
             self._timers.close()
+
+    def add_failed(self, current: Round, local_rank: int) -> None:
+        """Watch a worker that has told of the exception which has ended its main thread."""
+        if self._failed is None:
+            from elastic_run.agent.driver.failed_ranks import FailedRanks  # noqa: PLC0415 - only after a failure
+
+            self._failed = FailedRanks(
+                self._loop,
+                current,
+                limit=self._context.options.shutdown_timeout,
+                say=self._say,
+                on_failed=lambda rank: self._on_failed(current, rank),
+            )
+        self._failed.add(local_rank)
+
+    def _watch_last_words(self, current: Round) -> None:
+        from elastic_run.agent.driver.last_words import LastWords  # noqa: PLC0415 - the workers come first
+
+        self._last_words = LastWords(self._loop, current)
+
+    def note_output(self, local_rank: int) -> None:
+        """Take note that a worker has written something after a silence."""
+        if self._last_words is not None:
+            self._last_words.note_output(local_rank)
 
     def _watch_d_state(self, current: Round) -> DStateWatch:
         from elastic_run.agent.driver.d_state import DStateWatch  # noqa: PLC0415 - see above
@@ -132,14 +172,13 @@ class Watches:
 
     def _watch_quiet(self, current: Round) -> None:
         from elastic_run.agent.driver.quiet_watch import QuietWatch  # noqa: PLC0415 - the workers come first
-        from elastic_run.report import lines  # noqa: PLC0415 - ditto
 
         workers = current.workers
         read = self._read_resources if self._resources is None else None
         self._quiet = QuietWatch(
             self._loop,
             pids=lambda: [workers.pids[rank] for rank in workers.alive],
-            say=lambda seconds: self._say(lines.quiet(seconds, os.getpid())),
+            on_quiet=lambda seconds: self._look_for_hang(current, seconds),
             on_look=read or (lambda: None),
         )
 
@@ -148,7 +187,24 @@ class Watches:
 
         self._resources = ResourceReader(self._loop, read)
 
-    def _watch_hang(self, current: Round) -> None:
+    def _look_for_hang(self, current: Round, seconds: float) -> None:
+        """Look for a short time whether the job hangs, whose workers here have done nothing for some seconds."""
+        if self._hang is None:
+            self._watch_hang(current, quiet_for=seconds)
+            self._look_end = self._loop.call_later(_LOOK_TIME, self._end_look)
+
+    def _end_look(self) -> None:
+        if self._hang is not None:
+            self._hang.close()
+            self._hang = None
+
+    def _tell_hang(self, current: Round, found: Hang) -> None:
+        if self._quiet is not None:  # once in a round
+            self._quiet.close()
+            self._end_look()
+        self._on_hang(current, found)
+
+    def _watch_hang(self, current: Round, *, quiet_for: float = 0.0) -> None:
         from elastic_run.agent.driver.hang_detection import HangDetection  # noqa: PLC0415 - see above
 
         context = self._context
@@ -156,12 +212,13 @@ class Watches:
             self._loop,
             current,
             world_size=context.group.workers[0].world_size,
-            timeout=context.options.agent_config.hang_timeout or 0.0,
+            timeout=_QUIET_TIMEOUT if quiet_for else context.options.agent_config.hang_timeout or 0.0,
             heartbeats=context.heartbeats,
             recorder=context.flight_recorder,
             job=self._job,
             say=self._say,
-            on_hang=lambda found: self._on_hang(current, found),
+            on_hang=lambda found: self._tell_hang(current, found),
+            quiet_for=quiet_for,
         )
 
     def describe_hang(self) -> dict[str, Any]:

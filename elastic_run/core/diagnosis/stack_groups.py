@@ -11,6 +11,8 @@ Rules
   innermost call is in `torch.distributed`, which also has what computes (a model in FSDP) or writes (a checkpoint), or
   in DistributedDataParallel's own file, whose functions in C++ communicate.
 - A program whose main thread has ended waits in `threading._shutdown` for its other threads, which is told instead.
+- The rank to look at is one that has failed and lives; then one whose main thread has ended; then any that does not
+  wait for others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
 
 #: The problem of a process that does not run until another process sends it SIGCONT.
 STOPPED = "is stopped (SIGSTOP, or a shell's job control)"
+#: Begins of the problems of ranks that have raised an exception, or have ended their main thread, and live on: by these
+#: the nodes of a job know them from each other's documents.
+RAISED = "has raised "
+WROTE = "has written "
+ENDED_MAIN = "has ended its main thread"
+IGNORES = "ignores signal "
+#: How likely the others wait for a rank: the smaller the number, the likelier.
+FAILED, WROTE_LAST, HAS_ENDED, IS_ELSEWHERE, WAITS = range(5)
 _DISTRIBUTED = "/torch/distributed/"
 #: Parts of it that write and compute; their collectives are calls of `_COLLECTIVES`.
 _NO_WAITS = ("/torch/distributed/checkpoint/", "/torch/distributed/tensor/")
@@ -165,8 +175,8 @@ def find_place(stacks: Stacks, problem: str = "") -> Place:
     if main is None or not main.frames:
         cut = "has more than 100 threads, the main thread is not among those that Python shows"
         return Place(problem=problem or (cut if stacks.is_cut else "runs no Python code at the moment"))
-    if main.frames[-1].function == "_shutdown" and main.frames[-1].file.endswith("/threading.py"):
-        return Place(problem="has ended its main thread, and another thread still runs")
+    if is_in_shutdown(stacks):
+        return Place(problem=f"{ENDED_MAIN}, and another thread still runs")
     own = _find_own(main.frames)
     frame, called = main.frames[own], [each for each in main.frames[:own] if each.function not in _WRAPPERS]
     collective = next((each for each in reversed(called) if each.file.endswith(_COLLECTIVES)), None)
@@ -176,6 +186,20 @@ def find_place(stacks: Stacks, problem: str = "") -> Place:
         line=frame.line,
         is_waiting=collective is not None or _communicates(called),
     )
+
+
+def is_in_shutdown(stacks: Stacks) -> bool:
+    """Whether the main thread has ended, and Python waits for the others; below that a function's worker has calls."""
+    frames = () if stacks.main is None else stacks.main.frames
+    return any(each.function == "_shutdown" and each.file.endswith("/threading.py") for each in frames)
+
+
+def rank_suspicion(place: Place) -> int:
+    """Return how likely the others wait for a rank that is at this place: `FAILED` to `WAITS`."""
+    for suspicion, begins in ((FAILED, (RAISED,)), (WROTE_LAST, (WROTE,)), (HAS_ENDED, (ENDED_MAIN, IGNORES))):
+        if place.problem.startswith(begins):
+            return suspicion
+    return WAITS if place.is_waiting else IS_ELSEWHERE
 
 
 def _name_call(called: Sequence[Frame], frame: Frame) -> str:

@@ -13,4 +13,5 @@
 | `torn_names` | the name of an exception in a line that other threads wrote into |
 | `traceback_blocks` | the forms in which an exception stands in a text |
 | `traceback_text` | the exception at the end of a worker's stderr |
+| `uncaught` | the exception that has ended a worker's main thread, as the worker tells it |
 """

@@ -78,6 +78,7 @@ class WorkerEnd:
         kernel_line: The line of the kernel's log that tells why, or "".
         oom_kills: Kills by the OOM killer on its node during its round, or None if they are not known.
         stuck_at: Where it was at the end of its grace period, before SIGKILL, or None.
+        last_words: Clause about an exception that it had written last when a signal stopped the job, or "".
         is_unmoved: Whether it had been in the same calls before it was told to stop; see `stack_groups.has_not_moved`.
     """
 
@@ -101,6 +102,7 @@ class WorkerEnd:
     oom_kills: OomKills | None = None
     stuck_at: Place | None = None
     is_unmoved: bool = False
+    last_words: str = ""
 
     @property
     def certain_exception(self) -> ExceptionText | None:

@@ -25,7 +25,7 @@ from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send
 from elastic_run.multiprocessing.process import stack_pipe
 from elastic_run.records import dataclass
 from elastic_run.signals import STACK_SIGNAL
-from elastic_run.worker_start import register
+from elastic_run.worker_start import register, tell_uncaught
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class FunctionWorker(Process):
             from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - after a failure
 
             shown = error.with_traceback(skip_own_frames(error))
+            tell_uncaught(shown)
             sys.last_value = shown  # as the interpreter does, so that exit functions can see the failure
             sys.excepthook(type(shown), shown, shown.__traceback__)
             sys.exit(1)

@@ -104,6 +104,11 @@ class Workers:
         """Whether a worker was signalled to stop while it still ran."""
         return self._stop is not None and self._stop.leader_told and local_rank not in self._ended_before_stop
 
+    @property
+    def stopped_at(self) -> float | None:
+        """Monotonic seconds of the moment at which the stop began, or None."""
+        return None if self._stop is None else self._stop.started_at
+
     def stop(self, number: int, grace: float, on_gone: Callable[[list[int]], None]) -> None:
         """Stop every process of the round.
 
