@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.random  # in some releases only there when it is asked for
 
+_HOOKS = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
 #: What the module's own namespace has before anything is defined in it.
 NAMESPACE = {
     name: repr(globals()[name]) if name not in {"__builtins__", "__loader__"} else str(type(globals()[name]))
@@ -77,7 +78,7 @@ def look_at_python() -> dict[str, Any]:
         "xoptions": dict(sys._xoptions),
         "filters": str(warnings.filters),
         "executable": [sys.executable, sys.prefix, sys.exec_prefix],
-        "hooks": [str(hook) for hook in (sys.excepthook, sys.displayhook, sys.breakpointhook, sys.unraisablehook)],
+        "hooks": [getattr(sys, name).__qualname__ for name in _HOOKS],
         "tracing": [str(sys.gettrace()), str(sys.getprofile())],
         "limits": [sys.getrecursionlimit(), sys.getswitchinterval()],
         "meta_path": [str(type(finder)) + getattr(finder, "__name__", "") for finder in sys.meta_path],
