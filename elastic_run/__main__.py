@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 
 from elastic_run import signals
@@ -11,8 +10,6 @@ from elastic_run import signals
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-_STDERR = 2
 
 
 def main() -> None:
@@ -29,7 +26,7 @@ def main() -> None:
     # Until the loop answers them, which takes over in time for the first worker.
     for number in (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT):
         if signals.is_unanswered(number):
-            signals.install_handler(number, _end)
+            signals.install_handler(number, signals.end_process)
     # A collection in the middle of start-up finds nothing and delays the workers; the launcher turns it on again.
     gc.disable()
     _import_argparse()
@@ -85,18 +82,6 @@ class _LazyPattern:
         import re  # noqa: PLC0415 - see `_import_argparse`
 
         return getattr(re.compile(*self._words), name)
-
-
-def _end(number: int, _: object) -> None:
-    """End as the signal would have it, but not without a word; what runs by now (`--preload`) the guardian ends."""
-    signals.default_signal(number)  # so that a second one ends also a launcher whose stderr nobody reads
-    try:
-        os.write(_STDERR, f"elastic-run: stopped by {signals.signal_name(number)}\n".encode())
-    except OSError:
-        pass  # stderr is closed
-    os.kill(os.getpid(), number)
-    # It still lives as PID 1 of a container, or where the signal has come right before it is held back.
-    os._exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_s
 from elastic_run.errors import UsageError
 from elastic_run.launch_config import LaunchConfig, find_faults
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+from elastic_run.multiprocessing.process.process_table import list_foreign_handled
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.backend_table import BACKENDS
@@ -224,6 +225,7 @@ def _options(
 
         affinities = worker_affinities(config.numa_options, config.nproc_per_node, python=own_interpreter())
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
+    kept = {*named, *list_foreign_handled()} if is_whole_process else ()
     return AgentOptions(
         job_config=_make_job_config(config),
         node_config=config.node_config,
@@ -232,8 +234,8 @@ def _options(
         shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
         signals=parse_signals(config.signals_to_handle),
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
-        unnamed_signals=tuple(number for number in signals.ENDING if number not in named and is_whole_process),
-        offered=tuple(number for number in signals.OFFERED if number not in named and is_whole_process),
+        unnamed_signals=tuple(number for number in signals.ENDING if is_whole_process and number not in kept),
+        offered=tuple(number for number in signals.OFFERED if is_whole_process and number not in kept),
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,

@@ -16,6 +16,7 @@ from elastic_run.agent_setup import make_agent, make_agent_context, name_flag
 from elastic_run.errors import UsageError
 from elastic_run.launch_config import LaunchConfig
 from elastic_run.lazy import lazy_names
+from elastic_run.multiprocessing.process.process_table import list_foreign_handled
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -193,7 +194,7 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
         # Inherited so, it makes the kernel throw exit codes away, those of the first workers too.
         signals.default_signal(signals.SIGCHLD)
     # Until the agent can say where they came from; they would end this process without a word.
-    mask = signals.block_signals(signals.OFFERED)
+    mask = signals.block_signals({*signals.OFFERED} - list_foreign_handled())
     try:
         context = make_agent_context(config, entrypoint, args, is_whole_process=True, mask=mask)
     except Exception as error:

@@ -100,6 +100,7 @@ class Loop:
         self.senders: dict[int, SignalInfo] = {}
         self._signal_descriptor = -1
         self._signal_callbacks: dict[int, Callable[[int], None]] = {}
+        self._take_statuses: Callable[[int], None] = lambda _: None  # set by `keep_exits`
         self._previous_handlers: dict[int, Handler] = {}
         self._previous_wakeup_fd: int | None = None
         self._wake_lock = RLock()
@@ -272,6 +273,7 @@ class Loop:
                     previous(number, None)
 
         # In the loop's turn, not in the signal's handler: a child that was just started is not watched yet.
+        self._take_statuses = take_statuses
         self._install(signals.SIGCHLD, take_statuses)
         previous = self._previous_handlers[signals.SIGCHLD]
 
@@ -302,7 +304,8 @@ class Loop:
             if pid not in self._children:
                 self._collect(pid)
 
-        def reap_all(_: int = 0) -> None:
+        def reap_all(number: int = signals.SIGCHLD) -> None:
+            self._take_statuses(number)
             for pid in _ended_children():
                 if pid in self._children:
                     reap_first(pid)

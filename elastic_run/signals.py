@@ -56,6 +56,7 @@ _SIGINFO_BYTES = 128
 #: Size of a sigset_t of the C library: room for 1024 signals.
 _SIGNAL_SET_BYTES = 128
 _WORD = 4
+_STDERR = 2
 
 #: CPython ignores these at start; a program that we exec expects the default action.
 IGNORED_BY_PYTHON: tuple[int, ...] = tuple(
@@ -214,3 +215,23 @@ def is_answered(number: int) -> bool:
 def is_unanswered(number: int) -> bool:
     """Whether a signal does what it does in every Python program: nobody has ignored it or installed a handler."""
     return _signal.getsignal(number) in (_signal.SIG_DFL, _signal.default_int_handler)
+
+
+def end_process(number: int, _: object) -> None:
+    """Answer a stop signal before the loop does: end as the signal would have it, but not without a word.
+
+    The guardian ends the processes that run by now (`--preload`).
+    """
+    default_signal(number)  # so that a second one ends also a launcher whose stderr nobody reads
+    try:
+        os.write(_STDERR, f"elastic-run: stopped by {signal_name(number)}\n".encode())
+    except OSError:
+        pass  # stderr is closed
+    os.kill(os.getpid(), number)
+    # It still lives as PID 1 of a container, or where the signal has come right before it is held back.
+    os._exit(128 + number)
+
+
+def has_usual_handler(number: int) -> bool:
+    """Whether the handler of a signal is the one of every Python program, or of the launcher at its start."""
+    return _signal.getsignal(number) in (_signal.default_int_handler, end_process)

@@ -14,6 +14,7 @@ from elastic_run.multiprocessing.output.log_directories import make_directory
 from elastic_run.multiprocessing.process import process_table, stack_pipe
 from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process
+from elastic_run.multiprocessing.process.popen_tracer import apply_tracer
 from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
 from elastic_run.records import dataclass, field
 
@@ -93,7 +94,9 @@ class WorkerStarter:
         try:
             self.guardian.expect(options.stderr)
             kept = () if options.stacks < 0 else (options.stacks,)
-            whole_env = {**self.inherited, **options.env, **stack_pipe.variables(options.stacks)}
+            argv, whole_env = apply_tracer(
+                argv, {**self.inherited, **options.env, **stack_pipe.variables(options.stacks)}
+            )
             streams = (options.stdout, options.stderr, *kept)
             pid = take_fork and take_fork(local_rank, argv, whole_env, streams)
             if not pid:

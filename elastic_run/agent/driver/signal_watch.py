@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from elastic_run.core.agent.messages import Signalled
-from elastic_run.signals import SIGCHLD, SIGQUIT, SIGTERM, SIGWINCH, default_signal, restore_signals
+from elastic_run.multiprocessing.process.process_table import has_handler
+from elastic_run.signals import SIGQUIT, SIGTERM, SIGWINCH, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,12 +56,9 @@ class SignalWatch:
             loop.watch_signals(options.offered, self._on_offered)
             if options.is_whole_process and not loop.find_senders() and self._context.mask is not None:
                 restore_signals(self._context.mask)
-            loop.watch_signals((SIGWINCH,), self._on_resize)
-            if options.is_whole_process:
-                # Inherited as ignored it would make the kernel throw the workers' exit codes away.
-                default_signal(SIGCHLD)
-            else:
-                loop.keep_exits()
+            if not has_handler(os.getpid(), SIGWINCH):
+                loop.watch_signals((SIGWINCH,), self._on_resize)
+            loop.keep_exits()
         except ValueError:
             pass  # not the main thread
 

@@ -11,6 +11,7 @@
 | `guardian_process` | the guardian's own process: waits for the launcher's end, then cleans up |
 | `held_signals` | holds signals back while processes are started |
 | `interpreter` | which program runs Python code in a process of its own |
+| `popen_tracer` | lets a tracer that has wrapped `subprocess.Popen` change the commands of workers |
 | `process_title` | the name and the command line that `ps` shows |
 | `process_table` | what /proc tells of one process; signals to processes |
 | `spawn_options` | the options with which one process is started |

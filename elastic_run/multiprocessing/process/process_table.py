@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.signals import SIGKILL
+from elastic_run.signals import SIGKILL, has_usual_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,12 +151,26 @@ def is_recycled(session: int, born: int) -> bool:
 
 def has_handler(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal now; not where the system doesn't tell."""
+    return number in list_handled(pid)
+
+
+def list_handled(pid: int | str) -> frozenset[int]:
+    """Return the signals for which a process has a handler now, in C too; none where the system doesn't tell."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             caught = next((line for line in file if line.startswith(b"SigCgt:")), b"SigCgt: 0")
     except OSError:
-        return False
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+        return frozenset()
+    bits = int(caught.split()[1], 16)
+    return frozenset(number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
+
+
+def list_foreign_handled() -> frozenset[int]:
+    """Return the signals that the program around the launcher, such as a profiler, handles in this process.
+
+    Python does not know of a handler that code in C has installed since Python began; the kernel does.
+    """
+    return frozenset(number for number in list_handled("self") if not has_usual_handler(number))
 
 
 def read_name(pid: int) -> str:
