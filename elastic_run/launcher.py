@@ -13,7 +13,7 @@ import sys
 from elastic_run import signals
 from elastic_run.agent.driver.early_start import start_early
 from elastic_run.agent_setup import make_agent, make_agent_context, name_flag
-from elastic_run.errors import UsageError
+from elastic_run.errors import PluginHungError, UsageError
 from elastic_run.launch_config import LaunchConfig
 from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.process.process_table import list_foreign_handled
@@ -139,24 +139,23 @@ def _run_agent(
     events.is_recorded(config.event_log_handler)  # refuses one that there isn't, before anything is started
     context = make_agent_context(config, entrypoint, args, is_whole_process=False)
     agent = make_agent(config, context, health_check_server=health_check_server)
-    handler = agent.get_worker_group().spec.rdzv_handler
     on_agent(agent)
     # A stop by signal is no end of the job: other nodes may go on with this rendezvous.
     is_over = True
     try:
         metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
         result = agent.run()
-        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        agent.record_event(agent.get_event_succeeded)
     except SignalException:
         is_over = False
-        events.record(agent.get_event_failed(), config.event_log_handler)
+        agent.record_event(agent.get_event_failed)
         raise
     except Exception:
-        events.record(agent.get_event_failed(), config.event_log_handler)
+        agent.record_event(agent.get_event_failed)
         raise
     finally:
         if is_over:
-            handler.shutdown()
+            agent.shut_rendezvous()
     if result.is_failed():
         root = None if agent.job_result is None else agent.job_result.root
         raise ChildFailedError(_name_program(entrypoint, args), result.failures, None if root is None else root.rank)
@@ -189,6 +188,7 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     Raises:
         UsageError: The rendezvous can't work with what the user said.
         RendezvousError: The backend is not in this release.
+        PluginHungError: The job has ended, but a plug-in's call has not returned.
     """
     if signals.is_ignored(signals.SIGCHLD):
         # Inherited so, it makes the kernel throw exit codes away, those of the first workers too.
@@ -217,8 +217,10 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
             _tell_ending(job_result, supervisor.console)
         elif job_result.log_dir and getattr(context.logs_specs, "is_unnamed", False):
             supervisor.console.say(f"the log files are in {job_result.log_dir} (--log-dir names another place)")
-    if job_result.signal is None:
-        agent.get_worker_group().spec.rdzv_handler.shutdown()
+        if job_result.signal is None:
+            agent.shut_rendezvous()
+    if supervisor.plugin_calls.is_given_up:
+        raise PluginHungError(job_result.exit_code)
     return job_result.exit_code
 
 

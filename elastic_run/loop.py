@@ -369,6 +369,19 @@ class Loop:
             signals.ignore_signal(number)
         self._previous_handlers.clear()
 
+    def end_at_second_signal(self, exit_code: int) -> None:
+        """Ignore the first of the watched signals from now on, also after `close`; another one ends the process."""
+
+        def end(number: int, _: FrameType | None) -> None:
+            came.append(number)
+            if len(came) > 1:
+                os._exit(exit_code)
+
+        came: list[int] = []
+        for number in self._previous_handlers:
+            signals.install_handler(number, end)
+        self._previous_handlers.clear()
+
     def _restore_signals(self) -> None:
         late = [number for number in self._signals if number == signals.SIGCHLD]
         for number, previous in self._previous_handlers.items():

@@ -31,7 +31,7 @@ from elastic_run.cli.flags import CONFIGURATION, FLAGS
 from elastic_run.cli.origins import has_left_slurm, name_source, write_given
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
-from elastic_run.errors import UsageError
+from elastic_run.errors import PluginHungError, UsageError
 from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
@@ -41,7 +41,7 @@ from elastic_run.records import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.cli.flags import Flag
     from elastic_run.cli.origins import Origin, Origins
@@ -119,6 +119,7 @@ def run_command(
     words = sys.argv[1:] if words is None else words
     parser = LauncherArgumentParser(flags)
     args: Namespace = parser.parse_args(words)
+    leave: Callable[[int], object] = sys.exit
     try:
         workers, notices = _check(args, parser.origins)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
@@ -133,7 +134,10 @@ def run_command(
             config.node_config = replace(config.node_config, join_command=command_line)
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
-        code = launch_job(config, command, command_args)
+        try:
+            code = launch_job(config, command, command_args)
+        except PluginHungError as hung:
+            code, leave = hung.exit_code, os._exit
         if args.requeue is not None and not has_left_slurm(args) and code == contract.EXIT_SIGNAL_BASE + 15:  # SIGTERM
             code = _requeue(args.requeue, code)
     except KeyboardInterrupt:
@@ -141,8 +145,8 @@ def run_command(
         code = contract.EXIT_SIGNAL_BASE + 2
     except Exception as error:  # noqa: BLE001 - what nobody foresaw is raised again in there
         code = _tell(error, parser.origins)
-    if code != contract.EXIT_SUCCESS:
-        sys.exit(code)
+    if code != contract.EXIT_SUCCESS or leave is not sys.exit:
+        leave(code)
 
 
 def _requeue(limit: int, code: int) -> int:

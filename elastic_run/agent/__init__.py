@@ -20,6 +20,7 @@
 | `job_questions` | `status`, `stacks` and `drain` of all nodes of a job, asked and answered through its store |
 | `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes |
 | `metrics_port` | `--metrics-port`: the counts, for Prometheus |
+| `plugin_calls` | calls of code that is not ours, which change nothing of how the job ends |
 | `removal_watch` | tells that another program has removed a file of the agent |
 | `script_name` | names of the workers' program: one that is the same on all nodes, and one for reports |
 | `senders` | which process sent a signal to the launcher |

@@ -233,7 +233,8 @@ class History:
             say(lines.restarting(self._root, size, after.restart_count, config.max_restarts, pause, window=allowed))
         elif after.signal is not None and before.signal is None and after.state == machine.STOPPING:
             sender = self._senders.find(after.signal)
-            say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender))
+            reason = self._senders.find_reason(after.signal)
+            say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender, reason=reason))
         elif after.is_hurried and not before.is_hurried:
             say(lines.hurrying())
 
@@ -345,7 +346,9 @@ class History:
         from elastic_run.report import lines  # noqa: PLC0415 - imported by now
 
         sender = "" if number is None else self._senders.find(number)
-        return lines.sent_by(number, sender) if number is not None and sender else ""
+        if number is None or not sender:
+            return ""
+        return self._senders.find_reason(number) or lines.sent_by(number, sender)
 
     def _hang_detail(self, verdict: str) -> str:
         """Say that a hang found no restart left; other ends by a hang have a detail or another verdict."""

@@ -15,6 +15,7 @@ from elastic_run.agent.api import DEFAULT_ROLE, RunResult
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.environment import worker_environments
 from elastic_run.agent.driver.supervisor import Supervisor
+from elastic_run.agent.plugin_calls import close_part, is_ours
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
@@ -27,6 +28,7 @@ from elastic_run.signals import SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
@@ -169,7 +171,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _has_own_hooks(self) -> bool:
         """Whether a subclass, or a program that patches a class, replaces a step, so that the agent has to call it."""
-        return not all(_is_ours(getattr(type(self), name)) for name in _HOOKS)
+        return not all(is_ours(getattr(type(self), name)) for name in _HOOKS)
 
     def _refuse_unsendable(self) -> None:
         """Refuse a function that its workers can't get, before anything is started or joined."""
@@ -189,17 +191,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._note_job_result(job_result)
         if self._worker_group.spec.event_log_handler == "null":
             return
-        from elastic_run.events import record  # noqa: PLC0415 - only with --event-log-handler
         from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
         from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
 
         try:
             self._record_result(self._result(job_result))
-            event = self.get_event_succeeded()
+            self.record_event(self.get_event_succeeded)
         except (SignalException, RendezvousError, OSError):
             self._steps.put_run(is_success=False)
-            event = self.get_event_failed()
-        record(event, self._worker_group.spec.event_log_handler)
+            self.record_event(self.get_event_failed)
 
     def supervise(self, early_start: EarlyStart | None = None) -> Supervisor:
         """Make the supervisor of this agent, for a caller that needs its console after the run; the caller closes it.
@@ -226,13 +226,12 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
         """Emit torch's event of the workers' timers."""
-        handler = self._worker_group.spec.event_log_handler
-        if handler == "null":
+        if self._worker_group.spec.event_log_handler == "null":
             return
         from elastic_run.agent.driver.timers import watchdog_event  # noqa: PLC0415 - only with --event-log-handler
-        from elastic_run.events import EventSource, record  # noqa: PLC0415
+        from elastic_run.events import EventSource  # noqa: PLC0415
 
-        record(watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request), handler)
+        self.record_event(lambda: watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request))
 
     def _result(self, job_result: JobResult) -> RunResult:
         self._remaining_restarts = self._count_remaining(job_result.restarts_used)
@@ -368,14 +367,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._stop_healthcheck()
 
     def _stop_healthcheck(self) -> None:
-        if self._health_check_server is not None:
-            self._health_check_server.stop()
-            self._health_check_server = None
+        server, self._health_check_server = self._health_check_server, None
+        if server is not None:
+            close_part(server, "stop", self._post_call)
 
+    def shut_rendezvous(self) -> None:
+        """Let the rendezvous go: the job is over on this node."""
+        close_part(self._worker_group.spec.rdzv_handler, "shutdown", self._post_call)
 
-def _is_ours(step: object) -> bool:
-    """Whether a function's code is of this package; `functools.wraps` copies its `__module__`, but not its globals."""
-    return str(getattr(step, "__globals__", {}).get("__name__")).startswith("elastic_run.")
+    def _post_call(self, name: str, call: Callable[[], object]) -> None:
+        if self._supervisor is None:
+            super()._post_call(name, call)
+        else:
+            self._supervisor.plugin_calls.post(name, call)
 
 
 #: The steps of torch's agent that others replace.

@@ -31,14 +31,24 @@ class Senders:
         self.passed_on: set[int] = set()
         self.warned_with: set[int] = set()
         self._senders: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
 
     def note(self, number: int, found: SignalInfo | None) -> None:
         """Note the sender of a signal that came."""
         self._senders[number] = "" if found is None else _describe(found)
+        self._reasons.pop(number, None)
 
     def name(self, number: int, sender: str) -> None:
         """Name the sender of a request that came in place of a signal."""
         self._senders[number] = sender
+
+    def explain(self, number: int, reason: str) -> None:
+        """Note why the launcher stops the job as if a signal had come, which nobody has sent."""
+        self._senders[number] = self._reasons[number] = reason
+
+    def find_reason(self, number: int) -> str:
+        """Return why the launcher stops the job as if this signal had come; "" if it has come."""
+        return self._reasons.get(number, "")
 
     def find(self, number: int) -> str:
         """Return the sender of the last signal of a number, such as `pid 12 (bash)`; "" if it isn't known."""

@@ -16,6 +16,7 @@ import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
 from elastic_run.agent.driver.worker_ranks import ask_for_ranks
+from elastic_run.agent.plugin_calls import make_call, name_call
 from elastic_run.agent.state import WorkerState
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import SIGTERM
@@ -133,8 +134,6 @@ class SimpleElasticAgent(ElasticAgent):
             self._total_execution_time = int(time.monotonic() - started)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        from elastic_run.metrics import put_metric  # noqa: PLC0415
-
         group = self._worker_group
         role = group.spec.role
         self._initialize_workers(group)
@@ -143,8 +142,8 @@ class SimpleElasticAgent(ElasticAgent):
             time.sleep(group.spec.monitor_interval)
             result = self._monitor_workers(group)
             group.state = result.state
-            put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
-            put_metric(f"workers.{role}.{result.state.name.lower()}", 1)
+            self.put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+            self.put_metric(f"workers.{role}.{result.state.name.lower()}", 1)
             if result.state == WorkerState.SUCCEEDED:
                 self._exit_barrier()
                 return result
@@ -164,14 +163,16 @@ class SimpleElasticAgent(ElasticAgent):
     @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Take this node's place in a round, and start its workers."""
-        from elastic_run.events import EventSource, record  # noqa: PLC0415
+        from functools import partial  # noqa: PLC0415
+
+        from elastic_run.events import EventSource  # noqa: PLC0415
 
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
+            self.record_event(partial(self._construct_event, "START", EventSource.WORKER, worker))
         worker_group.state = WorkerState.HEALTHY
 
     @measured
@@ -243,10 +244,30 @@ class SimpleElasticAgent(ElasticAgent):
         return _Duration(lambda milliseconds: self._record_step(state, milliseconds))
 
     def _record_step(self, state: str, duration_ms: float) -> None:
-        from elastic_run.events import EventSource, record  # noqa: PLC0415
+        from elastic_run.events import EventSource  # noqa: PLC0415
 
-        event = self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms)
-        record(event, self._worker_group.spec.event_log_handler)
+        self.record_event(lambda: self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
+
+    def _post_call(self, name: str, call: Callable[[], object]) -> None:
+        """Make a call of a plug-in that must not change how the job ends."""
+        make_call(name, call)
+
+    def record_event(self, make_event: Callable[[], Event]) -> None:
+        """Give an event to the handler that the user chose; to describe it asks the rendezvous, which may raise."""
+        from elastic_run.events import get_logging_handler, is_recorded, record  # noqa: PLC0415
+
+        destination = self._worker_group.spec.event_log_handler
+        if is_recorded(destination) and (event := make_call("the description of an event", make_event)) is not None:
+            handler = get_logging_handler(destination)
+            self._post_call(name_call(handler, "emit"), lambda: record(event, destination))
+
+    def put_metric(self, name: str, value: int) -> None:
+        """Publish a metric, if there is a handler for it."""
+        from elastic_run.metrics import NullMetricHandler, getStream, put_metric  # noqa: PLC0415
+
+        handler = getStream("torchelastic").handler
+        if type(handler) is not NullMetricHandler:
+            self._post_call(name_call(handler, "emit"), lambda: put_metric(name, value))
 
     def get_event_failed(self) -> Event:
         """Return the event of a failed agent, with the exception that is being handled."""
@@ -308,12 +329,10 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _record_metrics(self, group_results: RunResult) -> None:
         """Emit torch's metrics of a finished run."""
-        from elastic_run.metrics import put_metric  # noqa: PLC0415
-
         is_failed = group_results.is_failed()
         has_retried = self._remaining_restarts != self._worker_group.spec.max_restarts
         self._record_flakiness_metric(is_failed)
-        put_metric(f"workers.{self._worker_group.spec.role}.run_total", 1)
+        self.put_metric(f"workers.{self._worker_group.spec.role}.run_total", 1)
         for name, holds in (
             ("run_success_with_retries", not is_failed and has_retried),
             ("run_success_no_retries", not is_failed and not has_retried),
@@ -323,16 +342,12 @@ class SimpleElasticAgent(ElasticAgent):
             self._record_metric_with_condition(name, holds)
 
     def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:  # noqa: FBT001 - torch's
-        from elastic_run.metrics import put_metric  # noqa: PLC0415
-
-        put_metric(f"workers.{self._worker_group.spec.role}.{metric_name}", int(condition))
+        self.put_metric(f"workers.{self._worker_group.spec.role}.{metric_name}", int(condition))
 
     def _record_flakiness_metric(self, is_failed: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
-        from elastic_run.metrics import put_metric  # noqa: PLC0415
-
         spec = self._worker_group.spec
         flakiness = 100.0 if is_failed else 100.0 - 100.0 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
-        put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
+        self.put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """Return a worker's state for the last events: the group's state, or TERMINATED if it was stopped.
@@ -353,20 +368,17 @@ class SimpleElasticAgent(ElasticAgent):
         if self._worker_group.spec.event_log_handler == "null":
             return
         import json  # noqa: PLC0415
+        from functools import partial  # noqa: PLC0415
 
-        from elastic_run.events import EventSource, record  # noqa: PLC0415
+        from elastic_run.events import EventSource  # noqa: PLC0415
 
         for worker in self._worker_group.workers:
-            failure = result.failures.get(worker.global_rank)
-            event = self._construct_event(
-                self._get_worker_state(worker, result),
-                EventSource.WORKER,
-                worker,
-                raw_error=json.dumps(failure.error_file_data) if failure is not None else None,
-                exit_code=failure.exitcode if failure is not None else None,
-                worker_pid=failure.pid if failure is not None else None,
-            )
-            record(event, self._worker_group.spec.event_log_handler)
+            failure, state = result.failures.get(worker.global_rank), self._get_worker_state(worker, result)
+            details: dict[str, Any] = {}
+            if failure is not None:
+                error = json.dumps(failure.error_file_data)
+                details = {"raw_error": error, "exit_code": failure.exitcode, "worker_pid": failure.pid}
+            self.record_event(partial(self._construct_event, state, EventSource.WORKER, worker, **details))
 
 
 def _log() -> Any:  # noqa: ANN401 - a logger, whose module is imported only here

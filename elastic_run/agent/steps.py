@@ -56,11 +56,11 @@ class StepRecorder:
         if self._spec.event_log_handler != "null" and step in {RENDEZVOUS, ASSIGN_WORKER_RANKS, START}:
             self._record_event(step, duration_ms)
         for name in _METHODS.get(step, ()):
-            _put_call(name, duration_ms)
+            self._put_call(name, duration_ms)
         if step == START:
             self._rounds += 1
             if self._rounds > 1:
-                _put_call(_RESTART, duration_ms)
+                self._put_call(_RESTART, duration_ms)
             self._state = ""
             self.put_state("healthy")
         elif step == FAILED:
@@ -71,33 +71,31 @@ class StepRecorder:
         if state == self._state:
             return
         self._state = state
-        _put_call(_MONITOR, 0.0)
-        _put(f"workers.{self._spec.role}.remaining_restarts", self._remaining_restarts())
-        _put(f"workers.{self._spec.role}.{state}", 1)
+        self._put_call(_MONITOR, 0.0)
+        self._put(f"workers.{self._spec.role}.remaining_restarts", self._remaining_restarts())
+        self._put(f"workers.{self._spec.role}.{state}", 1)
 
     def put_run(self, *, is_success: bool) -> None:
         """Publish the end of the agent's run."""
-        _put_call(_RUN, (time.monotonic() - self._started) * 1000, is_success=is_success)
+        self._put_call(_RUN, (time.monotonic() - self._started) * 1000, is_success=is_success)
 
     def _record_event(self, step: str, duration_ms: float) -> None:
-        from elastic_run.events import EventSource, record  # noqa: PLC0415 - only with --event-log-handler
+        from functools import partial  # noqa: PLC0415 - only with --event-log-handler
 
-        agent, handler = self._agent, self._spec.event_log_handler
+        from elastic_run.events import EventSource  # noqa: PLC0415 - ditto
+
+        agent = self._agent
         if step != START:
-            record(agent._construct_event(step, EventSource.AGENT, duration_ms=duration_ms), handler)  # noqa: SLF001 - torch's hook
+            agent.record_event(lambda: agent._construct_event(step, EventSource.AGENT, duration_ms=duration_ms))  # noqa: SLF001 - torch's hook
             return
         for worker in agent.get_worker_group().workers:
-            record(agent._construct_event(step, EventSource.WORKER, worker), handler)  # noqa: SLF001 - ditto
+            agent.record_event(partial(agent._construct_event, step, EventSource.WORKER, worker))  # noqa: SLF001 - ditto
 
+    def _put_call(self, name: str, duration_ms: float, *, is_success: bool = True) -> None:
+        """Publish a call as `metrics.prof` does."""
+        self._put(f"{name}.{'success' if is_success else 'failure'}", 1)
+        self._put(f"{name}.duration.ms", int(duration_ms))
 
-def _put_call(name: str, duration_ms: float, *, is_success: bool = True) -> None:
-    """Publish a call as `metrics.prof` does."""
-    _put(f"{name}.{'success' if is_success else 'failure'}", 1)
-    _put(f"{name}.duration.ms", int(duration_ms))
-
-
-def _put(name: str, value: int) -> None:
-    if "elastic_run.metrics" in sys.modules:
-        from elastic_run.metrics import put_metric  # noqa: PLC0415 - only where it is imported
-
-        put_metric(name, value)
+    def _put(self, name: str, value: int) -> None:
+        if "elastic_run.metrics" in sys.modules:
+            self._agent.put_metric(name, value)

@@ -95,8 +95,10 @@ def awaiting_cause(seconds: float) -> str:
     return f"a worker has lost a peer: waiting up to {span(seconds)} for the worker with the cause to report it"
 
 
-def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
-    """Say that a signal stops the job."""
+def stopping(number: int, size: int, grace: float, *, sender: str = "", reason: str = "") -> str:
+    """Say that a signal stops the job, or, with a reason, what stops it as a signal would."""
+    if reason:
+        return f"stopping {count(size, 'worker')}, up to {grace:.10g} s: {printable(reason)}"
     hint = "; Ctrl-C again kills them now" if signal_name(number) == "SIGINT" else ""
     origin = f" from {printable(sender)}" if sender else ""
     return f"{signal_name(number)} received{origin}: stopping {count(size, 'worker')}, up to {grace:.10g} s{hint}"
@@ -130,6 +132,17 @@ def folded(told: Sequence[int], place: str) -> str:
     """Say which ranks have ended with the same KeyboardInterrupt."""
     where = f" at {printable(place)}" if place else ""
     return f"{ranks(told)}: the same KeyboardInterrupt{where}, shown once"
+
+
+def waiting_for_call(call: str, seconds: float, limit: float | None = None) -> str:
+    """Say which call of a plug-in has not returned; with a limit in seconds, after the first stop signal."""
+    end = "a signal ends" if limit is None else f"waiting up to {limit:.10g} s more; a second signal ends"
+    return f"{printable(call)} has not returned for {span(seconds)}: {end} elastic-run without it"
+
+
+def left_call(call: str, seconds: float) -> str:
+    """Say which call of a plug-in is not waited for any more."""
+    return f"{printable(call)} has not returned for {span(seconds)}: elastic-run ends without it"
 
 
 def hurrying() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ def test_a_signal_that_a_flag_names(launch: Launch, worker: Worker, tmp_path: Pa
     flags = ("--standalone", "--signals-to-handle=SIGUSR1")
     job = launch(*flags, worker("say('ready')\nsignal.pause()\n"), program=(sys.executable, str(program)))
     job.wait_line("ready")
-    job.send(10)
+    job.send(signal.SIGUSR1)
     assert job.wait_exit() == 138
     assert job.stdout.endswith("ticks 0\n")
 

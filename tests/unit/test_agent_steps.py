@@ -35,7 +35,7 @@ def test_each_step_of_a_round_is_one_call_of_torchs_methods(monkeypatch: pytest.
     heard = _Heard()
     monkeypatch.setattr(api, "_metrics_map", {"torchelastic": heard})
     spec = SimpleNamespace(role="trainer", event_log_handler="null")
-    agent: Any = SimpleNamespace(get_worker_group=lambda: SimpleNamespace(spec=spec))
+    agent: Any = SimpleNamespace(get_worker_group=lambda: SimpleNamespace(spec=spec), put_metric=metrics.put_metric)
     remaining = iter([3, 3, 2])
     recorder = StepRecorder(agent, lambda: next(remaining))
 
@@ -68,7 +68,7 @@ def test_a_run_is_measured_in_milliseconds(monkeypatch: pytest.MonkeyPatch, *, i
     clock = iter([50.0, 52.5])
     monkeypatch.setattr("elastic_run.agent.steps.time", SimpleNamespace(monotonic=lambda: next(clock)))
     spec = SimpleNamespace(role="trainer", event_log_handler="null")
-    agent: Any = SimpleNamespace(get_worker_group=lambda: SimpleNamespace(spec=spec))
+    agent: Any = SimpleNamespace(get_worker_group=lambda: SimpleNamespace(spec=spec), put_metric=metrics.put_metric)
     StepRecorder(agent, lambda: 0).put_run(is_success=is_success)
     name = "SimpleElasticAgent.run"
     assert heard.take() == [(f"{name}.{outcome}", 1), (f"{name}.duration.ms", 2500)]

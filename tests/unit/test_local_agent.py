@@ -32,7 +32,10 @@ def test_a_shutdown_ends_each_part_once() -> None:
     """The workers get the signal and the grace period, and the timers and the health check are served no more."""
     agent: Any = make_agent()
     calls: list[tuple[Any, ...]] = []
-    agent._supervisor = SimpleNamespace(request_stop=lambda number: calls.append(("supervisor", number)))
+    agent._supervisor = SimpleNamespace(
+        request_stop=lambda number: calls.append(("supervisor", number)),
+        plugin_calls=SimpleNamespace(post=lambda _, call: call()),
+    )
     agent._pcontext = SimpleNamespace(close=lambda *values: calls.append(("workers", *values)))
     agent._worker_watchdog = SimpleNamespace(stop=lambda: calls.append(("timers",)))
     agent._health_check_server = SimpleNamespace(stop=lambda: calls.append(("health check",)))

@@ -12,6 +12,7 @@ from elastic_run.agent.driver import early_start, round_join
 from elastic_run.agent.driver.context import AgentContext, AgentOptions
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.core.job.config import JobConfig
+from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 from elastic_run.signals import SIGTERM
 
@@ -105,7 +106,7 @@ def test_workers_that_start_early_get_the_agents_store(monkeypatch: pytest.Monke
     """As in any other round; the signals that stop the job are blocked before the first worker starts."""
     group = make_group()
     options = AgentOptions(JobConfig(), is_whole_process=True, signals=(SIGTERM,))
-    logs_specs: Any = None  # no log is laid out
+    logs_specs = DefaultLogsSpecs()
     context = AgentContext(group, logs_specs, options)
     steps: list[Any] = []
     monkeypatch.setattr(AgentContext, "block_signals", lambda _, numbers: steps.append(("block", *numbers)))

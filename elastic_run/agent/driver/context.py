@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.timers import WorkerTimers
     from elastic_run.agent.health_port import HealthPort
     from elastic_run.agent.metrics_port import MetricsPort
+    from elastic_run.agent.plugin_calls import PluginCalls
     from elastic_run.core.agent.faults import Fault
     from elastic_run.core.job.config import JobConfig
     from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
@@ -106,6 +107,7 @@ class AgentContext:
         worker_limit: The workers' soft limit of descriptors if this process has raised its own; otherwise None.
         mask: The signals that were blocked when this process began, so that a worker begins with the same; None if this
             process has blocked no others since.
+        plugin_calls: Makes calls of plug-ins, once there is a loop that waits for them.
         heartbeats: Path of the file for each worker's heartbeats, by local rank; only with --hang-timeout.
     """
 
@@ -122,6 +124,7 @@ class AgentContext:
         "mask",
         "metrics_port",
         "options",
+        "plugin_calls",
         "run_id",
         "timers",
         "worker_limit",
@@ -144,6 +147,7 @@ class AgentContext:
         self.heartbeats: dict[int, str] = {}
         self._announced = ""
         self.adopts_orphans = False
+        self.plugin_calls: PluginCalls | None = None
         self.worker_limit: int | None = None
         self.mask: frozenset[int] | None = None
 
@@ -203,8 +207,8 @@ class AgentContext:
         except (OSError, AttributeError):
             pass  # it has ended already, or this is not Linux
 
-    def clean_up(self, *, is_failure: bool = False) -> None:
-        """Remove temporary files.
+    def find_clean_up(self, *, is_failure: bool) -> str:
+        """Close the timers, and return the method of the logs specs that removes temporary files; "" if they have none.
 
         Args:
             is_failure: The job has failed: then a program may yet look for the error files that its exception names.
@@ -212,9 +216,8 @@ class AgentContext:
         if self.timers is not None:
             self.timers.close()
         keeps_files = is_failure and not self.options.is_whole_process
-        cleanup = getattr(self.logs_specs, "remove_empty_directories" if keeps_files else "cleanup", None)
-        if cleanup is not None:
-            cleanup()
+        method = "remove_empty_directories" if keeps_files else "cleanup"
+        return method if hasattr(self.logs_specs, method) else ""
 
     @property
     def log_directory(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.worker_launch import LaunchedWorkers, launch_workers
+from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -33,7 +34,8 @@ def start_early(context: AgentContext) -> EarlyStart | None:
     round_join = RoundJoin(context.group, context.options.agent_config.worker_store)
     is_checked_first = bool(context.options.node_config.health_check)
     is_alone = round_join.is_immediate and context.options.is_whole_process
-    if not is_alone or is_checked_first or context.worker_pool is not None:
+    has_plugin = type(context.logs_specs) is not DefaultLogsSpecs  # the supervisor's loop goes on while it is asked
+    if not is_alone or is_checked_first or has_plugin or context.worker_pool is not None:
         return None
     try:
         round_join.offer_store()

@@ -128,6 +128,8 @@ class RoundDriver:
         try:
             current.watch()
         except (OSError, ValueError) as error:
+            if launched.is_of_plugin:
+                raise
             self._tell_start_failed(command.round, error)
         else:
             self._tell_step(steps.START, launched.started)

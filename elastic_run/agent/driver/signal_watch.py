@@ -68,6 +68,12 @@ class SignalWatch:
         if current is not None:
             current.workers.forward(number)
 
+    def stop_without(self, number: int, reason: str) -> None:
+        """Stop the job as this signal would, which nobody has sent, for a reason."""
+        self.seen += 1
+        self._senders.explain(number, reason)
+        self._feed(Signalled(number))
+
     def _note(self, number: int) -> None:
         self._senders.note(number, self._loop.senders.get(number))
 

@@ -21,6 +21,7 @@ from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
 from elastic_run.agent.driver.stack_reports import WAIT_BEFORE_STOP
 from elastic_run.agent.driver.step import Step
+from elastic_run.agent.plugin_calls import PluginCalls, close_part
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import CAUSE_WAIT, KILL_LIMIT
@@ -28,7 +29,7 @@ from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
-from elastic_run.signals import SIGINT, SIGTERM
+from elastic_run.signals import SIGINT, SIGTERM, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,9 +92,17 @@ class Supervisor:
         self._parts = self._gather_parts()
         self._machine = self._make_machine()
         self._lazy_history: History | None = None
+        self._result: JobResult | None = None
+        self._is_quiet = False
         self._finish: messages.Finish | None = None
         self._checks: RoundChecks | None = None
         self._control: ControlServer | None = None
+        self.plugin_calls = context.plugin_calls = PluginCalls(
+            self._loop,
+            self.console.say,
+            grace=self._options.shutdown_timeout,
+            count_signals=lambda: self._signals.seen,
+        )
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
         self._joining = Joining(self._parts)
@@ -183,7 +192,12 @@ class Supervisor:
             from elastic_run.agent.driver.time_limit import watch_time_limit  # noqa: PLC0415 - only if there is a limit
 
             stop = self._options.signals[0] if self._options.signals else SIGTERM
-            watch_time_limit(self._loop, self._options, say=self.console.say, stop=lambda: self.request_stop(stop))
+            watch_time_limit(
+                self._loop,
+                self._options,
+                say=self.console.say,
+                stop=lambda: self.request_stop(stop, "the job's time limit is near"),
+            )
 
     def _hold_rounds(self) -> HeldRound | None:
         """With warm workers, let rounds wait until they are there."""
@@ -211,9 +225,9 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def request_stop(self, number: int) -> None:
+    def request_stop(self, number: int, reason: str = "the program that launches the job stops it") -> None:
         """Stop as if this signal had come; may be called from any thread."""
-        self._loop.call_soon_threadsafe(lambda: self._feed(messages.Signalled(number)))
+        self._loop.call_soon_threadsafe(lambda: self._signals.stop_without(number, reason))
 
     def run(self) -> JobResult:
         """Run to the end."""
@@ -275,6 +289,7 @@ class Supervisor:
         result = self._history.conclude(self._finish or messages.Finish("internal_error"), self._machine.agent)
         self._observation.tell(lambda recorder, moment: recorder.agent_ended(moment, result))
         self._observation.begin()
+        self._result = result
         return result
 
     def _is_finished(self) -> bool:
@@ -284,8 +299,14 @@ class Supervisor:
     def _stop_after(self, error: BaseException) -> None:
         if self._rounds.current is None and self._job is None:
             return  # nothing was started, so nothing has to be stopped
-        number = SIGINT if isinstance(error, KeyboardInterrupt) else SIGTERM
-        self._feed(messages.Signalled(number))
+        if isinstance(error, KeyboardInterrupt):
+            self._feed(messages.Signalled(SIGINT))
+        else:
+            from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - only after a defect
+
+            # The caller tells the exception; a line says before why workers that run are stopped.
+            self._is_quiet = self._rounds.current is None or not self._rounds.current.workers.alive
+            self._signals.stop_without(SIGTERM, describe_exception(error))
         wait_limit = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
         self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
 
@@ -299,23 +320,41 @@ class Supervisor:
                 self._job.close(barrier, is_hurried=lambda: self._signals.seen > before)
             self._round_join.close()
             self._rounds.watches.close()
-            self._context.clean_up(is_failure=self._finish is not None and self._finish.verdict == "worker_failed")
+            self._clean_up()
         finally:
             try:
                 if self._context.worker_pool is not None:
                     self._context.worker_pool.close()
                 self._guardian_keeper.close(is_clean=self._is_finished())
                 self._observation.close()
+                self.plugin_calls.close()
                 self._flush(before)
                 if self._options.is_whole_process:
-                    # The exit code is known; a signal that comes now must not replace it.
-                    self._loop.ignore_signals()
+                    self._let_go_of_signals()
             finally:
                 for server in (self._control, self._context.health_port, self._context.metrics_port):
                     if server is not None:
                         server.close()
                 self.console.close()
                 self._loop.close()
+
+    def _clean_up(self) -> None:
+        """Remove temporary files, by a plug-in's logs specs as well."""
+        is_failure = self._finish is not None and self._finish.verdict == "worker_failed"
+        if call := self._context.find_clean_up(is_failure=is_failure):
+            close_part(self._context.logs_specs, call, self.plugin_calls.post)
+
+    def _let_go_of_signals(self) -> None:
+        """Let no signal replace the exit code, which is known; after calls of plug-ins the second one ends the process.
+
+        A plug-in may hang in what Python calls at its end.
+        """
+        if not self.plugin_calls.is_used or self._result is None:
+            self._loop.ignore_signals()
+            return
+        self._loop.end_at_second_signal(self._result.exit_code)
+        if self._context.mask is not None:
+            restore_signals(self._context.mask)
 
     def _flush(self, signals_before: int) -> None:
         """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while closing."""
@@ -339,7 +378,7 @@ class Supervisor:
         sender = self._senders.find(event.number) if isinstance(event, messages.Signalled) else ""
         step = Step(before, event, after, commands, place, halt, sender)
         self._observation.tell(lambda recorder, moment: recorder.stepped(moment, step))
-        if machine.has_news(before, after):
+        if machine.has_news(before, after) and not self._is_quiet:
             self._history.tell(before, after, commands)
 
     @property

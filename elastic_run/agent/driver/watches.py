@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
     from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch
+    from elastic_run.agent.plugin_calls import PluginCalls
     from elastic_run.loop import Loop, Timer
     from elastic_run.timer.requests import FileTimerRequest
 
@@ -98,8 +99,8 @@ class Watches:
             self._d_state = self._watch_d_state(current)
         if self._context.timers is not None and self._timers is None:
             self._timers = self._watch_timers(self._context.timers)
-        if self._is_polled:
-            self._waiting_nodes = self._watch_waiting_nodes(current.number)
+        if self._is_polled and self._context.plugin_calls is not None:
+            self._waiting_nodes = self._watch_waiting_nodes(self._context.plugin_calls, current.number)
         self._late_start = self._loop.call_later(_SETTLED, lambda: self._begin_late(current))
 
     def _begin_late(self, current: Round) -> None:
@@ -247,10 +248,10 @@ class Watches:
         workers = self._context.group.workers
         return {pids[worker.local_rank]: worker.global_rank for worker in workers if worker.local_rank in alive}
 
-    def _watch_waiting_nodes(self, number: int) -> WaitingNodesWatch:
+    def _watch_waiting_nodes(self, calls: PluginCalls, number: int) -> WaitingNodesWatch:
         from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch  # noqa: PLC0415 - see above
 
         spec = self._context.group.spec
         return WaitingNodesWatch(
-            self._loop, spec.rdzv_handler, spec.monitor_interval, lambda: self._on_waiting_nodes(number)
+            self._loop, calls, spec.rdzv_handler, spec.monitor_interval, lambda: self._on_waiting_nodes(number)
         )

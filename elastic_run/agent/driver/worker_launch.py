@@ -41,6 +41,7 @@ class LaunchedWorkers:
         fault_sockets: Names of the sockets for requests of --inject-fault by local rank.
         workers: The workers by local rank.
         error: The reason why not all of them were started, or None.
+        is_of_plugin: Whether a plug-in has raised the error, which concerns no program of a worker.
         started_at: Wall clock at the start, seconds since the epoch, for display.
         started: Monotonic seconds at the start.
     """
@@ -51,6 +52,7 @@ class LaunchedWorkers:
     fault_sockets: dict[int, str] = field(default_factory=dict)
     workers: dict[int, StartedWorker] = field(default_factory=dict)
     error: Exception | None = None
+    is_of_plugin: bool = False
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
 
@@ -112,7 +114,7 @@ def _launch(
         launched.functions = _prepare_functions(context)
     # From here to the guardian as little as can be: a launcher that is killed before leaves its temporary directory.
     starter.makes_directories = type(context.logs_specs) is DefaultLogsSpecs
-    starter.logs = launched.logs = _lay_out_logs(context, envs, is_first=not context.guardian.pid)
+    starter.logs = launched.logs = _lay_out_logs(context, envs, launched)
     context.announce_log_directory()
     context.make_room(
         _count_descriptors(launched.logs, capture=context.options.agent_config.capture) + len(starter.closed)
@@ -144,25 +146,32 @@ def _launch(
             started.function.begin()
 
 
-def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], *, is_first: bool) -> LogsDest:
-    """Ask the logs specs for the files. A process that a plug-in starts begins with the mask that this process had.
+def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launched: LaunchedWorkers) -> LogsDest:
+    """Ask the logs specs for the files. A process that a plug-in starts begins with the mask that this process had."""
+    specs = context.logs_specs
+    if type(specs) is DefaultLogsSpecs:
+        return specs.lay_out(envs)
+    from elastic_run.agent.plugin_calls import HungCallError, is_ours, name_call  # noqa: PLC0415 - only for a plug-in
+    from elastic_run.multiprocessing.output.plugin_logs import check_logs  # noqa: PLC0415 - ditto
 
-    In the first round the mask stays: nothing handles the signals yet, and a signal would end this process silently.
-    """
-    if type(context.logs_specs) is DefaultLogsSpecs:
-        return context.logs_specs.lay_out(envs)
-    from elastic_run.multiprocessing.output.plugin_logs import check_logs  # noqa: PLC0415 - only for a plug-in
-
-    if is_first or context.mask is None:
-        logs = context.logs_specs.reify(envs)
-    else:
+    def reify() -> LogsDest:
+        if context.mask is None:
+            return specs.reify(envs)
         mask = block_signals(())
         restore_signals(context.mask)
         try:
-            logs = context.logs_specs.reify(envs)
+            return specs.reify(envs)
         finally:
             restore_signals(mask)
-    check_logs(context.logs_specs, logs, envs)
+
+    if context.plugin_calls is None or is_ours(specs.reify):  # inherited
+        return reify()
+    try:
+        logs: LogsDest = context.plugin_calls.ask(name_call(specs, "reify"), reify)
+        check_logs(specs, logs, envs)
+    except Exception as error:
+        launched.is_of_plugin = not isinstance(error, HungCallError)
+        raise
     return logs
 
 

@@ -1,0 +1,201 @@
+"""Calls of code that is not ours, of which the job needs no answer: event and metric handlers, and what closes a part.
+
+Rules
+- Such a call never changes how the job ends: what it raises is logged.
+- While the agent runs, its loop makes none of these calls itself. They are made one after another in a thread of their
+  own, so that a call that hangs, in Python or in C, holds up neither the job nor its signals.
+- At its end the agent waits until all of them have returned. A second stop signal ends that wait, and so does the
+  grace period after the first one; then one line names the call, and no other call is made.
+- Rejected: a handler that raises in the midst of the call. It never runs while the main thread is in C, as in a store's
+  client that waits for a dead server.
+- Code in C that hangs and keeps Python's lock holds everything up, the loop too; SIGKILL ends that.
+"""
+
+from __future__ import annotations
+
+import _thread
+from _queue import SimpleQueue
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.loop import Loop
+
+#: Seconds that a call has at least, whatever the grace period, and before a line speaks of it.
+_MOMENT = 1.0
+
+
+class HungCallError(TimeoutError):
+    """A call whose answer is needed has not returned, and the user has ended the wait for it."""
+
+
+def name_call(part: object, method: str) -> str:
+    """Return the name of a call for the user, such as `sites_plugin.Handler.shutdown()`."""
+    return f"{type(part).__module__}.{type(part).__qualname__}.{method}()"
+
+
+def is_ours(function: object) -> bool:
+    """Whether a function's code is of this package; `functools.wraps` copies its `__module__`, but not its globals."""
+    namespace = getattr(getattr(function, "__func__", function), "__globals__", {})
+    return str(namespace.get("__name__")).startswith("elastic_run.")
+
+
+def close_part(part: object, method: str, post: Callable[[str, Callable[[], object]], None]) -> None:
+    """Call a method that closes a part of the agent; `post` makes the call of a plug-in's part."""
+    call = getattr(part, method)
+    if is_ours(call):
+        call()
+    else:
+        post(name_call(part, method), call)
+
+
+def make_call(name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the call returns
+    """Make a call that must not change how the job ends.
+
+    Returns:
+        Its answer; None if it has raised something, which is logged.
+    """
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if _is_of_signal(error):
+            raise
+        _log_error(name, error)
+        return None
+
+
+def _is_of_signal(error: BaseException) -> bool:
+    """Whether a handler of the program has raised this for a signal."""
+    from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415 - only after an error
+
+    return isinstance(error, SignalException)
+
+
+def _log_error(name: str, error: BaseException) -> None:
+    import logging  # noqa: PLC0415 - only after an error
+
+    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place  # noqa: PLC0415 - ditto
+    from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - ditto
+
+    place = find_foreign_place(error)
+    log = logging.getLogger(__name__)
+    text = "elastic-run: %s has raised %s%s; the job's result stands"
+    told = describe_exception(error)
+    log.error(text, name, told, f" at {place}" if place else "", exc_info=log.isEnabledFor(logging.DEBUG))
+
+
+class PluginCalls:
+    """The calls that one agent makes of plug-ins.
+
+    Args:
+        loop: The agent's loop; its thread waits for the calls, any thread may ask for one.
+        say: Tells the user one line.
+        grace: Seconds that a call has after the first stop signal.
+        count_signals: Returns how many stop signals have come.
+
+    Attributes:
+        is_given_up: Whether a call has not returned, and is not waited for any more.
+        is_used: Whether there was any call.
+    """
+
+    def __init__(
+        self, loop: Loop, say: Callable[[str], None], *, grace: float, count_signals: Callable[[], int]
+    ) -> None:
+        self.is_given_up = False
+        self.is_used = False
+        self._loop = loop
+        self._say = say
+        self._grace = max(grace, _MOMENT)
+        self._count_signals = count_signals
+        self._asked: SimpleQueue[tuple[str, Callable[[], object]] | None] = SimpleQueue()
+        self._pending: deque[str] = deque()
+        self._current = "", 0.0
+        self._is_closed = False
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            self._current = asked[0], self._loop.now()
+            make_call(*asked)
+            self._pending.popleft()
+            self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+    def post(self, name: str, call: Callable[[], object]) -> None:
+        """Make a call when those before it have returned; after `close` at once, in the caller's thread."""
+        if self.is_given_up:
+            return
+        if self._is_closed:
+            make_call(name, call)
+            return
+        if not self._pending:
+            self._current = name, self._loop.now()
+        self._pending.append(name)
+        self._asked.put((name, call))
+        if not self.is_used:
+            self.is_used = True
+            _thread.start_new_thread(self._work, ())
+
+    def ask(self, name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the call returns
+        """Make a call whose answer is needed, and turn the loop until it has returned.
+
+        Returns:
+            Its answer.
+
+        Raises:
+            HungCallError: It has not returned, and the user has ended the wait.
+            BaseException: What the call has raised.
+        """
+        answers: list[tuple[Any, BaseException | None]] = []
+
+        def answer() -> None:
+            try:
+                answers.append((call(), None))
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                answers.append((None, error))
+
+        self.post(name, answer)
+        self._wait(lambda: bool(answers))
+        if not answers:
+            message = f"{name} has not returned"
+            raise HungCallError(message)
+        found, error = answers[0]
+        if error is not None:
+            raise error
+        return found
+
+    def close(self) -> None:
+        """Wait for all calls, as the rules say."""
+        self._wait(lambda: not self._pending)
+        self._is_closed = True
+        self._asked.put(None)
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        # Of the signals before this wait, one counts: the job may be over without an answer to it.
+        counted = max(0, self._count_signals() - 1)
+        is_told = False
+        deadline: float | None = self._loop.now() + (_MOMENT if self._count_signals() > counted else self._grace)
+        while not self.is_given_up and not self._turn(is_done, deadline):
+            from elastic_run.report import lines  # noqa: PLC0415 - only if a call hangs
+
+            came = self._count_signals() - counted
+            name, began = self._current
+            seconds = self._loop.now() - began
+            if came > 1 or (came and is_told):
+                self.is_given_up = True
+                self._say(lines.left_call(name, seconds))
+            elif came:
+                is_told, deadline = True, self._loop.now() + self._grace
+                self._say(lines.waiting_for_call(name, seconds, self._grace))
+            else:
+                deadline = None
+                self._say(lines.waiting_for_call(name, seconds))
+
+    def _turn(self, is_done: Callable[[], bool], deadline: float | None) -> bool:
+        """Turn the loop until the calls have returned, which it returns, or a signal comes, or the time is over."""
+        before = self._count_signals()
+        self._loop.run_until(lambda: is_done() or self._count_signals() > before, deadline)
+        return is_done()
