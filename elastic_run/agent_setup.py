@@ -225,7 +225,8 @@ def _options(
 
         affinities = worker_affinities(config.numa_options, config.nproc_per_node, python=own_interpreter())
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
-    kept = {*named, *list_foreign_handled()} if is_whole_process else ()
+    foreign = list_foreign_handled() if is_whole_process else frozenset[int]()
+    kept = {*named, *foreign}
     return AgentOptions(
         job_config=_make_job_config(config),
         node_config=config.node_config,
@@ -239,6 +240,7 @@ def _options(
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,
+        is_wrapped=bool(foreign),
         start_method=_find_start_method(config, entrypoint),
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )

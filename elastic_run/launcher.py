@@ -194,7 +194,7 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
         # Inherited so, it makes the kernel throw exit codes away, those of the first workers too.
         signals.default_signal(signals.SIGCHLD)
     # Until the agent can say where they came from; they would end this process without a word.
-    mask = signals.block_signals({*signals.OFFERED} - list_foreign_handled())
+    mask = signals.block_signals(() if list_foreign_handled() else signals.OFFERED)
     try:
         context = make_agent_context(config, entrypoint, args, is_whole_process=True, mask=mask)
     except Exception as error:

@@ -57,6 +57,8 @@ class AgentOptions:
         prefix_template: Prefix of tee'd lines.
         affinities: Logical CPUs by local rank.
         is_whole_process: Whether the launcher is all that runs in this process.
+        is_wrapped: Whether a program around the launcher, such as a profiler, handles signals in this process. Then no
+            signals are blocked while the agent runs: a profiler's handler may ask for the blocked ones, at each tick.
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         faults: The faults that are injected into the workers, the same on all nodes.
@@ -73,6 +75,7 @@ class AgentOptions:
     prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE
     affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)
     is_whole_process: bool = False
+    is_wrapped: bool = False
     start_method: str = "spawn"
     stuck_timeout: float = 0.0
     faults: tuple[Fault, ...] = ()
@@ -137,8 +140,10 @@ class AgentContext:
         self.options = options
         self.hostname = os.uname().nodename
         self.run_id = group.spec.rdzv_handler.get_run_id()
-        # With torch in it (under compat) this is another program's process, and too large to be copied.
-        self.guardian = Guardian(is_exec=not options.is_whole_process or "torch" in sys.modules)
+        # With torch in it (under compat), or a profiler around it, this is another program's process: too large to be
+        # copied, or with a fork of its own.
+        is_own = options.is_whole_process and not options.is_wrapped and "torch" not in sys.modules
+        self.guardian = Guardian(is_exec=not is_own)
         self.timers: WorkerTimers | None = None
         self.worker_pool: WorkerPool | None = None
         self.health_port: HealthPort | None = None

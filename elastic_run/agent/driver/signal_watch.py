@@ -54,7 +54,8 @@ class SignalWatch:
             loop.watch_signals((*options.signals, *options.unnamed_signals), self._on_stop)
             loop.watch_signals(options.forwarded, self._on_forwarded)
             loop.watch_signals(options.offered, self._on_offered)
-            if options.is_whole_process and not loop.find_senders() and self._context.mask is not None:
+            has_senders = options.is_whole_process and not options.is_wrapped and loop.find_senders()
+            if options.is_whole_process and not has_senders and self._context.mask is not None:
                 restore_signals(self._context.mask)
             if not has_handler(os.getpid(), SIGWINCH):
                 loop.watch_signals((SIGWINCH,), self._on_resize)

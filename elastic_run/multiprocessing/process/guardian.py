@@ -38,7 +38,7 @@ from elastic_run import contract
 from elastic_run.multiprocessing.process import descendants, process_table
 from elastic_run.multiprocessing.process.daemon import become_daemon, ignore_signals
 from elastic_run.multiprocessing.process.guardian_process import stand_guard
-from elastic_run.multiprocessing.process.interpreter import find_interpreter
+from elastic_run.multiprocessing.process.interpreter import find_interpreter, running_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Guardian:
         # between.
         former, before, self._pipe = self.pid, self._take_pipe(), writer
         since = process_table.start_time("self")
-        interpreter = find_interpreter() if self.is_exec else ""
+        interpreter = (running_interpreter() or find_interpreter()) if self.is_exec else ""
         # These orders are in the pipe first: so a launcher that is killed during the start leaves no directory.
         if self._directory:
             self.remove_at_end(self._directory)

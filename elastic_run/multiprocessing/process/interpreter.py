@@ -32,6 +32,12 @@ def own_interpreter() -> str:
     return next((path for path in candidates if path and is_interpreter(path)), "")
 
 
+def running_interpreter() -> str:
+    """Return the interpreter that runs now, or "" if the system does not tell; profilers replace `sys.executable`."""
+    path = os.path.realpath("/proc/self/exe")
+    return path if is_interpreter(path) else ""
+
+
 def find_interpreter() -> str:
     """Return the path of an interpreter for code of ours, or "" where this program has none.
 
