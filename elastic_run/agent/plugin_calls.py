@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import _thread
+import os
 from _queue import SimpleQueue
 from collections import deque
 
@@ -83,10 +84,10 @@ def _log_error(name: str, error: BaseException) -> None:
     from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - ditto
 
     place = find_foreign_place(error)
-    log = logging.getLogger(__name__)
     text = "elastic-run: %s has raised %s%s; the job's result stands"
     told = describe_exception(error)
-    log.error(text, name, told, f" at {place}" if place else "", exc_info=log.isEnabledFor(logging.DEBUG))
+    trace = error if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else None
+    logging.getLogger(__name__).error(text, name, told, f" at {place}" if place else "", exc_info=trace)
 
 
 class PluginCalls:

@@ -36,7 +36,8 @@ def act(name):
     print("hangs", flush=True)
     if deed == "sleeps":
         time.sleep(600)
-    ctypes.CDLL(None).sleep(600)
+    while True:  # a signal to this thread ends one sleep
+        ctypes.CDLL(None).sleep(600)
 """
 _HANDLER = """
 class Handler:
