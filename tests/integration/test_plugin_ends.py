@@ -255,6 +255,8 @@ def test_a_program_is_stopped(launch: Launch, site: dict[str, str], tmp_path: Pa
     env = {**site, "DEED": deed, contract.ENV_HEALTH_CHECK_PORT: "0"}
     job = launch(program=(sys.executable, str(program)), env=env)
     job.wait_lines("ready", count=2)
+    if deed.startswith(("first", "num")):
+        job.wait_line("hangs")
     job.send(signal.SIGTERM)
     job.wait_line("hangs")
     job.wait_line("stopping 2 workers")
