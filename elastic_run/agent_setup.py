@@ -15,7 +15,7 @@ from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_s
 from elastic_run.errors import UsageError
 from elastic_run.launch_config import LaunchConfig, find_faults
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from elastic_run.multiprocessing.process.process_table import list_foreign_handled
+from elastic_run.multiprocessing.process.process_table import has_children, list_foreign_handled
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.backend_table import BACKENDS
@@ -60,6 +60,8 @@ def make_agent_context(
         RendezvousError: The backend is not in this release.
         ValueError: The backend is unknown.
     """
+    # Before a plug-in starts one: an orphan that comes to this process is a worker's only if it began without children.
+    adopts_orphans = is_whole_process and os.getpid() != 1 and not has_children()
     if not config.run_id:
         config.run_id = str(int.from_bytes(os.urandom(16), "big"))
     parameters = _make_parameters(config)
@@ -70,7 +72,7 @@ def make_agent_context(
     context = AgentContext(
         WorkerGroup(spec),
         logs_specs,
-        _options(config, entrypoint, is_whole_process=is_whole_process),
+        _options(config, entrypoint, is_whole_process=is_whole_process, adopts_orphans=adopts_orphans),
     )
     context.mask = mask
     settings = config.agent_config
@@ -216,7 +218,11 @@ def _find_start_method(config: LaunchConfig, entrypoint: Callable[..., Any] | st
 
 
 def _options(
-    config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, *, is_whole_process: bool
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    *,
+    is_whole_process: bool,
+    adopts_orphans: bool = False,
 ) -> AgentOptions:
     affinities = {}
     if config.numa_options is not None:
@@ -241,6 +247,7 @@ def _options(
         affinities=affinities,
         is_whole_process=is_whole_process,
         is_wrapped=bool(foreign),
+        adopts_orphans=adopts_orphans,
         start_method=_find_start_method(config, entrypoint),
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )

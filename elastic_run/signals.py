@@ -119,6 +119,11 @@ class SignalInfo:
         self.uid = uid
 
 
+def signal_pidfd(pidfd: int, number: int) -> None:
+    """Send a signal to the process that a pidfd stands for."""
+    _signal.pidfd_send_signal(pidfd, number)
+
+
 def open_signal_descriptor(numbers: Iterable[int]) -> int:
     """Open a descriptor from which blocked signals are read; Python has no name for signalfd(2).
 

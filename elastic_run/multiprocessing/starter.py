@@ -92,7 +92,6 @@ class WorkerStarter:
         """
         options = self._options(local_rank, env)
         try:
-            self.guardian.expect(options.stderr)
             kept = () if options.stacks < 0 else (options.stacks,)
             argv, whole_env = apply_tracer(
                 argv, {**self.inherited, **options.env, **stack_pipe.variables(options.stacks)}

@@ -1,4 +1,4 @@
-"""Descendants that leave a worker's session, environment and parent: found by what they can't shake off."""
+"""Descendants that leave a worker's session, environment and parent: found as the launcher's orphans."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 #: Begins a process without the environment in a session of its own, which says its pid in a file.
 _ESCAPE = """
-quiet = "</dev/null >/dev/null 2>&1" if {is_quiet} else ""
-escape = f"env -i setsid sh -c 'echo $$ > {path}.new; mv {path}.new {path}; exec sleep 1000' {{quiet}}"
+escape = "{environment} setsid sh -c 'echo $$ > {path}.new; mv {path}.new {path}; exec sleep 1000'"
 if {is_orphan}:
     subprocess.run(["sh", "-c", f"({{escape}} &)"])
 else:
@@ -34,8 +33,6 @@ else:
 while not os.path.exists({path!r}): time.sleep(0.005)
 """
 _LIMIT = 2.0
-
-quiet_or_not = pytest.mark.parametrize("is_quiet", [False, True], ids=["keeps output", "quiet"])
 
 
 class Escape:
@@ -48,9 +45,9 @@ class Escape:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def program(self, rest: str, *, is_quiet: bool, is_orphan: bool = True) -> str:
+    def program(self, rest: str, *, is_orphan: bool = True, environment: str = "env -i") -> str:
         """Return a worker that begins it, and goes on."""
-        return _ESCAPE.format(path=str(self.path), is_quiet=is_quiet, is_orphan=is_orphan) + rest
+        return _ESCAPE.format(path=str(self.path), environment=environment, is_orphan=is_orphan) + rest
 
     @property
     def pid(self) -> int:
@@ -68,29 +65,26 @@ def escape(tmp_path: Path) -> Iterator[Escape]:
         kill_processes([made.pid])
 
 
-@quiet_or_not
-def test_after_a_failure(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+def test_after_a_failure(launch: Launch, worker: Worker, escape: Escape) -> None:
     """It ends with the job, and holds nobody's pipe."""
-    path = worker(escape.program("sys.exit(7)", is_quiet=is_quiet))
+    path = worker(escape.program("sys.exit(7)"))
     job = launch("--standalone", "--shutdown-timeout=1", path)
     assert job.wait_exit() == 7, job.stderr
     assert is_gone(escape.pid)
 
 
-@quiet_or_not
-def test_after_a_stop(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+def test_after_a_stop(launch: Launch, worker: Worker, escape: Escape) -> None:
     """SIGTERM to the launcher ends it too."""
-    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()", is_quiet=is_quiet)))
+    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()")))
     job.wait_line("ready")
     job.send(signal.SIGTERM)
     assert job.wait_exit() == 143
     assert is_gone(escape.pid)
 
 
-@quiet_or_not
-def test_after_a_success_it_is_named(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+def test_after_a_success_it_is_named(launch: Launch, worker: Worker, escape: Escape) -> None:
     """It is a background process like any other: it lives on, and a line names it."""
-    job = launch("--standalone", worker(escape.program("", is_quiet=is_quiet)))
+    job = launch("--standalone", worker(escape.program("")))
     assert job.process.wait(60) == 0
     job.wait_line(rf"1 background process of the workers keeps running: pid {escape.pid} \(sleep 1000\)")
     assert not is_gone(escape.pid)
@@ -98,25 +92,16 @@ def test_after_a_success_it_is_named(launch: Launch, worker: Worker, escape: Esc
     job.wait_exit()
 
 
-@quiet_or_not
-def test_a_flag_ends_it(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+def test_a_flag_ends_it(launch: Launch, worker: Worker, escape: Escape) -> None:
     """--kill-background-processes ends it with the job."""
-    job = launch("--standalone", "--kill-background-processes", worker(escape.program("", is_quiet=is_quiet)))
+    job = launch("--standalone", "--kill-background-processes", worker(escape.program("")))
     assert job.wait_exit() == 0
     assert is_gone(escape.pid)
 
 
-@pytest.mark.parametrize(("is_quiet", "is_orphan"), [(False, True), (False, False), (True, False)])
-def test_after_the_launcher_was_killed(
-    launch: Launch,
-    worker: Worker,
-    escape: Escape,
-    is_quiet: bool,  # noqa: FBT001
-    is_orphan: bool,  # noqa: FBT001
-) -> None:
-    """The guardian knows it by the worker's stderr, or as a child of the worker."""
-    code = escape.program("say('ready')\nsignal.pause()", is_quiet=is_quiet, is_orphan=is_orphan)
-    job = launch("--standalone", worker(code))
+def test_after_the_launcher_was_killed(launch: Launch, worker: Worker, escape: Escape) -> None:
+    """The guardian knows it as a child of the worker."""
+    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()", is_orphan=False)))
     job.wait_line("ready")
     job.send(signal.SIGKILL)
     wait_gone(escape.pid, deadline=_LIMIT)
@@ -124,8 +109,8 @@ def test_after_the_launcher_was_killed(
 
 
 def test_inside_a_program(worker: Worker, escape: Escape, tmp_path: Path) -> None:
-    """A program around the job is no subreaper, and its own children are left alone; the worker's stderr is known."""
-    path = worker(escape.program("sys.exit(7)", is_quiet=False))
+    """A program around the job is no subreaper, and its own children are left alone; the environment is known."""
+    path = worker(escape.program("sys.exit(7)", environment=""))
     host = write_program(
         tmp_path / "host.py",
         "import subprocess, sys\n"
@@ -151,7 +136,7 @@ print("own", own.wait())
 
 def test_its_end_leaves_no_zombie(launch: Launch, worker: Worker, escape: Escape) -> None:
     """An orphan that ends while the job runs is collected, though it has become the launcher's child."""
-    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()", is_quiet=True)))
+    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()")))
     job.wait_line("ready")
     wait_until(lambda: f"\nPPid:\t{job.pid}\n" in Path(f"/proc/{escape.pid}/status").read_text(encoding="ascii"))
     os.kill(escape.pid, signal.SIGKILL)

@@ -214,7 +214,7 @@ guardian = Guardian(is_exec=True)
 first = guardian.start()
 worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
 guardian.watch(worker.pid, process_table.start_time(worker.pid))
-def members(): return descendants.find_survivors({first}, "", since=0)
+def members(): return [*descendants.find_survivors({first: descendants.Session(0)}, "", since=0)]
 while len(members()) < 2: time.sleep(0.005)
 for pid in members(): os.kill(pid, signal.SIGSTOP)
 while not guardian._waiting: guardian.watch(worker.pid, process_table.start_time(worker.pid))

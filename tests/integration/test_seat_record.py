@@ -17,7 +17,7 @@ import pytest
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING, SEAT_UNTOLD
 from elastic_run.core.protocol.messages import Assignment, Copy, Join, PreviousRound, Ready, StoreAddress
-from elastic_run.multiprocessing.process.descendants import find_survivors
+from elastic_run.multiprocessing.process.descendants import Session, find_survivors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.records import replace
 from elastic_run.rendezvous.backend_table import make_backend, read_settings
@@ -275,7 +275,7 @@ def test_a_guardian_holds_the_record() -> None:
         deaths.close(is_over=True)
     finally:
         guardian.close()
-        kill_processes(find_survivors({pid}, "", since=0))
+        kill_processes([*find_survivors({pid: Session(0)}, "", since=0)])
         os.waitpid(pid, 0)
 
 

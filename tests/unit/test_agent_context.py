@@ -51,12 +51,12 @@ def test_a_log_directory_is_made_for_what_the_end_leaves(fields: dict[str, bool]
     assert found == made
 
 
-@pytest.mark.parametrize("is_whole_process", [True, False])
-def test_orphans_come_to_the_launchers_own_process_only(
-    is_whole_process: bool,  # noqa: FBT001 - a parameter of the test
+@pytest.mark.parametrize("adopts_orphans", [True, False])
+def test_orphans_come_to_a_process_that_has_no_others(
+    adopts_orphans: bool,  # noqa: FBT001 - a parameter of the test
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another program that launches keeps its place among the processes; the kernel is asked once."""
+    """Other processes keep their place among the processes; the kernel is asked once."""
     asked: list[bool] = []
 
     def become() -> bool:
@@ -64,10 +64,10 @@ def test_orphans_come_to_the_launchers_own_process_only(
         return True
 
     monkeypatch.setattr(subreaper, "become_subreaper", become)
-    context = make_context(is_whole_process=is_whole_process)
-    assert context.adopt_orphans() is is_whole_process
-    assert context.adopt_orphans() is is_whole_process
-    assert asked == [True] * is_whole_process
+    context = make_context(adopts_orphans=adopts_orphans)
+    assert context.adopt_orphans() is adopts_orphans
+    assert context.adopt_orphans() is adopts_orphans
+    assert asked == [True] * adopts_orphans
 
 
 def test_workers_keep_the_limit_of_descriptors_that_the_launcher_was_started_with(

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 
 def test_the_guardian_is_told_of_each_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it begins and when it is gone: the number may be another session's later."""
+    """When it begins, when its leader has ended and when it is gone: the number may be another session's later."""
     sent: list[str] = []
     monkeypatch.setattr(Guardian, "_send", lambda _, line: sent.append(line))
     guardian = Guardian(is_exec=False)
     guardian.watch(70, 5)
+    guardian.tell_end(70, 9)
     guardian.forget(70)
-    assert sent == ["+70 5", "-70"]
+    guardian.tell_end(70, 9)
+    assert sent == ["+70 5 0", "+70 5 9", "-70"]
 
 
 def test_the_first_guardian_has_time_for_what_it_does() -> None:

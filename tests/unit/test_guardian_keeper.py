@@ -108,7 +108,7 @@ def test_a_guardian_that_leaves_is_not_waited_for(
 def test_a_stopped_guardian_is_killed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would do harm if it went on one day."""
     killed: list[int] = []
-    monkeypatch.setattr(process_table, "signal_processes", lambda pids, _: killed.extend(pids))
+    monkeypatch.setattr(process_table, "signal_children", lambda pids, _: killed.extend(pids))
     kept = _Kept()
     kept.loop.is_leaving = False
     kept.keeper.close(is_clean=True)

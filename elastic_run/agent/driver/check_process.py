@@ -91,7 +91,6 @@ class CheckProcess:
         os.set_blocking(self._reader, False)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            guardian.expect(writer)
             env = {**inherited_environment(), contract.ENV_TOKEN: guardian.worker_token}
             pid = start_process(
                 argv,

@@ -59,6 +59,8 @@ class AgentOptions:
         is_whole_process: Whether the launcher is all that runs in this process.
         is_wrapped: Whether a program around the launcher, such as a profiler, handles signals in this process. Then no
             signals are blocked while the agent runs: a profiler's handler may ask for the blocked ones, at each tick.
+        adopts_orphans: Whether only workers' orphans can come to this process as a subreaper. As PID 1, and if it began
+            with children (`helper & exec elastic-run`), it gets orphans of other programs too.
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         faults: The faults that are injected into the workers, the same on all nodes.
@@ -76,6 +78,7 @@ class AgentOptions:
     affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)
     is_whole_process: bool = False
     is_wrapped: bool = False
+    adopts_orphans: bool = False
     start_method: str = "spawn"
     stuck_timeout: float = 0.0
     faults: tuple[Fault, ...] = ()
@@ -164,7 +167,7 @@ class AgentContext:
 
     def adopt_orphans(self) -> bool:
         """Let orphans of the workers' descendants come to this process, the launcher's own; return whether they do."""
-        if not self.adopts_orphans and self.options.is_whole_process:
+        if not self.adopts_orphans and self.options.adopts_orphans:
             from elastic_run.multiprocessing.process.subreaper import become_subreaper  # noqa: PLC0415 - the workers come first
 
             self.adopts_orphans = become_subreaper()

@@ -1,11 +1,11 @@
-"""Finds the processes that are left of a worker: by session, environment token, output, parent.
+"""Finds the processes that are left of a worker: by session, environment token, parent.
 
 Rules
+- Only evidence counts that no stranger can have: a session that a worker leads or led, the launcher's token in the
+  environment, a parent with such evidence, or the launcher as the subreaper that an orphan of the workers came to. A
+  pipe or a terminal is no evidence: the kernel gives its number to another program after its end.
 - A descendant that left the session (a daemon, a nested launcher's worker) still has the token of every launcher above
   it in its environment. A process older than the launcher can't be a descendant, and its files are not read.
-- A descendant that dropped its environment too is found in three ways: by its stdout or stderr, if this is a pipe or a
-  terminal that only workers got; by its parent; or as an orphan that became a child of this process
-  (`multiprocessing.process.subreaper`).
 - Reading /proc/PID/environ takes the process's memory lock. A process in uninterruptible sleep may hold this lock for
   ever, so its file is never opened.
 - The module uses little of the standard library: the guardian runs it after the launcher has died.
@@ -15,82 +15,100 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.multiprocessing.process.process_table import GONE_STATES, list_pids, read_stat
+from elastic_run.multiprocessing.process.process_table import (
+    GONE_STATES,
+    has_group,
+    is_recycled,
+    list_pids,
+    read_stat,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from elastic_run.multiprocessing.process.process_table import ProcessStat
 
 
+class Session:
+    """A session that a worker leads or led.
+
+    Args:
+        born: Start time of the worker, in clock ticks since boot; 0 if unknown.
+        ended: Time at which the worker had ended, in clock ticks since boot; 0 while it runs.
+    """
+
+    __slots__ = ("born", "ended")
+
+    def __init__(self, born: int, ended: int = 0) -> None:
+        self.born = born
+        self.ended = ended
+
+
 def find_survivors(
-    sessions: Collection[int],
+    sessions: Mapping[int, Session],
     token: str,
     *,
     since: int,
     ignored: Collection[int] = (),
     spared: Collection[int] = (),
-    outputs: Collection[tuple[int, int]] = (),
-    adopted: Collection[int] = (),
-) -> list[int]:
+    is_adopted: Callable[[int, ProcessStat], bool] = lambda *_: False,
+) -> dict[int, ProcessStat]:
     """Find the living processes of some workers, with all descendants.
 
     Args:
-        sessions: Sessions of the workers.
+        sessions: Sessions of the workers, by their numbers.
         token: The launcher's token; empty to look at sessions only.
         since: Start time of the launcher in clock ticks; older processes are not descendants.
         ignored: Pids that don't count.
         spared: Sessions that don't count.
-        outputs: Device and inode of pipes and terminals that only the workers got as stdout or stderr.
-        adopted: Orphans that are known to be descendants.
+        is_adopted: Says of a process whether it is an orphan that is known to be a descendant.
 
     Returns:
-        Pids, in no order.
+        The processes by pid, in no order.
     """
     needle = token.encode()
     living = {
         pid: stat for pid, stat in _read_living(since).items() if pid not in ignored and stat.session not in spared
     }
+    own = _find_own_sessions(sessions, living)
     found = {
         pid
         for pid, stat in living.items()
-        if stat.session in sessions
-        or pid in adopted
-        or (stat.state != b"D" and ((needle and _carries(pid, needle)) or (outputs and _writes_to(pid, outputs))))
+        if stat.session in own
+        or (pid in sessions and stat.started_at == sessions[pid].born)  # a fork server's child begins its session late
+        or is_adopted(pid, stat)
+        or (needle and stat.state != b"D" and _carries(pid, needle))
     }
-    return [*_with_descendants(found, living)]
+    return {pid: living[pid] for pid in _with_descendants(found, living)}
 
 
 def find_descendants(sessions: Collection[int], *, since: int) -> list[int]:
-    """Find the living processes of some sessions, and their descendants as far as the parents between them live."""
+    """Find the processes of sessions whose leaders live, and their descendants as far as the parents between live."""
     living = _read_living(since)
     return [*_with_descendants({pid for pid, stat in living.items() if stat.session in sessions}, living)]
 
 
-def find_orphans(session: int, *, since: int) -> list[int]:
-    """Find children of this process in other sessions than its own: it started them, or they came to it."""
-    me = os.getpid()
-    return [pid for pid, stat in _read_living(since).items() if stat.parent == me and stat.session != session]
+def find_groups(sessions: Mapping[int, Session]) -> set[int]:
+    """Return the process groups of workers that have members; all processes are read only if a worker has ended."""
+    present = {number: session for number, session in sessions.items() if has_group(number)}
+    if any(session.ended for session in present.values()):
+        return _find_own_sessions(present, _read_living(0))
+    return {number for number, session in present.items() if not is_recycled(number, session.born)}
 
 
-def find_sessions_by_stderr(device: int, inode: int, *, since: int) -> dict[int, int]:
-    """Find the sessions of processes that have a pipe or a terminal as stderr.
+def _find_own_sessions(sessions: Mapping[int, Session], living: Mapping[int, ProcessStat]) -> set[int]:
+    """Return the sessions that are still the workers'.
 
-    Returns:
-        When their leaders were born, in clock ticks, by session.
+    The kernel gives the number of a session to another process only when the session has no member any more. So the
+    number is still the worker's if the worker runs, or if a member lives that is older than the worker's end.
     """
-    found = {}
-    for name in list_pids():
-        try:
-            stderr = os.stat(f"/proc/{name}/fd/2")
-        except OSError:
-            continue
-        process = read_stat(int(name)) if (stderr.st_dev, stderr.st_ino) == (device, inode) else None
-        leader = None if process is None else read_stat(process.session)
-        if process is not None and leader is not None and leader.started_at >= since:
-            found[process.session] = leader.started_at
-    return found
+    own = set()
+    for stat in living.values():
+        session = sessions.get(stat.session)
+        if session is not None and (not session.ended or stat.started_at <= session.ended):
+            own.add(stat.session)
+    return {number for number in own if not is_recycled(number, sessions[number].born)}
 
 
 def _read_living(since: int) -> dict[int, ProcessStat]:
@@ -113,17 +131,6 @@ def _with_descendants(found: set[int], living: Mapping[int, ProcessStat]) -> set
         found.update(below)
         queue += below
     return found
-
-
-def _writes_to(pid: int, outputs: Collection[tuple[int, int]]) -> bool:
-    for fd in (1, 2):
-        try:
-            status = os.stat(f"/proc/{pid}/fd/{fd}")
-        except OSError:
-            continue
-        if (status.st_dev, status.st_ino) in outputs:
-            return True
-    return False
 
 
 def _carries(pid: int, token: bytes) -> bool:

@@ -16,11 +16,10 @@ Rules
 - In a job of several nodes it also tells the other nodes that this one is gone, after the killing. It holds a shared
   lock on the agent's seat record until the workers are gone. So a process that gets the exclusive lock knows that
   nothing of this node's job is left.
-- On busy cores a worker may run for a while before the launcher, which has just started it, can tell its pid. If such a
-  worker drops its environment, it is recognised by its stderr, a pipe or terminal of the launcher's that the guardian
-  was told of before the start.
-- Messages are lines: `|DEVICE INODE` the next worker's stderr, `+PID BORN` a worker's session began (BORN: its start
-  time), `-PID` it is gone, `dir HEX` a temporary directory, `hold HEX` a file to hold the lock on,
+- On busy cores a worker may run for a while before the launcher, which has just started it, can tell its pid. The
+  guardian finds such a worker by its environment.
+- Messages are lines: `+PID BORN ENDED` a worker leads a session (BORN: its start time; ENDED: the time at which it had
+  ended, 0 while it runs), `-PID` it is gone, `dir HEX` a temporary directory, `hold HEX` a file to hold the lock on,
   `notice MODULE SECONDS HEX` a module whose `send_death_notice` is called with a document and a time limit, `keep`
   nothing is to be killed any more, `forget` all sessions told so far, `bye`. They come in order, so only the last line
   can be torn.
@@ -31,7 +30,6 @@ Rules
 from __future__ import annotations
 
 import os
-import stat
 import sys
 
 from elastic_run import contract
@@ -44,8 +42,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.loop import Loop
 
-#: The launcher's own, which others may have as well.
-_STDERR = 2
 #: Bytes of orders that wait for room in the pipe before what holds now is told instead.
 _MOST_WAITING = 1 << 16
 
@@ -74,9 +70,7 @@ class Guardian:
         self.spared: set[int] = set()
         self._pipe = -1
         self.own_sessions: set[int] = set()
-        self._sessions: dict[int, int] = {}
-        self._outputs: dict[int, tuple[int, int]] = {}
-        self._expected: tuple[int, int] | None = None
+        self._sessions: dict[int, descendants.Session] = {}
         self._directory = ""
         self._death_notice = ""
         self._held = ""
@@ -120,45 +114,26 @@ class Guardian:
         _close(before[0])
         return self.pid
 
-    @property
-    def outputs(self) -> frozenset[tuple[int, int]]:
-        """Device and inode of each living worker's stderr, if no other process has it."""
-        return frozenset(self._outputs.values())
-
     def _sessions_and_end(self) -> list[str]:
-        orders = []
-        for session, born in self._sessions.items():
-            if session in self._outputs:
-                orders.append("|{} {}".format(*self._outputs[session]))
-            orders.append(f"+{session} {born}")
+        orders = [_order(session, known) for session, known in self._sessions.items()]
         return [*orders, "keep"] if self._is_over else orders
-
-    def expect(self, stderr: int) -> None:
-        """Tell it of a worker that is about to start, until `watch` tells its session.
-
-        Args:
-            stderr: Descriptor that the worker gets as 2. The launcher's own or a file says nothing: others may have it.
-        """
-        status = os.fstat(stderr)
-        self._expected = None
-        if stderr != _STDERR and (stat.S_ISFIFO(status.st_mode) or os.isatty(stderr)):
-            self._expected = status.st_dev, status.st_ino
-            self._send(f"|{status.st_dev} {status.st_ino}")
 
     def watch(self, session: int, born: int) -> None:
         """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
-        self._sessions[session] = born
-        if self._expected is not None:
-            self._outputs[session] = self._expected
-            self._expected = None
+        self._sessions[session] = descendants.Session(born)
         self.spared.discard(session)
         self.own_sessions.discard(session)
-        self._send(f"+{session} {born}")
+        self._send(_order(session, self._sessions[session]))
+
+    def tell_end(self, session: int, ended: int) -> None:
+        """Tell it that a session's leader had ended at a time in clock ticks; other processes of it may live."""
+        if session in self._sessions:
+            self._sessions[session].ended = ended
+            self._send(_order(session, self._sessions[session]))
 
     def forget(self, session: int) -> None:
         """Tell it that a session is gone, before its number can be used again."""
         self._sessions.pop(session, None)
-        self._outputs.pop(session, None)
         self.spared.discard(session)
         self._send(f"-{session}")
 
@@ -217,14 +192,13 @@ class Guardian:
         if is_first:
             self._write()
         elif len(self._waiting) > _MOST_WAITING:
-            self._tell_anew(order)
+            self._tell_anew()
 
-    def _tell_anew(self, last: str) -> None:
+    def _tell_anew(self) -> None:
         """Replace the waiting orders by the present state, except the first, which may have been written in part."""
         directory = [f"dir {os.fsencode(self._directory).hex()}"] if self._directory else []
         told = list(filter(None, (self._held, self._death_notice)))
-        expected = [last] if last.startswith("|") else []
-        orders = ["forget", *directory, *told, *self._sessions_and_end(), *expected]
+        orders = ["forget", *directory, *told, *self._sessions_and_end()]
         begun = self._waiting.index(b"\n") + 1
         self._waiting[begun:] = "".join(f"{order}\n" for order in orders).encode()
 
@@ -259,6 +233,10 @@ class Guardian:
         return taken
 
 
+def _order(session: int, known: descendants.Session) -> str:
+    return f"+{session} {known.born} {known.ended}"
+
+
 def _say_bye(pipe: int, waiting: bytearray) -> bool:
     """Let the guardian go that reads a pipe, if any does; return whether there was room to tell it."""
     farewell = waiting + b"bye\n"
@@ -272,7 +250,8 @@ def _say_bye(pipe: int, waiting: bytearray) -> bool:
 
 def _kill_guardians(session: int) -> None:
     """Kill the guardians of a session: at the end of a pipe without `bye` they would kill the workers."""
-    process_table.kill_all((), descendants.find_survivors({session}, "", since=process_table.start_time("self")))
+    known = {session: descendants.Session(0)}
+    process_table.kill_all((), descendants.find_survivors(known, "", since=process_table.start_time("self")))
 
 
 def _close(pipe: int) -> None:

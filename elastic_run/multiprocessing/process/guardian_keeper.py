@@ -81,7 +81,7 @@ class GuardianKeeper:
         # Until it was reaped: a program that launches again and again must not collect zombies.
         if not self._wait_gone() and is_clean:
             # It was stopped, and would do harm if it went on one day. The second one reads the farewell then.
-            process_table.signal_processes((self._guardian.pid,), SIGKILL)
+            process_table.signal_children((self._guardian.pid,), SIGKILL)
             self._wait_gone()
         self._guardian.close()
 

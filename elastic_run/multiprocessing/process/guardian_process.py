@@ -28,7 +28,7 @@ from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
 #: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
 WAIT_LIMIT = 10.0
@@ -61,21 +61,17 @@ class _Orders:
     __slots__ = (
         "death_notice",
         "directory",
-        "expected_stderr",
         "held",
         "is_cleaning",
         "is_dismissed",
         "is_over",
         "is_swept",
-        "outputs",
         "rest",
         "sessions",
     )
 
     def __init__(self) -> None:
-        self.sessions: dict[int, int] = {}
-        self.outputs: dict[int, tuple[int, int]] = {}
-        self.expected_stderr: tuple[int, int] | None = None
+        self.sessions: dict[int, descendants.Session] = {}
         self.directory = ""
         self.death_notice: tuple[str, float, bytes] | None = None
         self.held = -1
@@ -102,7 +98,7 @@ class _Orders:
         """Read the lines of a piece of the pipe."""
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         for line in lines:
-            if line.startswith((b"+", b"-", b"|")) or line == _FORGET:
+            if line.startswith((b"+", b"-")) or line == _FORGET:
                 self._take_session(line)
             else:
                 self._take_other(line)
@@ -110,19 +106,11 @@ class _Orders:
     def _take_session(self, line: bytes) -> None:
         if line == _FORGET:
             self.sessions.clear()
-            self.outputs.clear()
         elif line.startswith(b"+"):
-            session, born = line[1:].split()
-            self.sessions[int(session)] = int(born)
-            if self.expected_stderr is not None:
-                self.outputs[int(session)] = self.expected_stderr
-                self.expected_stderr = None
-        elif line.startswith(b"|"):
-            device, inode = line[1:].split()
-            self.expected_stderr = int(device), int(inode)
+            session, born, ended = map(int, line[1:].split())
+            self.sessions[session] = descendants.Session(born, ended)
         else:
             self.sessions.pop(int(line[1:]), None)
-            self.outputs.pop(int(line[1:]), None)
 
     def _take_other(self, line: bytes) -> None:
         if line == _BYE:
@@ -190,11 +178,7 @@ class _Launcher:
         """Kill what it has left, remove its directory, and tell its job."""
         orders = self.orders
         if not orders.is_over:
-            if orders.expected_stderr is not None:
-                found = descendants.find_sessions_by_stderr(*orders.expected_stderr, since=self.since)
-                orders.sessions.update(found)
-            outputs = frozenset(orders.outputs.values())
-            sweep(orders.sessions, self.token, self.since, time.monotonic, outputs=outputs)
+            sweep(orders.sessions, self.token, self.since, time.monotonic)
         if orders.directory:
             import shutil  # noqa: PLC0415 - only after a disaster
 
@@ -357,34 +341,28 @@ def _read(pipe: int) -> bytes | None:
         return None
 
 
-def sweep(
-    sessions: Mapping[int, int],
-    token: str,
-    since: int,
-    clock: Callable[[], float],
-    *,
-    outputs: Collection[tuple[int, int]] = (),
-) -> None:
+def sweep(sessions: Mapping[int, descendants.Session], token: str, since: int, clock: Callable[[], float]) -> None:
     """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
 
     Args:
-        sessions: The workers' sessions, and when their leaders were born.
+        sessions: The workers' sessions, by their numbers.
         token: What their descendants carry in their environment.
         since: Start time of the launcher in clock ticks.
         clock: Monotonic seconds.
-        outputs: Device and inode of pipes and terminals that only the workers got as stderr.
     """
-    # The groups at once: no scan stands between a dead launcher and its workers. They are stopped before they are
-    # killed, so that their children are still theirs for the look at who descends from whom.
-    ours = {session for session, born in sessions.items() if not process_table.is_recycled(session, born)}
-    process_table.signal_groups(ours, signals.SIGSTOP)
-    below = descendants.find_descendants(ours, since=since)
-    process_table.kill_all(ours, {*ours, *below})  # the leaders by themselves too: one may not lead its session yet
+    # The groups at once: no scan stands between a dead launcher and its running workers. They are stopped before they
+    # are killed, so that their children are still theirs for the look at who descends from whom.
+    groups = descendants.find_groups(sessions)
+    process_table.signal_groups(groups, signals.SIGSTOP)
+    for group in groups:
+        sessions[group].ended = 0  # the number stays theirs for the time of a sweep
+    below = descendants.find_survivors(sessions, "", since=since)
+    process_table.kill_all(groups, below)
     give_up_at = clock() + WAIT_LIMIT
     me = (os.getpid(),)
     empty_looks = 0
     while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
-        left = descendants.find_survivors(ours, token, since=since, ignored=me, outputs=outputs)
+        left = descendants.find_survivors(sessions, token, since=since, ignored=me)
         process_table.kill_all((), left)
         empty_looks = 0 if left else empty_looks + 1
         select.select((), (), (), _LOOK)

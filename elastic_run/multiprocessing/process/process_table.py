@@ -9,12 +9,13 @@ Rules
 from __future__ import annotations
 
 import os
+import time
 
-from elastic_run.signals import SIGKILL, has_usual_handler
+from elastic_run.signals import SIGKILL, has_usual_handler, signal_pidfd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Mapping
 
 #: Letters of `ProcessStat.state` of a process that has ended.
 GONE_STATES = (b"Z", b"X", b"x")
@@ -95,6 +96,11 @@ def start_time(pid: int | str) -> int:
     return 0 if stat is None else stat.started_at
 
 
+def ticks_since_boot() -> int:
+    """Return the time in the unit of `ProcessStat.started_at`."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
 def is_running(pid: int) -> bool:
     """Whether any thread of a process has a processor or waits for one."""
     return bool(list_running_threads(pid))
@@ -122,6 +128,15 @@ def is_child(pid: int) -> bool:
     """Whether a process is a child of this one, so that its exit code can be had."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def has_children() -> bool:
+    """Whether this process has any child, ended ones included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
     return True
@@ -191,8 +206,19 @@ def signal_groups(groups: Iterable[int], number: int) -> None:
             pass
 
 
-def signal_processes(pids: Iterable[int], number: int) -> None:
-    """Send a signal to processes; processes that are gone are skipped."""
+def has_group(group: int) -> bool:
+    """Whether a process group has a member."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def signal_children(pids: Iterable[int], number: int) -> None:
+    """Send a signal to children that were not reaped: no other process has their pids. Ended children are skipped."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -200,10 +226,31 @@ def signal_processes(pids: Iterable[int], number: int) -> None:
             pass
 
 
-def kill_all(sessions: Collection[int], pids: Collection[int] = ()) -> None:
-    """Send SIGKILL to the sessions' groups and to single processes."""
-    signal_groups(sessions, SIGKILL)
-    signal_processes(pids, SIGKILL)
+def signal_processes(processes: Mapping[int, ProcessStat], number: int) -> None:
+    """Send a signal to processes that were found before; a process that has got a pid since then gets none."""
+    for pid, stat in processes.items():
+        _signal_process(pid, stat.started_at, number)
+
+
+def _signal_process(pid: int, started_at: int, number: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+        try:
+            if start_time(pid) == started_at:
+                signal_pidfd(pidfd, number)
+        finally:
+            os.close(pidfd)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # pidfds are refused, or signals through them
+        if start_time(pid) == started_at:
+            signal_children((pid,), number)
+
+
+def kill_all(groups: Iterable[int], processes: Mapping[int, ProcessStat]) -> None:
+    """Send SIGKILL to process groups and to processes that were found before."""
+    signal_groups(groups, SIGKILL)
+    signal_processes(processes, SIGKILL)
 
 
 def wait_channel(pid: int) -> str:

@@ -1,7 +1,8 @@
 """Makes this process a subreaper, so that orphaned descendants of its workers become its children and stay known.
 
-A subreaper replaces PID 1 for all its descendants. The command becomes a subreaper when its first workers boot. Inside
-another program nothing changes: the setting holds for the whole process, which would have to collect foreign children.
+A subreaper replaces PID 1 for all its descendants. The command becomes a subreaper when its first workers boot, unless
+it is PID 1 or began with children: orphans of other programs would come to it too. Inside another program nothing
+changes: the setting holds for the whole process, which would have to collect foreign children.
 """
 
 from __future__ import annotations

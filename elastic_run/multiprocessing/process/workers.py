@@ -20,11 +20,12 @@ from elastic_run.multiprocessing.process import descendants, process_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.functions.launch import ServedExit
     from elastic_run.multiprocessing.process.guardian import Guardian
+    from elastic_run.multiprocessing.process.process_table import ProcessStat
     from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds between two looks at leftovers that can't be waited for (a case of law 2's list).
@@ -62,7 +63,7 @@ class Workers:
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         self._exits: dict[int, ServedExit] = {}
-        self._born: dict[int, int] = {}
+        self._sessions: dict[int, descendants.Session] = {}
         self._ended_before_stop: set[int] = set()
         self._told: set[int] = set()
         self._told_groups: set[int] = set()
@@ -77,7 +78,7 @@ class Workers:
         """Take charge of a worker that was just started."""
         pid = started.pid
         served = None if started.function is None else started.function.exit
-        self._born[pid] = started.born
+        self._sessions[pid] = descendants.Session(started.born)
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
         if served is None:
@@ -88,7 +89,7 @@ class Workers:
 
     def forward(self, number: int) -> None:
         """Send a signal to the workers that live, not to their children."""
-        process_table.signal_processes((self.pids[rank] for rank in self.alive), number)
+        process_table.signal_children((self.pids[rank] for rank in self.alive), number)
 
     def offer(self, number: int) -> list[int]:
         """Send a signal to the workers that have a handler for it; it would end the other workers.
@@ -97,7 +98,7 @@ class Workers:
             Their local ranks.
         """
         told = [rank for rank in sorted(self.alive) if process_table.has_handler(self.pids[rank], number)]
-        process_table.signal_processes((self.pids[rank] for rank in told), number)
+        process_table.signal_children((self.pids[rank] for rank in told), number)
         return told
 
     def was_stopped(self, local_rank: int) -> bool:
@@ -140,7 +141,7 @@ class Workers:
         else:
             self._end_watching()
             on_released, self._on_gone = self._on_gone, None
-            on_released(survivors)
+            on_released([*survivors])
 
     def hurry(self) -> None:
         """Send SIGKILL now, if a stop is under way."""
@@ -156,8 +157,12 @@ class Workers:
 
     def _exited(self, local_rank: int, code: int) -> None:
         self.alive.discard(local_rank)
+        pid = self.pids[local_rank]
         if self._stop is not None:
-            self._tell_groups((self.pids[local_rank],))
+            self._tell_groups((pid,))
+        else:
+            self._sessions[pid].ended = process_table.ticks_since_boot()
+            self._guardian.tell_end(pid, self._sessions[pid].ended)
         self._on_exit(local_rank, code)
         if self._stop is not None and not self.alive:
             self._advance()
@@ -168,35 +173,34 @@ class Workers:
 
     def _tell_groups(self, leaders: Iterable[int]) -> None:
         """Send the signal to the remaining processes in the groups of ended workers."""
-        groups = [group for group in self._ours(leaders) if group not in self._told_groups]
+        untold = {leader: self._sessions[leader] for leader in leaders if leader not in self._told_groups}
+        groups = descendants.find_groups(untold)
+        for group in groups:
+            untold[group].ended = 0  # the number stays theirs for the time of a stop, whatever they fork
         self._told_groups.update(groups)
         if self._stop is not None:
             process_table.signal_groups(groups, self._stop.signal)
 
-    def _ours(self, sessions: Iterable[int]) -> list[int]:
-        return [session for session in sessions if not process_table.is_recycled(session, self._born[session])]
-
-    def find_survivors(self) -> list[int]:
+    def find_survivors(self) -> dict[int, ProcessStat]:
         """Return the living processes of the round: workers, their sessions, descendants that left the sessions."""
         ignored = (self._guardian.pid, os.getpid())
-        sessions = frozenset(self._ours(self.pids.values()))
         spared = self._guardian.spared | self._guardian.own_sessions
         return descendants.find_survivors(
-            sessions,
+            self._sessions,
             self._guardian.token,
             since=self._since,
             ignored=ignored,
             spared=spared,
-            outputs=self._guardian.outputs,
-            adopted=self._find_adopted(),
+            is_adopted=self._is_adopted,
         )
 
-    def _find_adopted(self) -> list[int]:
-        """Find orphans of the workers: children that this process does not watch, younger than the first worker."""
-        if self._adopts is None or not self._adopts() or not self._born:
-            return []
-        found = descendants.find_orphans(os.getsid(0), since=min(self._born.values()))
-        return [pid for pid in found if not self._loop.is_watching(pid)]
+    def _is_adopted(self, pid: int, stat: ProcessStat) -> bool:
+        """Whether a process is an orphan of the workers: a child of this process that it did not start."""
+        if stat.parent != os.getpid() or self._adopts is None or not self._adopts():
+            return False
+        # A plug-in may have started it in this session, or before the workers.
+        is_own = stat.session == os.getsid(0) or stat.started_at < min(each.born for each in self._sessions.values())
+        return not is_own and not self._loop.is_watching(pid)
 
     def _advance(self) -> None:
         """Take the stop's next step, and see whether anything is left."""
@@ -214,19 +218,17 @@ class Workers:
         if step.tell_leaders:
             self.forward(self._stop.signal)
         is_look_due = not self.alive or step.tell_groups or step.kill or step.give_up
-        survivors = self.find_survivors() if is_look_due else []
+        survivors = self.find_survivors() if is_look_due else {}
         if step.give_up or (not survivors and not self.alive):
             # The first thread of a worker may have ended, and its other threads not yet: no survivor, but not gone.
-            self._finish(survivors or [self.pids[rank] for rank in self.alive])
+            self._finish([*survivors] or [self.pids[rank] for rank in self.alive])
             return
         if step.tell_groups:
             self._tell(survivors, self._stop.signal)
         if step.ask_stacks:
             self._on_overdue()
         if self._stop.killed_at is not None:
-            # The leaders by themselves too: a fork server's child begins its session late.
-            leaders = [self.pids[rank] for rank in self.alive]
-            process_table.kill_all(self._ours(self.pids.values()), [*survivors, *leaders])
+            process_table.kill_all(descendants.find_groups(self._sessions), survivors)
         if step.next_at is not None:
             self._timer = self._loop.call_at(step.next_at, self._advance)
         if not self.alive:
@@ -242,19 +244,18 @@ class Workers:
             if stat is not None
         }
 
-    def _tell(self, survivors: Sequence[int], number: int) -> None:
+    def _tell(self, survivors: Mapping[int, ProcessStat], number: int) -> None:
         """Send a signal to what is left, but to nobody twice and to nobody whose own parent passes it on."""
         leaders = {self.pids[rank] for rank in self.alive}
         sessions, known = set(self.pids.values()), {*survivors, *leaders}
-        for pid in survivors:
-            stat = process_table.read_stat(pid)
-            if stat is None or pid in leaders or pid in self._told or stat.group in self._told_groups:
+        for pid, stat in survivors.items():
+            if pid in leaders or pid in self._told or stat.group in self._told_groups:
                 continue
             if stat.session in sessions or stat.parent not in known:
                 self._told.add(pid)
-                process_table.signal_processes((pid,), number)
+                process_table.signal_processes({pid: stat}, number)
 
-    def _await(self, survivors: Sequence[int]) -> None:
+    def _await(self, survivors: Iterable[int]) -> None:
         """Come back when one of them has ended."""
         for pid in survivors:
             if pid in self._watched:

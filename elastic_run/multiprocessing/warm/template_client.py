@@ -13,6 +13,7 @@ import resource
 
 from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.descendants import Session, find_groups
 from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.process.fork_exec import start_process
 from elastic_run.multiprocessing.warm import messages
@@ -40,18 +41,18 @@ class Fork:
         channel: The socket from which it reads its order.
     """
 
-    __slots__ = ("_born", "channel", "pid")
+    __slots__ = ("_stat", "channel", "pid")
 
     def __init__(self, pid: int, channel: _socket.socket) -> None:
         self.pid = pid
         self.channel = channel
-        self._born = process_table.start_time(pid)
+        self._stat = process_table.read_stat(pid)
 
     def kill(self) -> None:
         """End it, unless it has ended and its pid belongs to another process."""
         self.channel.close()
-        if not process_table.is_recycled(self.pid, self._born):
-            process_table.signal_processes((self.pid,), SIGKILL)
+        if self._stat is not None:
+            process_table.signal_processes({self.pid: self._stat}, SIGKILL)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> bool:
         """Let it become a worker; for the arguments see `WorkerPool.start_worker`.
@@ -106,7 +107,7 @@ class TemplateClient:
         self._ordered: list[_socket.socket] = []
         self._born: list[int] = []
         self._living: set[int] = set()
-        self._sessions: dict[int, int] = {}
+        self._sessions: dict[int, Session] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -149,7 +150,8 @@ class TemplateClient:
         finally:
             theirs.close()
         self._channel, self.is_there, self.importing = channel, True, ""
-        born = self._sessions[self.pid] = process_table.start_time(self.pid)
+        born = process_table.start_time(self.pid)
+        self._sessions[self.pid] = Session(born)
         self._guardian.watch(self.pid, born)
         self._guardian.spared.add(self.pid)
 
@@ -173,13 +175,11 @@ class TemplateClient:
             self.discard(fork)
         self.forks.clear()
         # With all processes that the modules have started.
-        process_table.kill_all(
-            [pid for pid, born in self._sessions.items() if not process_table.is_recycled(pid, born)]
-        )
+        process_table.signal_groups(find_groups(self._sessions), SIGKILL)
 
     def kill(self) -> None:
         """End the template; it is news when it has ended."""
-        process_table.signal_processes((self.pid,), SIGKILL)
+        process_table.signal_children((self.pid,), SIGKILL)
 
     def forget(self) -> None:
         """Tell the guardian that all is gone."""
@@ -303,6 +303,8 @@ class TemplateClient:
         self._drop_ordered()
 
     def _ended(self, code: int) -> None:
+        self._sessions[self.pid].ended = process_table.ticks_since_boot()
+        self._guardian.tell_end(self.pid, self._sessions[self.pid].ended)
         self._take_news()  # its last words
         self._hang_up()
         is_news, self.is_there = self.is_there, False
