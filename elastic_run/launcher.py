@@ -164,14 +164,14 @@ def _run_agent(
 
 def _name_program(entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> str:
     """Return what a failure is called after, as with torch: the function, the script of an interpreter, the command."""
-    from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter  # noqa: PLC0415
+    from elastic_run.multiprocessing.process.interpreter import is_run_path_code, own_interpreter  # noqa: PLC0415
 
     if not isinstance(entrypoint, str):
         return getattr(entrypoint, "__name__", repr(entrypoint))
     if entrypoint not in {sys.executable, own_interpreter()}:
         return entrypoint
     words = (str(arg) for arg in args)
-    return next((word for word in words if word[:1] != "-" and word != RUN_PATH_CODE), "")
+    return next((word for word in words if word[:1] != "-" and not is_run_path_code(word)), "")
 
 
 def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:

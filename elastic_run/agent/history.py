@@ -298,6 +298,7 @@ class History:
             detail=finish.detail or self._stop_detail(finish.signal) or self._hang_detail(finish.verdict),
             signal=finish.signal,
             rule=None if finish.verdict == "success" else self._find_rule(self._root),
+            store_port=None if self._is_store_of_rank0() else context.group.master_port,
             versions=self._versions,
             recorder=None if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
@@ -307,6 +308,13 @@ class History:
             is_log_disk_full=self._writes_to_files() and _is_disk_full(context.log_directory),
             is_brief=self._is_brief(finish.signal),
         )
+
+    def _is_store_of_rank0(self) -> bool:
+        from elastic_run.store.tcpstore.worker_store import choose_worker_store  # noqa: PLC0415 - only at the end
+
+        context = self._context
+        mode = choose_worker_store(context.options.agent_config.worker_store, len(context.group.workers), os.environ)
+        return mode == "rank0"
 
     def _is_brief(self, number: int | None) -> bool:
         """Whether this node shows a line in place of the whole report.

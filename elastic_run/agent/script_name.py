@@ -13,7 +13,11 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, is_interpreters_name, own_interpreter
+from elastic_run.multiprocessing.process.interpreter import (
+    is_interpreters_name,
+    is_run_path_code,
+    own_interpreter,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +50,7 @@ def name_script(entrypoint: object, args: Sequence[object]) -> str:
 def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
     """Return the program as its user named it, for reports: the script rather than the interpreter."""
     if entrypoint in (sys.executable, own_interpreter(), os.environ.get(contract.ENV_PYTHON_EXEC)):
-        words = (str(arg) for arg in args if arg != RUN_PATH_CODE)
+        words = (str(arg) for arg in args if not is_run_path_code(str(arg)))
         return next((word for word in words if not word.startswith("-")), str(entrypoint))
     return str(getattr(entrypoint, "__qualname__", entrypoint))
 
@@ -96,8 +100,8 @@ def _find_python_script(words: list[str]) -> str:
         if word == "-m":
             return f"-m {' '.join(words[:1])}"
         if word == "-c":
-            is_run_path = words[:1] == [RUN_PATH_CODE]
-            return words[1] if is_run_path and len(words) > 1 else "-c"
+            is_run_path = len(words) > 1 and is_run_path_code(words[0])
+            return words[1] if is_run_path else "-c"
         if word in _WITH_VALUE:
             del words[:1]
         elif word == "-" or not word.startswith("-"):

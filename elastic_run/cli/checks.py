@@ -192,9 +192,16 @@ def _check_rendezvous_settings(args: Namespace) -> None:
 
 
 def _check_plugin_backend(name: str) -> None:
+    # What the program that calls `main` has registered, in one of our modules or under compat in one of torch's.
+    from elastic_run.rendezvous.api import rendezvous_handler_registry  # noqa: PLC0415 - only when asked for
+
+    registered = rendezvous_handler_registry._registry  # noqa: SLF001 - torch's class, ours to look into
+    if name in registered:
+        return
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
 
-    known = [*BACKENDS, *sorted(entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names)]
+    others = {*registered, *entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names} - set(BACKENDS)
+    known = [*BACKENDS, *sorted(others)]
     if name not in known:
         message = f"--rdzv-backend: {name!r} is none of {', '.join(known)}{nearest(name, known)}"
         raise UsageError(message)

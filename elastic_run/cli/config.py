@@ -14,7 +14,7 @@ from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
-from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter
+from elastic_run.multiprocessing.process.interpreter import make_run_path_code, own_interpreter
 from elastic_run.notices import say
 from elastic_run.rendezvous.backend_table import BACKENDS
 
@@ -199,7 +199,7 @@ def make_command(args: Namespace, environ: Mapping[str, str]) -> tuple[str, list
     """
     rest = [*_local_rank_argument(args), *args.training_script_args]
     if args.run_path:
-        return _own_python(), ["-u", "-c", RUN_PATH_CODE, args.training_script, *rest]
+        return _own_python(), ["-u", "-c", make_run_path_code(), args.training_script, *rest]
     if args.no_python:
         if args.module:
             raise UsageError(NO_PYTHON_WITH_MODULE)

@@ -57,6 +57,7 @@ class JobResult:
         recorder: The finding from the flight recorder's dumps, such as a rank that did not join a collective, or None.
         versions: The nodes of each version of torch; "" if all have the same.
         rule: The user's own rule on the failure of `root`, or None.
+        store_port: Port of the workers' store in the last attempt if an agent serves it, or None.
         signal: The signal that stopped the launcher, or None.
         world_size: Workers in the job.
         nnodes: Nodes in the job.
@@ -84,6 +85,7 @@ class JobResult:
     recorder: RecorderFinding | None = None
     versions: str = ""
     rule: Rule | None = None
+    store_port: int | None = None
     signal: int | None = None
     world_size: int = 1
     nnodes: int = 1
@@ -111,5 +113,6 @@ class JobResult:
                 is_log_disk_full=self.is_log_disk_full,
                 rule=self.rule,
                 rules=built_in_rules(),
+                store_port=self.store_port,
             )
         )

@@ -16,7 +16,7 @@ from elastic_run.cli.checks import check_arguments
 from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
 from elastic_run.cli.flag_notices import find_notices
 from elastic_run.errors import UsageError
-from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE
+from elastic_run.multiprocessing.process.interpreter import make_run_path_code
 from elastic_run.run import (
     determine_local_world_size,
     get_rdzv_endpoint,
@@ -376,7 +376,7 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("train.py --x 1", [sys.executable, "-u", "train.py", "--x", "1"]),
     ("-m a.b --x ${local_rank}", [sys.executable, "-u", "-m", "a.b", "--x", "${local_rank}"]),
     ("--no-python ./tool x", ["./tool", "x"]),
-    ("--run-path -m --no-python train.py x", [sys.executable, "-u", "-c", RUN_PATH_CODE, "train.py", "x"]),
+    ("--run-path -m --no-python train.py x", [sys.executable, "-u", "-c", make_run_path_code(), "train.py", "x"]),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run.agent.script_name import find_script_file, name_script, program_name
 from elastic_run.core.job.role_scripts import RoleScript, ScriptFile, describe_other_script, settle_script
-from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE
+from elastic_run.multiprocessing.process.interpreter import make_run_path_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ class Trainer:
         ("/usr/bin/python3.12", ["-u", "train.py"], "train.py"),
         ("python", ["-X", "dev", "-W", "error", "./train.py", "-m", "x"], "train.py"),
         (sys.executable, ["-u", "-m", "package.train", "--lr", "1"], "-m package.train"),
-        (sys.executable, ["-u", "-c", RUN_PATH_CODE, "here/train.py", "1"], "train.py"),
+        (sys.executable, ["-u", "-c", make_run_path_code(), "here/train.py", "1"], "train.py"),
         (sys.executable, ["-c", "print(1)"], "-c"),
         (sys.executable, ["-u", "program/"], "program"),
         (sys.executable, ["-u", "-", "x"], "-"),
@@ -56,7 +56,7 @@ def test_the_name_of_what_workers_run(entrypoint: object, args: list[object], na
     [
         (sys.executable, ("-u", "here/train.py", "x"), "here/train.py"),
         (sys.executable, ("-u", "-m", "package.train", "x"), "package.train"),
-        (sys.executable, ("-u", "-c", RUN_PATH_CODE, "here/train.py", "x"), "here/train.py"),
+        (sys.executable, ("-u", "-c", make_run_path_code(), "here/train.py", "x"), "here/train.py"),
         ("sh", ("-c", "true"), "sh"),
         (Trainer.train, (), "Trainer.train"),
     ],

@@ -30,6 +30,7 @@ from elastic_run.core.failure.evidence import (
     NODE_EVENT,
     OOM_KILL,
     OTHER_VERSION,
+    OWN_ADDRESS,
     POSSIBLE,
     STUCK,
     Cause,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 #: Characters of a text in which a rule's expression is searched for.
 _MOST = 8 * 1024
 SIGKILL = 9
+#: The address at which a client of torch's store has found nobody.
+_UNANSWERED = re.compile(r"client socket has [^()\n]*\([^()\n]*, (\d{1,5})\)")
 
 
 def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
@@ -146,8 +149,16 @@ def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
     if evidence.is_log_disk_full:
         return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",))
     kind, confidence, why = _classify(root)
-    rule = evidence.rule or find_rule(evidence.rules, last_words(root), kind)
+    said = last_words(root)
+    kind_of_rule = OWN_ADDRESS if _meets_elsewhere(said, evidence.store_port) else kind
+    rule = evidence.rule or find_rule(evidence.rules, said, kind_of_rule)
     return Cause(kind, ranks, confidence, why, help_against_end(root) if rule is None else rule.help)
+
+
+def _meets_elsewhere(said: str, store_port: int | None) -> bool:
+    """Whether a client has waited at another port than that of the store which an agent serves."""
+    unanswered = _UNANSWERED.search(said)
+    return store_port is not None and unanswered is not None and int(unanswered[1]) != store_port
 
 
 def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:

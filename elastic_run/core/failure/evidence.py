@@ -24,6 +24,8 @@ HUNG = "hang"
 NODE_EVENT = "node_event"
 COLLECTIVE = "collective"
 LOST_PEER = "lost_peer"
+#: Kind of a rule, not of a cause: the program meets at another address than that of the job's store.
+OWN_ADDRESS = "own_address"
 #: How far a cause is proved, the surest first.
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 
@@ -36,7 +38,7 @@ class Rule:
         match: A regular expression that is searched for in what the worker said.
         help: What the user can do.
         decision: What follows: one of `restart_policy.RULE_DECISIONS`, or "" for what the flags say.
-        cause: The only kind of cause that the rule is for, or "".
+        cause: The only kind of cause that the rule is for, `OWN_ADDRESS`, or "".
     """
 
     match: str
@@ -74,6 +76,7 @@ class Evidence:
         is_log_disk_full: Whether nothing more fits on the disk of the root cause's log files.
         rule: The user's rule that fits the failure, or None.
         rules: The rules of elastic-run on what helps against known failures.
+        store_port: Port of the workers' store if an agent serves it, so that each rank is a client; or None.
     """
 
     root: WorkerEnd | None
@@ -85,6 +88,7 @@ class Evidence:
     is_log_disk_full: bool = False
     rule: Rule | None = None
     rules: tuple[Rule, ...] = ()
+    store_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

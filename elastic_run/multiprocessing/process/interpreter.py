@@ -14,9 +14,22 @@ import sys
 _NAMES = ("python", "pypy", "graalpy")
 _BUILDS = ("", "t", "d", "td", "w", "m", "dm")
 
-#: The code that a worker runs under --run-path. torch calls runpy in a process forked from its launcher. Our workers
+#: Begin of the code that a worker runs under --run-path. torch calls runpy in a process that multiprocessing has made
+#: with the launcher's `sys.path`, on which stubs that start a program (Bazel, PEX) put their directories. Our workers
 #: are executed, so this is a command. With -m and a module of ours, the workers' interpreter would have to find ours.
-RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+_RUN_PATH = "import runpy, sys; del sys.argv[0]; sys.path[:] = "
+
+
+def make_run_path_code() -> str:
+    """Return the code that runs the script of its first argument, with the `sys.path` of this process."""
+    entries: list[object] = [*sys.path]
+    path = [entry for entry in entries if isinstance(entry, str)]  # Python, too, passes over a pathlib.Path
+    return f"{_RUN_PATH}{path!a}; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def is_run_path_code(word: str) -> bool:
+    """Whether a word of a command is such code."""
+    return word.startswith(_RUN_PATH)
 
 
 def is_frozen() -> bool:
