@@ -53,6 +53,16 @@ _HAZARDS = {
         "heavy can't be preloaded: it makes a temporary directory ("
     ),
     "import subprocess\np = subprocess.Popen(['sleep', '60'])": "heavy can't be preloaded: it starts a process",
+    "import os\nos.close(1)": "heavy can't be preloaded: it closes or replaces descriptor 1,",
+    "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 2)": (
+        "heavy can't be preloaded: it closes or replaces descriptor 2,"
+    ),
+    "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))": (
+        "heavy can't be preloaded: it lowers a limit (Max open files),"
+    ),
+    "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))": (
+        "heavy can't be preloaded: it lowers a limit (Max open files),"
+    ),
 }
 
 

@@ -2,8 +2,9 @@
 
 A fork has only the thread that forked; other threads' work is never done. It can't use a GPU that was initialised
 before, and is not the parent of its parent's children. Kernel objects (sockets, pipes, epoll, shared memory with its
-locks, file positions) are shared by all forks, while each exec would have its own. Reads of the environment are checked
-by `environment_watch`.
+locks, file positions) are shared by all forks, while each exec would have its own. A fork gets its orders and streams
+through descriptors: it needs the standard ones as they were, and room for more. Reads of the environment are checked by
+`environment_watch`.
 
 Native thread pools that survive a fork are allowed: they end their threads before the fork, or start new ones after it.
 The library of a thread is read from its stack, since threads have no names of their own. GNU OpenMP is not allowed: its
@@ -43,6 +44,10 @@ _LOOK = 0.005
 _POINTER_BYTES = 8
 _NOT_SURVIVED = "which a fork doesn't survive"
 _SHARED = "which all workers would share"
+_FROM_THE_START = "which workers would have from their start"
+#: A limit as /proc/PID/limits names it, and the width of the names there.
+_OPEN_FILES = "Max open files"
+_LIMIT_NAME_WIDTH = 26
 
 
 class ImportWatch:
@@ -51,6 +56,8 @@ class ImportWatch:
     def __init__(self) -> None:
         # Python's own descriptors are close-on-exec; the inheritable ones were there from the beginning.
         self._descriptors = {each for each in _list_descriptors().items() if _is_inheritable(each[0])}
+        self._standard = _list_standard_descriptors()
+        self._limits = _read_limits()
         self._memory = set(_list_shared_memory())
         self.environment = EnvironmentWatch()
 
@@ -61,7 +68,9 @@ class ImportWatch:
     def find_hazard(self, own: Collection[int] = (), *, variables: Collection[str] = ()) -> str:
         """Return the reason why the process can't be forked, as the end of a sentence about a module; or ""."""
         return (
-            _find_gpu()  # before the threads: the driver starts one
+            self._find_limit()  # first: without room for a descriptor nothing else can be read
+            or self._find_standard_descriptor()
+            or _find_gpu()  # before the threads: the driver starts one
             or _find_threads()
             or _find_children()
             or self._find_descriptor(own)
@@ -69,6 +78,19 @@ class ImportWatch:
             or _find_temporary_directory()
             or self.environment.find_hazard(variables)
         )
+
+    def _find_limit(self) -> str:
+        limits = _read_limits()
+        if not limits and self._limits:
+            return f"lowers a limit ({_OPEN_FILES}), {_FROM_THE_START}"
+        lower = (name for name, before in self._limits.items() if any(map(float.__lt__, limits[name], before)))
+        name = next(lower, "")
+        return f"lowers a limit ({name}), {_FROM_THE_START}" if name else ""
+
+    def _find_standard_descriptor(self) -> str:
+        now = _list_standard_descriptors()
+        changed = next((each for each, target in self._standard.items() if now.get(each) != target), None)
+        return "" if changed is None else f"closes or replaces descriptor {changed}, {_FROM_THE_START}"
 
     def _find_descriptor(self, own: Collection[int]) -> str:
         for descriptor, target in _list_descriptors().items():
@@ -227,6 +249,25 @@ def _list_descriptors() -> dict[int, str]:
         except OSError:
             pass  # the descriptor of the listing itself
     return found
+
+
+def _list_standard_descriptors() -> dict[int, str]:
+    return {descriptor: target for descriptor, target in _list_descriptors().items() if descriptor <= 2}  # noqa: PLR2004
+
+
+def _read_limits() -> dict[str, tuple[float, float]]:
+    """Return the soft and the hard limits by name, without the module `resource`, which a worker need not have."""
+    try:
+        with open("/proc/self/limits", encoding="ascii") as file:
+            lines = file.read().splitlines()[1:]
+    except OSError:
+        return {}
+    values = {line[:_LIMIT_NAME_WIDTH].strip(): line[_LIMIT_NAME_WIDTH:].split()[:2] for line in lines}
+    return {name: (_read_limit(soft), _read_limit(hard)) for name, (soft, hard) in values.items()}
+
+
+def _read_limit(text: str) -> float:
+    return float("inf") if text == "unlimited" else float(text)
 
 
 def _find_children() -> str:
