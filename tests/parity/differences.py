@@ -82,6 +82,10 @@ def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  
     return len([line for line in theirs if line.rpartition("] ")[2]]) == 3 and len(ours) == 1
 
 
+def _is_notice_of_flags(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    return key == "launcher's lines on stderr" and theirs == [] and len(ours) == 1 and "behind the script, so" in ours[0]
+
+
 def _is_stack_pipe(_case: Case, key: str, theirs: object, ours: object) -> bool:
     if key.endswith(": env ELASTIC_RUN_STACK_PIPE"):  # a worker in Python removes it
         return theirs == ABSENT
@@ -226,6 +230,13 @@ DIFFERENCES = (
         documented="a banner of five lines about `OMP_NUM_THREADS` | one line",
         seen_in="standalone",
         covers=_is_threads_notice,
+    ),
+    Difference(
+        name="notice of flags behind the script",
+        reason="whoever writes a launcher's flag there mostly means the launcher",
+        documented="a flag of the launcher behind the script goes to the script, without a line | with a line",
+        seen_in="launcher's flags behind the script",
+        covers=_is_notice_of_flags,
     ),
     Difference(
         name="a store for each round",

@@ -50,5 +50,5 @@ def failure_of(root: WorkerEnd, uptime: float, rule: Rule | None) -> Failure:
         is_deterministic=is_deterministic(root),
         uptime=uptime,
         decision=(rule and rule.decision) or (STOP_JOB if is_unguarded_launch(root) else ""),
-        rule="" if rule is None else rule.match,
+        rule=rule.match if rule is not None and rule.decision else "",
     )
