@@ -82,8 +82,7 @@ def choose_loopback(root: str = "/") -> tuple[str, tuple[str, ...]]:
     """
     entries = [line.partition("#")[0].split() for line in _read(f"{root}etc/hosts").splitlines()]
     named = {entry[0] for entry in entries if LOCALHOST in entry[1:]}
-    has_ipv6 = " lo\n" in _read(f"{root}proc/net/if_inet6")
-    if LOOPBACK not in named or (_LOOPBACK6 in named and not has_ipv6):
+    if LOOPBACK not in named or (_LOOPBACK6 in named and " lo\n" not in _read(f"{root}proc/net/if_inet6")):
         return LOOPBACK, (LOOPBACK,)
     return LOCALHOST, (LOOPBACK, _LOOPBACK6) if _LOOPBACK6 in named else (LOOPBACK,)
 
