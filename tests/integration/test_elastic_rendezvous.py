@@ -157,7 +157,7 @@ def test_who_is_missing_is_told(enter: Callable[[Node], Node], monkeypatch: pyte
     while not (text := node.wait_for(Notice).text).startswith("waiting: 1/2 nodes"):
         pass
     assert socket.gethostname() in text
-    assert re.search(r", \d+:\d\d left(;|$)", text)
+    assert re.search(r", gives up in \d+:\d\d(;|$)", text)
 
 
 def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callable[[Node], Node]) -> None:

@@ -124,8 +124,9 @@ class PContext(abc.ABC):
     def _open_filtered(self, name: str) -> TextIO | None:
         path = getattr(self._logs, name, "")  # the class of torch 2.8 has no such fields
         if path and path not in self._filtered:
-            file = open(open_log(path), "a", buffering=1, errors="replace", encoding="utf-8")  # noqa: SIM115 - kept
-            self._filtered[path] = file
+            self._filtered[path] = open(  # noqa: SIM115 - closed at the end
+                path, "a", buffering=1, errors="replace", encoding="utf-8", opener=lambda name, _: open_log(name)
+            )
         return self._filtered.get(path)
 
     def _close_filtered(self) -> None:
