@@ -81,7 +81,7 @@ bench: setup ## figures beside torchrun, ft_launcher and a bare loop, into docs/
 figures: setup ## write docs/benchmarks.md, its plots and the README's figures of what docs/benchmarks.json records
 	$(PYTHON_IN_VENV) -m tests.benchmarks --figures
 
-picture: setup ## run a job that fails under elastic-run and torchrun, and draw both reports for the README
+picture: setup ## run jobs that fail and hang, and draw the reports for the README
 	$(PYTHON_IN_VENV) -m tests.benchmarks.report_picture
 
 history-picture: setup ## run a job with failures, and draw the page of its history for the docs; needs root and Chromium

@@ -198,10 +198,10 @@ def _tick_text(tick: float) -> str:
 
 # --- axes ------------------------------------------------------------------------------------------------------------
 def _linear(values: Sequence[float], start: float, end: float) -> tuple[Callable[[float], float], list[float]]:
-    """Return where a value stands, and the values to mark: from zero in four to eight steps of 1, 2 or 5."""
+    """Return where a value stands, and the values to mark: from zero in two to five steps of 1, 2 or 5."""
     largest = max(values, default=1.0) or 1.0
     power = 10 ** math.floor(math.log10(largest))
-    step = next(factor * power for factor in (0.2, 0.5, 1, 2) if largest <= 8 * factor * power)
+    step = next(factor * power for factor in (0.2, 0.5, 1, 2) if largest <= 5 * factor * power)
     ticks = [step * number for number in range(math.floor(largest / step) + 1)]
     return lambda value: start + (end - start) * value / largest, ticks
 

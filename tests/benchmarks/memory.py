@@ -66,7 +66,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             name="memory of the launcher's processes (PSS), 2 workers asleep",
             unit="MB",
             bar=Bar(20.0),
-            headline="memory of the launcher",
+            headline="the launcher alone: its memory",
             plots={"footprint": "launcher, 2 workers asleep"},
         ),
         compared(

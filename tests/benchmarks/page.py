@@ -77,7 +77,11 @@ def page_text(record: Record) -> str:
 def readme_block(record: Record) -> str:
     """Return the table of the README: the figures that have a headline, as ratios."""
     release = next(iter(record.runs.values())).torch
-    rows = [figure for figure in record.figures if figure.headline]
+    # What a user measures without any flag comes first, then what a flag brings, then what is only the launcher's.
+    rows = sorted(
+        (figure for figure in record.figures if figure.headline),
+        key=lambda figure: (figure.benchmark != "warm", "--preload" in figure.headline),
+    )
     lines = [f"| | elastic-run | torchrun {release.partition('+')[0]} | |", "|---|--:|--:|--:|"]
     lines += [f"| {figure.headline} | {' | '.join(_headline_cells(figure))} |" for figure in rows]
     return "\n".join(lines) + "\n"

@@ -1,10 +1,10 @@
-"""The README's picture: the last lines of elastic-run and of torchrun about the same failed job.
+"""The README's pictures: the reports of a failed job by elastic-run and torchrun, and elastic-run's of a hang.
 
     python -m tests.benchmarks.report_picture
 
 The command runs `workers/nan_loss.py` under both launchers, takes what each says after its workers' own lines, and
-writes docs/pictures/report.svg (side by side) and docs/pictures/report-phone.svg (one above the other). The texts are
-those of the runs; only the paths of the Python environment and of the script are replaced, and the machine's name.
+writes docs/pictures/report.svg (side by side) and docs/pictures/report-phone.svg (one above the other). Then it runs
+`workers/stuck_loader.py` with `--hang-timeout`, and writes docs/pictures/hang.svg. The texts are those of the runs; only the paths of the Python environment and of the script are replaced, and the machine's name.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PICTURES = ROOT / "docs" / "pictures"
-_SCRIPT = Path(__file__).parent / "workers" / "nan_loss.py"
+_WORKERS = Path(__file__).parent / "workers"
 #: Columns of the terminal, which are those of elastic-run's report as well.
 _COLUMNS = 80
 #: What the training fails with; torchrun's last lines don't have it.
 _CAUSE = "loss is nan"
 #: The lines that are emphasised: the cause, and what stands in its place.
-_EMPHASISED = re.compile(r"^\s+ValueError: loss is nan|error_file: <N/A>|traceback : ")
+_EMPHASISED = re.compile(r"^\s+ValueError: loss is nan|error_file: <N/A>|traceback : |the job hangs|rank 3 is in ")
+_HANG_TIMEOUT = "5s"
 #: The width of a letter, as a share of the font's size.
 _LETTER = 0.604
 _STYLE = """\
@@ -112,16 +113,48 @@ def last_lines(text: str, script: str) -> list[str]:
         text: All that came to the terminal.
         script: The path of the script, whose directory is a temporary one.
     """
-    lines = text.replace("\r", "").replace(str(Path(script).parent), "/home/ada").replace(sys.prefix, "/venv")
-    lines = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node1", lines).rstrip("\n")
-    everything = [line.rstrip() for line in lines.split("\n")]
+    everything = _clean(text, script)
     end = max((number for number, line in enumerate(everything) if line.startswith("[rank")), default=-1)
     return everything[end + 1 :]
 
 
-def _file(width: float, height: float, parts: Sequence[str]) -> str:
-    label = "The last lines of elastic-run and of torchrun about the same failed job"
-    size = f'viewBox="0 0 {width} {height + 2:.0f}" width="{width}" height="{height + 2:.0f}"'
+def _clean(text: str, script: str) -> list[str]:
+    """Return the lines of a terminal, with a user's names in place of this machine's."""
+    lines = text.replace("\r", "").replace(str(Path(script).parent), "/home/ada").replace(sys.prefix, "/venv")
+    lines = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node1", lines).rstrip("\n")
+    return [line.rstrip() for line in lines.split("\n")]
+
+
+def draw_hang(lines: Sequence[str]) -> str:
+    """Draw elastic-run's report of a hang.
+
+    Args:
+        lines: Its lines.
+
+    Returns:
+        The whole file.
+    """
+    panel = Panel(f"elastic-run --hang-timeout={_HANG_TIMEOUT}: a rank hangs, the others wait for it", lines, 9, "cause")
+    width = 24 + max(map(len, lines)) * 9 * _LETTER
+    drawn, height = panel.draw(0, 0, width)
+    return _file(width, height, [drawn], "The lines of elastic-run about a job that hangs")
+
+
+def hang_lines(text: str, script: str) -> list[str]:
+    """Return what the launcher says of the hang, out of all that came to the terminal."""
+    lines = _clean(text, script)
+    start = next(number for number, line in enumerate(lines) if "the job hangs" in line)
+    of_hang = [line for line in lines[start + 1 :] if line.startswith("elastic-run:   ")]
+    return [lines[start], *of_hang]
+
+
+def _file(
+    width: float,
+    height: float,
+    parts: Sequence[str],
+    label: str = "The last lines of elastic-run and of torchrun about the same failed job",
+) -> str:
+    size = f'viewBox="0 0 {width:.0f} {height + 2:.0f}" width="{width:.0f}" height="{height + 2:.0f}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
     return "\n".join([head, _STYLE, *parts, "</svg>"]) + "\n"
 
@@ -131,29 +164,30 @@ def _text(x: float, y: float, text: str, kind: str, size: float) -> str:
     return f'<text class="{kind}" {place}>{escape(text)}</text>'
 
 
-def _run(program: Sequence[str], directory: Path) -> list[str]:
-    """Run the job in a terminal and return the launcher's last lines."""
-    script = str(directory / "train.py")
-    with Terminal(rows=60, columns=_COLUMNS) as terminal:
-        terminal.start("--standalone", "--nproc-per-node=2", script, program=program, env={"NO_COLOR": "1"})
+def _run(program: Sequence[str], worker: str, *arguments: str, columns: int = _COLUMNS) -> tuple[str, str]:
+    """Run a job in a terminal, and return all that came to it and the path of the script."""
+    with tempfile.TemporaryDirectory() as name, Terminal(rows=60, columns=columns) as terminal:
+        script = str(Path(name) / "train.py")
+        shutil.copy(_WORKERS / worker, script)
+        terminal.start("--standalone", *arguments, script, program=program, env={"NO_COLOR": "1"})
         terminal.wait_exit()
-        return last_lines(terminal.output.decode(), script)
+        return terminal.output.decode(), script
 
 
 def main() -> int:
-    """Run both, write both pictures, and return the exit code."""
+    """Run the jobs, write the pictures, and return the exit code."""
     torchrun = (str(Path(sys.executable).parent / "torchrun"),)
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        shutil.copy(_SCRIPT, directory / "train.py")
-        ours, theirs = _run(ELASTIC_RUN, directory), _run(torchrun, directory)
+    ours, theirs = (last_lines(*_run(one, "nan_loss.py", "--nproc-per-node=2")) for one in (ELASTIC_RUN, torchrun))
     if not any(_CAUSE in line for line in ours) or any(_CAUSE in line for line in theirs):
         print(*ours, *theirs, sep="\n", file=sys.stderr)
         print("the reports aren't what the picture says about them", file=sys.stderr)
         return os.EX_SOFTWARE
+    flags = ("--nproc-per-node=4", f"--hang-timeout={_HANG_TIMEOUT}", "--hang-action=fail")
+    hang = hang_lines(*_run(ELASTIC_RUN, "stuck_loader.py", *flags, columns=160))
     _PICTURES.mkdir(exist_ok=True)
     (_PICTURES / "report.svg").write_text(draw(ours, theirs, is_narrow=False), encoding="utf-8")
     (_PICTURES / "report-phone.svg").write_text(draw(ours, theirs, is_narrow=True), encoding="utf-8")
+    (_PICTURES / "hang.svg").write_text(draw_hang(hang), encoding="utf-8")
     return 0
 
 

@@ -55,7 +55,7 @@ def _few_figure(installation: Installation, effort: Effort) -> Figure:
         name=f"exec to the first line of the last of {_FEW} workers",
         unit="ms",
         bar=Bar(0.06, "torchrun"),
-        headline=f"start: from the command to the first line of {_FEW} workers",
+        headline=f"the launcher alone: from the command to the first line of {_FEW} workers that import nothing",
         plots={"start": f"{_FEW} workers"},
     )
 

@@ -44,3 +44,12 @@ def test_the_picture_of_the_readme_is_one_of_two_reports(name: str) -> None:
     assert [text.strip() for kind, text in _texts(svg) if kind == "line cause"] == ["ValueError: loss is nan at step 3"]
     assert "prefers-color-scheme:dark" in svg
     assert str(ROOT) not in svg
+
+
+def test_the_picture_of_a_hang_names_the_rank() -> None:
+    """The second picture says at which rank to look, and where that rank is."""
+    svg = (ROOT / "docs" / "pictures" / "hang.svg").read_text(encoding="utf-8")
+    emphasised = [text for kind, text in _texts(svg) if kind == "line cause"]
+    assert "look at rank 3" in emphasised[0]
+    assert "rank 3 is in load_batch (train.py:" in emphasised[1]
+    assert "prefers-color-scheme:dark" in svg

@@ -33,10 +33,13 @@ _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 #: The contender that has torch before its workers start.
 PRELOAD = "elastic-run --preload torch"
 _WORKERS = 8
-_HEADLINE = (
-    f"restart: from a worker's death to the next gloo all-reduce of {_WORKERS} workers that import torch, "
-    "with `--preload=torch`"
-)
+#: What the README calls the figures that a user would measure, by what is measured and the contender.
+_HEADLINES = {
+    ("launch", "elastic-run"): f"{_WORKERS} workers that import torch: from the command to their first gloo all-reduce",
+    ("restart", "elastic-run"): "the same job: from a worker's death to the next all-reduce, after a restart of all workers",
+    ("launch", PRELOAD): "the same start with `--preload=torch`, beside torchrun, which has no such flag",
+    ("restart", PRELOAD): "the same restart with `--preload=torch`",
+}
 #: Seconds for all workers to have reduced.
 _DEADLINE = 120.0
 
@@ -86,7 +89,7 @@ def _pair(
             unit="ms" if is_time else "MB",
             bar=bar,
             ours=ours,
-            headline=_HEADLINE if (measured, ours) == ("restart", PRELOAD) else "",
+            headline=_HEADLINES.get((measured, ours), ""),
             plots=_plots(measured),
         )
         for ours, suffix, bar in (("elastic-run", "", bars[0]), (PRELOAD, ", --preload torch", bars[1]))
