@@ -4,7 +4,8 @@
 
 The command runs `workers/nan_loss.py` under both launchers, takes what each says after its workers' own lines, and
 writes docs/pictures/report.svg (side by side) and docs/pictures/report-phone.svg (one above the other). Then it runs
-`workers/stuck_loader.py` with `--hang-timeout`, and writes docs/pictures/hang.svg. The texts are those of the runs; only the paths of the Python environment and of the script are replaced, and the machine's name.
+`workers/stuck_loader.py` with `--hang-timeout`, and writes docs/pictures/hang.svg. The texts are those of the runs;
+only the paths of the Python environment and of the script are replaced, and the machine's name.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ def draw_hang(lines: Sequence[str]) -> str:
     Returns:
         The whole file.
     """
-    panel = Panel(f"elastic-run --hang-timeout={_HANG_TIMEOUT}: a rank hangs, the others wait for it", lines, 9, "cause")
+    title = f"elastic-run --hang-timeout={_HANG_TIMEOUT}: a rank hangs, and the others wait for it"
+    panel = Panel(title, lines, 9, "cause")
     width = 24 + max(map(len, lines)) * 9 * _LETTER
     drawn, height = panel.draw(0, 0, width)
     return _file(width, height, [drawn], "The lines of elastic-run about a job that hangs")

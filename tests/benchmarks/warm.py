@@ -36,7 +36,7 @@ _WORKERS = 8
 #: What the README calls the figures that a user would measure, by what is measured and the contender.
 _HEADLINES = {
     ("launch", "elastic-run"): f"{_WORKERS} workers that import torch: from the command to their first gloo all-reduce",
-    ("restart", "elastic-run"): "the same job: from a worker's death to the next all-reduce, after a restart of all workers",
+    ("restart", "elastic-run"): "the same job: from a worker's death to the next all-reduce of all workers",
     ("launch", PRELOAD): "the same start with `--preload=torch`, beside torchrun, which has no such flag",
     ("restart", PRELOAD): "the same restart with `--preload=torch`",
 }

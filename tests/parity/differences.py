@@ -83,7 +83,8 @@ def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  
 
 
 def _is_notice_of_flags(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
-    return key == "launcher's lines on stderr" and theirs == [] and len(ours) == 1 and "behind the script, so" in ours[0]
+    is_line = key == "launcher's lines on stderr" and theirs == [] and len(ours) == 1
+    return is_line and "behind the script, so" in ours[0]
 
 
 def _is_stack_pipe(_case: Case, key: str, theirs: object, ours: object) -> bool:
