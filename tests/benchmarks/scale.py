@@ -103,7 +103,7 @@ def _figure_beside_torch(beside: Mapping[str, list[list[Round]]]) -> Figure:
         name=_name(_BESIDE_TORCH),
         unit="s",
         note=note,
-        headline=f"the launcher alone: from the start of {_BESIDE_TORCH} simulated nodes together to the last one's rank",
+        headline=f"the launcher alone: the start of {_BESIDE_TORCH} simulated nodes together to the last rank",
         plots={"scale": str(_BESIDE_TORCH)},
     )
 
