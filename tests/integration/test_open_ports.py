@@ -108,7 +108,10 @@ MASTER = {PORT: ("`--master-addr`", "`--master-port`")}
 def describe(host: VirtualHost, agent: HostProcess, names: Names) -> Counter[Row]:
     """Return what listens on a host, in the words of the table."""
     rows: Counter[Row] = Counter()
-    for pid, address, port in find_listening(host):
+    listening = find_listening(host)
+    for pid, address, port in listening:
+        if address == "::1" and port not in names and (pid, "127.0.0.1", port) in listening:
+            continue  # the page says below the table when this address is open as well
         address_name, port_name = names.get(port, ("this node", "any"))
         words = {host.address: address_name, "0.0.0.0": "all", "::": "all"}  # noqa: S104 - compared
         rows[Row(name_process(pid, agent), words.get(address, address), port_name)] += 1
