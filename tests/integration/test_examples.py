@@ -66,7 +66,7 @@ def test_program(launch: Launch) -> None:
     """A shell script is a worker like any other, with its local rank as an argument."""
     job = launch("--standalone", "--nproc-per-node=2", "--no-python", EXAMPLES / "program.sh", "${local_rank}")
     assert job.wait_exit() == 0, job.stderr
-    expected = [f"worker {rank} of 2, local rank {rank}, meets the others at 127.0.0.1" for rank in range(2)]
+    expected = [f"worker {rank} of 2, local rank {rank}, meets the others at localhost" for rank in range(2)]
     assert sorted(job.stdout.splitlines()) == expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,12 +22,21 @@ from tests.support.sessions import Node, free_port, tcp_node
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.launch import Launched
 
 _LIMIT = 1024
 _ESTABLISHED = "01"
+
+
+@pytest.fixture(autouse=True)
+def many_files() -> Iterator[None]:
+    """Let the test open more connections than the launcher may: a usual shell permits 1,024 files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4 * _LIMIT, before[1]), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_full_store_says_so(launch: Callable[..., Launched], tmp_path: Path) -> None:
