@@ -1,0 +1,292 @@
+"""The coordinator of a job: what the nodes are goes in, what each node shall do comes out. Pure.
+
+`decide(coordination, events, now=, jitter=)` takes in what has happened, and `make_order(coordination, node)` says what
+a node shall do after it. The driver sends each node its order when it differs from the order that the node was sent
+last.
+
+A round
+- gather -> propose -> start -> (warn) -> halt -> every member has ended -> settle: restart, change of members, or end.
+- A proposal starts when all its members have accepted it. It is abandoned when one of them is away; the next one has a
+  higher number.
+- The round has started when the first `start` is sent, whatever arrives. A node starts workers on `start` alone.
+- A coordinator that takes over adopts the newest round that has surely started (`succession`), and waits two leases for
+  its members. If all of them come, the round runs on.
+
+Nodes
+- The end of a connection that agent and guardian hold together proves that nothing of the node lives: `ENDED`. A node
+  that did not answer within the lease is `SILENT`. Any other end of a connection leaves the node away: it may come back
+  within the lease, and nothing happens.
+- A node that has promised to follow a higher coordinator makes this one take a higher term, and stop its round: other
+  nodes may have gone on elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+from elastic_run.core.job import formation
+from elastic_run.core.job.coordination_state import (
+    BROKEN,
+    ENDED,
+    SILENT,
+    Closed,
+    Coordination,
+    MayFound,
+    Said,
+    begin,
+)
+from elastic_run.core.job.documents import (
+    END,
+    GATHER,
+    HALT,
+    IDLE,
+    PROPOSE,
+    REFUSE,
+    SEARCH,
+    START,
+    WARN,
+    JobMemory,
+    NodeState,
+    Order,
+    Promise,
+)
+from elastic_run.core.job.machine import _awaited_until, _scale_up_at
+from elastic_run.core.job.memory import take_memory, write_memory
+from elastic_run.core.job.node_changes import NodeChanges, describe_death
+from elastic_run.core.job.rank_claims import counts_at, find_disputes
+from elastic_run.core.job.round_steps import PATIENCE, advance
+from elastic_run.core.job.state import ENDED as JOB_ENDED
+from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, WARNED, Job
+from elastic_run.core.job.state import SILENT as IS_SILENT
+from elastic_run.core.job.succession import LEASE, ONLY_ONE, find_base
+from elastic_run.core.protocol.decisions import Halt
+from elastic_run.core.protocol.outcomes import DIED
+from elastic_run.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from elastic_run.core.job.coordination_state import Event
+
+_ACTIVE = frozenset((RUNNING, WARNED, HALTING))
+
+
+__all__ = [
+    "BROKEN",
+    "ENDED",
+    "SILENT",
+    "Closed",
+    "Coordination",
+    "MayFound",
+    "Said",
+    "begin",
+    "decide",
+    "make_order",
+    "next_at",
+]
+
+
+# --- what has happened -----------------------------------------------------------------------------------------------
+def decide(coordination: Coordination, events: Iterable[Event], *, now: float, jitter: float = 0.0) -> Coordination:
+    """Take in what has happened, and decide.
+
+    Args:
+        coordination: The state.
+        events: Documents and ends of connections, in order; none for the time alone.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1), for the pause before a restart.
+
+    Returns:
+        The state after. Each node's order follows from it (`make_order`).
+    """
+    if coordination.is_over:
+        return coordination
+    after = _take_in(coordination, events, now)
+    after = _raise_term(after)
+    while True:
+        before = after
+        after = advance(before, now, jitter)
+        if after == before or after.is_over:
+            break
+    return _keep_memory(after, now)
+
+
+def _take_in(coordination: Coordination, events: Iterable[Event], now: float) -> Coordination:
+    here, ended, away = dict(coordination.here), dict(coordination.ended), dict(coordination.away)
+    job, memory, may_found = coordination.job, coordination.memory, coordination.may_found
+    changed: dict[str, NodeState] = {}
+    closed: list[Closed] = []
+    for event in events:
+        if isinstance(event, MayFound):
+            may_found = True
+        elif isinstance(event, Said):
+            state = replace(event.state, memory=None)
+            told = event.state.memory
+            if told is not None and (memory is None or _edition(told) > _edition(memory)):
+                memory, job = told, take_memory(job, told, now)
+            away.pop(state.node, None)
+            here[state.node] = changed[state.node] = state
+        elif event.node in here or event.node in away:
+            closed.append(event)
+            _take_end(coordination, event, here.pop(event.node, None), ended)
+            away[event.node] = now
+            if event.how != BROKEN:
+                del away[event.node]
+    leaving = {name: state for name, state in here.items() if state.leaving}
+    ended.update({name: state for name, state in leaving.items() if state.promise == coordination.promise})
+    lease = math.inf if job.config is None else job.config.lease
+    overdue = [name for name, since in away.items() if now >= since + lease]
+    closed += [Closed(name, SILENT, f"silent for {lease:.1f} s") for name in overdue]
+    after = replace(
+        coordination,
+        here=MappingProxyType({name: state for name, state in here.items() if name not in leaving}),
+        ended=MappingProxyType(ended),
+        away=MappingProxyType({name: since for name, since in away.items() if name not in overdue}),
+        may_found=may_found,
+        memory=memory,
+    )
+    if after.proposed is not None and any(name not in after.here for name in after.proposed.members):
+        after = replace(after, proposed=None)
+    return _change_nodes(after, job, changed, closed, now)
+
+
+def _take_end(coordination: Coordination, event: Closed, state: NodeState | None, ended: dict[str, NodeState]) -> None:
+    """Keep the last state of a node that has surely ended, after it had promised this coordinator's term."""
+    if event.how == ENDED and state is not None and state.promise == coordination.promise:
+        ended[event.node] = state
+
+
+def _change_nodes(
+    coordination: Coordination, job: Job, changed: Mapping[str, NodeState], closed: Sequence[Closed], now: float
+) -> Coordination:
+    base = find_base(coordination.knowledge)
+    is_newer = base is not None and (coordination.round is None or base.order > coordination.round.order)
+    if not (changed or closed or is_newer):
+        return replace(coordination, job=job)
+    changes = NodeChanges(job, coordination.round, now)
+    if base is not None and is_newer:
+        changes.adopt_round(base, coordination.dead)
+        coordination = replace(
+            coordination, round=base, assignments=MappingProxyType({}), proposed=None, halt=None, short_since=None
+        )
+        changed = {**coordination.ended, **coordination.here, **changed}
+    for state in changed.values():
+        changes.read_state(state)
+    for event in closed:
+        changes.forget_refusal(event.node)
+        if event.how == BROKEN:
+            changes.put_away(event.node)
+        elif event.how == SILENT:
+            changes.drop(event.node, IS_SILENT, event.detail)
+        else:
+            changes.drop(event.node, DIED, describe_death(event.detail))
+    return replace(coordination, job=changes.close())
+
+
+def _raise_term(coordination: Coordination) -> Coordination:
+    """Take a higher term than each that a node here has promised to follow."""
+    highest = max((state.promise.rank for state in coordination.here.values()), default=(0, ""))
+    if highest <= coordination.promise.rank:
+        return coordination
+    if coordination.choice == LEASE:
+        return replace(coordination, is_over=True)  # another node has the lease
+    promise = Promise(highest[0] + 1, coordination.promise.coordinator)
+    job = replace(coordination.job, term=promise.term)
+    coordination = replace(coordination, promise=promise, job=job, proposed=None, ended=MappingProxyType({}))
+    return _stop_round(coordination, "a node has followed another coordinator")
+
+
+def _stop_round(coordination: Coordination, detail: str) -> Coordination:
+    job = coordination.job
+    if job.phase not in (RUNNING, WARNED):
+        return coordination
+    halt = Halt(job.term, job.round, "loss", detail)
+    return replace(coordination, job=replace(job, phase=HALTING, until=None), halt=halt)
+
+
+# --- orders ----------------------------------------------------------------------------------------------------------
+def make_order(coordination: Coordination, name: str) -> Order:  # noqa: PLR0911 - one for each kind of order
+    """Return what a node shall do now.
+
+    Args:
+        coordination: The state.
+        name: A node that is connected.
+    """
+    promise, job = coordination.promise, coordination.job
+    memory = None if coordination.choice == ONLY_ONE else coordination.memory
+    refusal = next((one for one in job.refusals if one.node == name), None)
+    if refusal is not None:
+        return Order(promise, REFUSE, reason=refusal.verdict, detail=refusal.detail)
+    if coordination.end is not None:
+        return Order(promise, END, end=coordination.end)
+    if coordination.is_over:
+        return Order(promise, SEARCH)
+    proposed, node = coordination.proposed, job.nodes.get(name)
+    if proposed is not None and name in proposed.proposals:
+        return Order(
+            promise,
+            PROPOSE,
+            assignment=proposed.assignments[name],
+            proposal=proposed.proposals[name],
+            memory=memory,
+        )
+    if node is not None and node.is_member and job.phase in _ACTIVE:
+        phase = {RUNNING: START, WARNED: WARN, HALTING: HALT}[job.phase]
+        reason, detail = ("", "") if coordination.halt is None else (coordination.halt.reason, coordination.halt.detail)
+        return Order(
+            promise, phase, coordination.round, coordination.assignments.get(name), None, reason, detail, memory=memory
+        )
+    if name in coordination.here and coordination.here[name].phase != IDLE:
+        return Order(promise, HALT, reason="replaced", memory=memory)
+    return Order(promise, GATHER, memory=memory)
+
+
+def next_at(coordination: Coordination, now: float) -> float | None:
+    """Return when time alone may bring the next decision after `decide` at this time; None where only an event can."""
+    job, config = coordination.job, coordination.job.config
+    if config is None or job.phase == JOB_ENDED or coordination.is_over:
+        return None
+    times = [since + config.lease for since in coordination.away.values()]
+    times += [_awaited_until(job, config)] if job.is_awaiting else []
+    times += [counts_at(node, config) for node, _ in find_disputes(job)]
+    if job.phase == GATHERING:
+        times += [job.since + config.join_timeout]
+        ends = formation.last_call_ends(job, config)
+        times += [] if ends is None or coordination.round is not None else [ends]
+        if coordination.short_since is not None:
+            times += [coordination.short_since + PATIENCE * config.lease]
+    elif job.until is not None:
+        times += [job.until]
+    elif job.phase == RUNNING:
+        times += [_scale_up_at(job, config)]
+    return min((time for time in times if now < time < math.inf), default=None)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+def _edition(memory: JobMemory) -> tuple[int, int]:
+    return memory.term, memory.edition
+
+
+def _keep_memory(coordination: Coordination, now: float) -> Coordination:
+    """Write the memory anew when something in it has changed, so that the next coordinator has it."""
+    if coordination.choice == ONLY_ONE or coordination.round is None:
+        return coordination
+    job, memory = coordination.job, coordination.memory
+    settled = job.round_id if job.phase in (GATHERING, PAUSING) else ("" if memory is None else memory.settled_round)
+    facts = (
+        settled,
+        job.term,
+        job.restart_count,
+        job.changes,
+        job.attempts,
+        job.scripts,
+        job.incidents,
+        job.exclusions,
+    )
+    if facts == coordination.memory_facts:
+        return coordination
+    edition = memory.edition + 1 if memory is not None and memory.term == job.term else 0
+    memory = write_memory(job, edition=edition, settled_round=settled, now=now)
+    return replace(coordination, memory=memory, memory_facts=facts)

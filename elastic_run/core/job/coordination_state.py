@@ -1,0 +1,148 @@
+"""What a coordinator knows of its job and has decided, and what can happen to it. Pure."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.job.state import Job
+from elastic_run.core.job.succession import MAJORITY, Knowledge
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, TypeAlias
+
+    from elastic_run.core.job.documents import JobMemory, NodeState, Promise, Proposal, Round
+    from elastic_run.core.protocol.decisions import End, Halt
+    from elastic_run.core.protocol.documents import Assignment
+
+# How a connection has ended.
+ENDED = "ended"
+SILENT = "silent"
+BROKEN = "broken"
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A node says what it is; the first time on a connection, and whenever that changes."""
+
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A node's connection is closed.
+
+    Args:
+        node: The node.
+        how: `ended`, `silent` or `broken`.
+        detail: For the user: why the agent died, or how long it was silent, a clause; or "".
+    """
+
+    node: str
+    how: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MayFound:
+    """No other coordinator can have this job, so that nodes without a round may found it."""
+
+
+if TYPE_CHECKING:
+    Event: TypeAlias = Said | Closed | MayFound
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A proposal that is not accepted by all yet.
+
+    Args:
+        round: The round.
+        members: Its members, in order of joining.
+        proposals: What each member is to accept.
+        assignments: The place of each.
+    """
+
+    round: Round
+    members: tuple[str, ...]
+    proposals: Mapping[str, Proposal]
+    assignments: Mapping[str, Assignment]
+
+
+def _empty() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Coordination:
+    """What a coordinator knows of its job, and has decided.
+
+    Args:
+        promise: Its own term and node.
+        choice: How a coordinator is chosen, a word of `succession`.
+        since: When it began to coordinate.
+        job: The job, as its policy sees it.
+        here: The newest states of the nodes that are connected.
+        ended: The last states of the nodes that have ended in its hands.
+        away: When the connections of nodes broke that may come back.
+        round: The last round that has started, or None.
+        assignments: The place of each of its members, as far as this coordinator has given them.
+        proposed: The proposal that waits for its members, or None.
+        started_by: The rounds whose `start` this agent has sent, as a coordinator in whatever term.
+        dead: See `Knowledge`.
+        number: The highest number of a round that it has proposed.
+        may_found: Whether nodes without a round may found the job.
+        short_since: Since when the nodes that are here are no majority, or None.
+        halt: Why the round is being stopped, or None.
+        end: The verdict, or None.
+        is_over: Whether it coordinates no longer: its nodes look for another coordinator.
+        memory: The memory that travels with the orders, or None.
+        memory_facts: What is in it; another memory is written when this changes.
+    """
+
+    promise: Promise
+    choice: str
+    since: float
+    job: Job
+    here: Mapping[str, NodeState] = field(default_factory=_empty)
+    ended: Mapping[str, NodeState] = field(default_factory=_empty)
+    away: Mapping[str, float] = field(default_factory=_empty)
+    round: Round | None = None
+    assignments: Mapping[str, Assignment] = field(default_factory=_empty)
+    proposed: Proposed | None = None
+    started_by: tuple[Round, ...] = ()
+    dead: str = ""
+    number: int = 0
+    may_found: bool = True
+    short_since: float | None = None
+    halt: Halt | None = None
+    end: End | None = None
+    is_over: bool = False
+    memory: JobMemory | None = None
+    memory_facts: tuple[object, ...] = ()
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What it knows of the rounds of the job."""
+        return Knowledge(self.promise, self.here, self.ended, self.started_by, self.dead)
+
+
+def begin(
+    promise: Promise, choice: str, now: float, *, dead: str = "", started_by: tuple[Round, ...] = ()
+) -> Coordination:
+    """Return the state of a coordinator that knows nothing yet.
+
+    Args:
+        promise: Its term, above each that its node has promised to follow, and its node.
+        choice: How a coordinator is chosen, a word of `succession`.
+        now: Monotonic seconds.
+        dead: The coordinator that is surely dead; see `Knowledge`.
+        started_by: The rounds that this agent has started as a coordinator before.
+    """
+    job = Job(term=promise.term, coordinator=promise.coordinator, since=now)
+    may_found = choice != MAJORITY
+    return Coordination(promise, choice, now, job, started_by=started_by, dead=dead, may_found=may_found)

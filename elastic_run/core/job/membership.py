@@ -1,0 +1,255 @@
+"""One node's part in its job: its coordinator's orders and its agent's reports in, its state and commands out. Pure.
+
+- `decide(member, event, now) -> (member, commands)`. The driver sends `make_state` to the coordinator when it differs
+  from the document that it sent last on this connection, and in each case after a (re)connection.
+- A node obeys the highest coordinator that it has promised to follow, and nothing of a lower one.
+- It accepts a proposal only while nothing of a round lives on it, and starts a round only on `start`, once.
+- A `halt` of a round that it has accepted, but never started, ends that round here: its `start` was sent all the same.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.job.config import describe_settled
+from elastic_run.core.job.documents import (
+    END,
+    HALT,
+    IDLE,
+    PROPOSE,
+    REFUSE,
+    RUNS,
+    SEARCH,
+    START,
+    STOPS,
+    WARN,
+    JobMemory,
+    NodeState,
+    Order,
+    Promise,
+    Proposal,
+    Round,
+    RoundEnd,
+)
+from elastic_run.core.node.messages import (
+    CutOff,
+    Ended,
+    Formed,
+    Halted,
+    Leaving,
+    Refused,
+    Settled,
+    Warned,
+    WorkersFailing,
+    WorkersGone,
+)
+from elastic_run.core.node.state import FENCED, REPLACED
+from elastic_run.core.protocol.outcomes import STOPPED
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.documents import Assignment
+    from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+
+
+# --- events and commands beside those of `core.node.messages` --------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A connection to a coordinator is open: the state is to be sent on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRead:
+    """The coordinator has sent an order."""
+
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Close the connection, and look for another coordinator."""
+
+
+if TYPE_CHECKING:
+    Event: TypeAlias = Connected | OrderRead | WorkersFailing | WorkersGone | Leaving | CutOff
+    Command: TypeAlias = Formed | Warned | Halted | Refused | Settled | Ended | Search
+    Decision: TypeAlias = tuple["Member", tuple[Command, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node as it knows itself.
+
+    Args:
+        node: Its id.
+        node_info: Its description for the other nodes.
+        config: The job's configuration: its user's, then the job's.
+        store_address: Where its workers' store of the next round listens.
+        promise: See `NodeState`.
+        started: See `NodeState`.
+        place: Its assignment in that round, or None.
+        accepted: Its accepted proposals, each with the assignment that came with it.
+        phase: See `NodeState`.
+        is_warned: Whether its workers were told that the round will be stopped.
+        is_failing: See `NodeState`.
+        is_secondary: See `NodeState`.
+        ended: See `NodeState`.
+        leaving: The reason and the detail, or None.
+        memory: The newest memory of the job.
+        memory_at: When it came.
+        is_over: Whether nothing follows.
+    """
+
+    node: str
+    node_info: NodeInfo
+    config: JobConfig
+    store_address: StoreAddress
+    promise: Promise = Promise()
+    started: Round | None = None
+    place: Assignment | None = None
+    accepted: tuple[tuple[Proposal, Assignment], ...] = ()
+    phase: str = IDLE
+    is_warned: bool = False
+    is_failing: bool = False
+    is_secondary: bool = False
+    ended: RoundEnd | None = None
+    leaving: tuple[str, str] | None = None
+    memory: JobMemory | None = None
+    memory_at: float = 0.0
+    is_over: bool = False
+
+
+def make_state(member: Member, now: float, *, is_first: bool) -> NodeState:
+    """Return what the node tells its coordinator.
+
+    Args:
+        member: The node.
+        now: Monotonic seconds.
+        is_first: Whether it is the first document on this connection: only this has the memory of the job.
+    """
+    memory = member.memory if is_first else None
+    return NodeState(
+        node=member.node,
+        node_info=member.node_info,
+        config=member.config,
+        store_address=member.store_address,
+        promise=member.promise,
+        started=member.started,
+        rank=-1 if member.place is None else member.place.group_rank,
+        accepted=tuple(proposal for proposal, _ in member.accepted),
+        phase=member.phase,
+        is_failing=member.is_failing,
+        is_secondary=member.is_secondary,
+        ended=member.ended,
+        leaving="" if member.leaving is None else member.leaving[0],
+        leaving_detail="" if member.leaving is None else member.leaving[1],
+        memory=None if memory is None else replace(memory, age=memory.age + now - member.memory_at),
+        known_round=max(
+            0 if member.started is None else member.started.number,
+            *(proposal.round.number for proposal, _ in member.accepted),
+            0,
+        ),
+    )
+
+
+def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR0911 - one for each event
+    """Decide what follows an event.
+
+    Args:
+        member: The node.
+        event: The event.
+        now: Monotonic seconds.
+
+    Returns:
+        The node after the event, and the commands for its agent and its driver.
+    """
+    if member.is_over or isinstance(event, Connected):
+        return member, ()
+    if isinstance(event, OrderRead):
+        return _obey(member, event.order, now)
+    if isinstance(event, Leaving):
+        return replace(member, leaving=(event.reason, event.detail)), ()
+    if isinstance(event, CutOff):
+        return _halt(member, FENCED, f"no answer for {event.seconds:.0f} s")
+    if member.started is None or event.round != member.started.number or member.phase == IDLE:
+        return member, ()  # of a round that is over
+    if isinstance(event, WorkersFailing):
+        is_secondary = event.is_secondary and (member.is_secondary or not member.is_failing)
+        return replace(member, is_failing=True, is_secondary=is_secondary), ()
+    end = RoundEnd(event.outcome, event.report, event.verdict, event.detail, event.ends)
+    return replace(member, phase=IDLE, ended=end, store_address=event.store_address), ()
+
+
+def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR0911 - one for each phase of an order
+    if order.promise.rank < member.promise.rank:
+        return member, ()
+    member = replace(member, promise=order.promise)
+    if order.memory is not None:
+        member = replace(member, memory=order.memory, memory_at=now)
+    if order.phase == REFUSE:
+        return replace(member, is_over=True), (Refused(order.detail, order.reason),)
+    if order.phase == END and order.end is not None:
+        return replace(member, is_over=True), (Ended(order.end),)
+    if member.leaving is not None:
+        return member, ()
+    if order.phase == SEARCH:
+        member, commands = _halt(member, REPLACED, "")
+        return member, (*commands, Search())
+    if order.phase == PROPOSE:
+        return _accept(member, order), ()
+    if order.phase in (START, WARN, HALT) and order.round is not None:
+        return _follow_round(member, order.round, order)
+    return _halt(member, order.reason or REPLACED, order.detail)
+
+
+def _accept(member: Member, order: Order) -> Member:
+    proposal, place = order.proposal, order.assignment
+    if proposal is None or place is None or member.phase != IDLE:
+        return member
+    if proposal.rank == 0 and place.master != member.store_address:
+        return member  # another store listens there by now: the coordinator reads of it in this node's state
+    if member.started is not None and proposal.round.order <= member.started.order:
+        return member
+    if any(one.round == proposal.round for one, _ in member.accepted):
+        return member
+    return replace(member, accepted=(*member.accepted, (proposal, place)))
+
+
+def _follow_round(member: Member, started: Round, order: Order) -> Decision:
+    commands: list[Command] = []
+    if member.started != started:
+        place = next((place for proposal, place in member.accepted if proposal.round == started), None)
+        if place is None or member.phase != IDLE:
+            return member, ()  # never accepted here: the coordinator has not read this node's state yet
+        member = replace(
+            member,
+            started=started,
+            place=place,
+            accepted=tuple(pair for pair in member.accepted if pair[0].round.order > started.order),
+            is_warned=False,
+            is_failing=False,
+            is_secondary=False,
+        )
+        if order.phase == HALT:
+            return replace(member, ended=RoundEnd(STOPPED)), ()
+        member = replace(member, phase=RUNS, ended=None)
+        if place.config is not None:
+            detail = describe_settled(place.config, member.config)
+            member = replace(member, config=place.config)
+            commands += [Settled(detail)] if detail else []
+        commands.append(Formed(place))
+    if order.phase == WARN and member.phase == RUNS and not member.is_warned:
+        member = replace(member, is_warned=True)
+        commands.append(Warned(started.number))
+    if order.phase == HALT:
+        member, more = _halt(member, order.reason, order.detail)
+        commands += more
+    return member, tuple(commands)
+
+
+def _halt(member: Member, reason: str, detail: str) -> Decision:
+    if member.phase != RUNS or member.started is None:
+        return member, ()
+    return replace(member, phase=STOPS), (Halted(member.started.number, reason, detail),)

@@ -1,0 +1,301 @@
+"""Changes of the nodes into the job's state: which nodes are there, and what became of the round on each. Pure.
+
+It decides nothing. A batch of changes is taken in at once, so that a thousand nodes that join don't copy the state a
+thousand times.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.failure.root_cause import LOST_RANK
+from elastic_run.core.job.config import describe_difference
+from elastic_run.core.job.documents import IDLE
+from elastic_run.core.job.exclusion import find_exclusion
+from elastic_run.core.job.rank_claims import has_rival
+from elastic_run.core.job.refusals import forget_refused, forget_replaced
+from elastic_run.core.job.reported_failure import read_report
+from elastic_run.core.job.role_scripts import describe_other_script, settle_script
+from elastic_run.core.job.state import (
+    AWAITED,
+    HALTING,
+    LIVE,
+    REFUSED,
+    REMEMBERED_GONE,
+    RUNNING,
+    SILENT,
+    UNKNOWN,
+    VOID,
+    WARNED,
+    Gone,
+    Job,
+    Node,
+    Refusal,
+    Seat,
+)
+from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK
+from elastic_run.core.protocol.messages import (
+    BY_SIGNAL,
+    CANNOT_START,
+    DIED,
+    DONE,
+    EXCLUDED,
+    FAILED,
+    LAST_SEQUENCE,
+    STOPPED,
+    UNHEALTHY,
+    UNKILLABLE,
+    UNREACHABLE,
+    Ready,
+)
+from elastic_run.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.documents import NodeState, Round, RoundEnd
+    from elastic_run.core.protocol.messages import NodeInfo
+
+_ACTIVE = frozenset((RUNNING, WARNED, HALTING))
+_CLAUSES = {
+    BY_SIGNAL: "was told to stop",
+    DIED: "its agent died",
+    UNKILLABLE: "has a process that can't be killed",
+    UNHEALTHY: "unhealthy",
+}
+
+
+class NodeChanges:
+    """A job's state while a batch of changes of its nodes is taken in.
+
+    Args:
+        job: The state before.
+        round: The last round that has started, or None.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, job: Job, round: Round | None, now: float) -> None:  # noqa: A002 - the project's word
+        self._job = job
+        self._round = round
+        self._now = now
+        self._nodes = dict(job.nodes)
+        self._gone = dict(job.gone)
+        self._seats = list(job.seats)
+
+    def close(self) -> Job:
+        """Return the state after."""
+        strangers = [name for name, gone in self._gone.items() if gone.was is None or not gone.was.is_member]
+        for name in strangers[: max(0, len(strangers) - REMEMBERED_GONE)]:
+            del self._gone[name]
+        if not self._nodes and self._job.round == 0:
+            # The next node begins anew, with a configuration that may be better.
+            self._set(config=None, scripts=())
+            forget_refused(self._gone)
+        return replace(
+            self._job,
+            nodes=MappingProxyType(self._nodes),
+            gone=MappingProxyType(self._gone),
+            seats=tuple(self._seats),
+        )
+
+    def adopt_round(self, started: Round, dead: str) -> None:
+        """Go on from a round that has started under another coordinator: its members have yet to come.
+
+        Args:
+            started: The round.
+            dead: A coordinator that is surely dead, or "".
+        """
+        self._round = started
+        self._seats = [Seat() for _ in range(started.size)]
+        if started.coordinator == dead and started.coordinator_rank >= 0:
+            self._seats[started.coordinator_rank] = Seat(dead, VOID, is_lost=True)
+        self._nodes = {
+            name: replace(node, rank=None, is_member=False, failing=None, outcome="", is_suspecting=False)
+            for name, node in self._nodes.items()
+        }
+        self._set(
+            phase=RUNNING,
+            round=started.number,
+            round_id=started.round_id,
+            incarnation=started.root,
+            restart_count=max(self._job.restart_count, started.restart_count),
+            round_restarts=started.restart_count,
+            since=self._now,
+            min_reached_at=None,
+            until=None,
+            root=None,
+            hidden=None,
+            ending=None,
+        )
+
+    # --- nodes that are there ----------------------------------------------------------------------------------------
+    def read_state(self, state: NodeState) -> None:
+        """Take in what a node is now."""
+        if state.leaving:
+            clause = _CLAUSES.get(state.leaving, state.leaving)
+            detail = f"{clause}: {state.leaving_detail}" if state.leaving_detail else clause
+            self._read_round(state)
+            self.drop(state.node, state.leaving, detail)
+            return
+        if self._job.config is None:
+            self._set(config=state.config, since=self._now)
+        config = self._job.config or state.config
+        difference = self._describe_difference(state, config, "here")
+        if difference:
+            self._refuse(state, difference, self._describe_difference(state, config, "there"))
+            return
+        self._set(
+            scripts=settle_script(self._job.scripts, state.node_info.role_script),
+            # No round gets a number again of which a node has heard.
+            highest_round=max(self._job.highest_round, state.known_round),
+        )
+        node = replace(
+            self._nodes.get(state.node) or self._welcome(state),
+            node_info=_keep(state.node_info),
+            store_address=state.store_address,
+            has_other_config=state.config != config,
+            is_to_read=False,
+        )
+        self._nodes[state.node] = node
+        self._read_round(state)
+        self._read_exclusion(state, config)
+        node = self._nodes[state.node]
+        if node.node not in self._job.rank_claims and has_rival(self._nodes.values(), node):
+            self._set(rank_claims=(*self._job.rank_claims, node.node))
+
+    def _describe_difference(self, state: NodeState, config: JobConfig, here: str) -> str:
+        script = state.node_info.role_script
+        return describe_difference(config, state.config, here=here) or describe_other_script(
+            self._job.scripts, script, here=here
+        )
+
+    def _refuse(self, state: NodeState, detail: str, noted: str) -> None:
+        """Refuse a node: its user reads `detail`, those of the nodes that wait read what is noted."""
+        if state.node not in self._gone or self._gone[state.node].reason != REFUSED:
+            self.drop(state.node, REFUSED, noted)
+        refusals = [one for one in self._job.refusals if one.node != state.node]
+        self._set(refusals=(*refusals, Refusal(state.node, detail)))
+
+    def _welcome(self, state: NodeState) -> Node:
+        """Return a node that is new, or that was silent for a while."""
+        gone = self._gone.pop(state.node, None)
+        if gone is not None and gone.was is not None:
+            return replace(gone.was, is_member=False, arrived_at=self._now, failing=None, outcome="")
+        forget_replaced(self._gone, state.node_info.host)
+        order = self._next_order()
+        return Node(
+            state.node, _keep(state.node_info), state.store_address, 0, arrived=order, arrived_at=self._now, rank=None
+        )
+
+    def _read_exclusion(self, state: NodeState, config: JobConfig) -> None:
+        node = self._nodes[state.node]
+        exclusion = find_exclusion(self._job, config, node, self._now)
+        if exclusion is not None and not node.is_excluded:
+            self._nodes[state.node] = replace(node, is_excluded=True)
+            self._set(refusals=(*self._job.refusals, Refusal(state.node, exclusion.reason, EXCLUDED)))
+
+    # --- the round ---------------------------------------------------------------------------------------------------
+    def _read_round(self, state: NodeState) -> None:
+        """Take in what became of the round on a node."""
+        node = self._nodes.get(state.node)
+        if node is None:
+            return
+        if self._round is None or state.started != self._round:
+            # A member that has yet to read its `start` stays a member; other rounds have to be stopped first.
+            self._nodes[state.node] = replace(node, is_busy=state.phase != IDLE and not node.is_member)
+            return
+        node = self._take_seat(node, state.rank)
+        node = replace(node, is_busy=state.phase != IDLE and not node.is_member)
+        if node.is_member and not node.outcome:
+            node = self._read_failing(node, state)
+            if state.ended is not None:
+                node = self._read_end(node, state.ended)
+        self._nodes[state.node] = node
+
+    def _take_seat(self, node: Node, rank: int) -> Node:
+        """Return a node in its seat of the last round: a seat has one holder for ever."""
+        if not 0 <= rank < len(self._seats) or self._seats[rank].node not in ("", node.node):
+            return replace(node, rank=None, is_member=False)
+        self._seats[rank] = replace(self._seats[rank], node=node.node, status=LIVE)
+        return replace(node, rank=rank, is_member=self._job.phase in _ACTIVE)
+
+    def _read_failing(self, node: Node, state: NodeState) -> Node:
+        if not state.is_failing:
+            return node
+        if node.failing is None:
+            return replace(node, failing=self._next_order(), is_suspecting=state.is_secondary)
+        return replace(node, is_suspecting=node.is_suspecting and state.is_secondary)
+
+    def _read_end(self, node: Node, end: RoundEnd) -> Node:
+        report = end.report or {}
+        is_certain = node.failing is not None and not node.is_suspecting
+        is_suspecting = end.outcome == FAILED and not is_certain and report.get("severity") == LOST_RANK
+        ends = end.ends
+        if ends is not None:
+            ends = replace(ends, stuck=ends.stuck[:MOST_STUCK], errors=ends.errors[:MOST_ERRORS])
+        node = replace(node, outcome=end.outcome, is_suspecting=is_suspecting, ends=ends)
+        self._weigh(node, end)
+        return node
+
+    def _weigh(self, node: Node, end: RoundEnd) -> None:
+        """Keep what a node reports of a failure, if it is a likelier cause than what is known."""
+        is_hidden = end.outcome == STOPPED and end.report is not None
+        if end.outcome not in (FAILED, UNREACHABLE, CANNOT_START) and not is_hidden:
+            return
+        fact = Ready(
+            node.node, 0, 0, "", end.outcome, node.store_address, end.report, end.verdict, end.detail, end.ends
+        )
+        root = read_report(fact, node.failing if node.failing is not None else self._next_order())
+        if is_hidden:
+            self._set(hidden=self._job.hidden or root)
+        elif end.outcome == CANNOT_START and self._job.ending is None:
+            self._set(ending=root)
+        elif self._job.root is None or (root.severity, root.order) < (self._job.root.severity, self._job.root.order):
+            self._set(root=root)
+
+    def forget_refusal(self, name: str) -> None:
+        """Forget what a node was to be told: its connection has ended."""
+        if self._job.refusals:
+            self._set(refusals=tuple(one for one in self._job.refusals if one.node != name))
+
+    # --- nodes that go -----------------------------------------------------------------------------------------------
+    def put_away(self, name: str) -> None:
+        """Keep a node whose connection has broken: it may come back within the lease."""
+        if name in self._nodes:
+            self._nodes[name] = replace(self._nodes[name], is_to_read=True)
+
+    def drop(self, name: str, reason: str, detail: str) -> None:
+        """Drop a node: it left, died, is silent or is refused."""
+        node = self._nodes.pop(name, None)
+        before = self._gone.pop(name, None)
+        was = node if node is not None or before is None else before.was
+        self._gone[name] = Gone(name, LAST_SEQUENCE, reason, detail, was)
+        if was is not None and was.rank is not None:
+            is_lost = was.is_member and was.outcome != DONE
+            seat = self._seats[was.rank]
+            status = UNKNOWN if reason == SILENT else VOID
+            self._seats[was.rank] = replace(seat, status=status, is_lost=seat.is_lost or is_lost)
+
+    def give_up_awaited(self) -> None:
+        """Count the members that have not come after a change of the coordinator as lost."""
+        self._seats = [
+            replace(seat, status=UNKNOWN, is_lost=True) if seat.status == AWAITED else seat for seat in self._seats
+        ]
+
+    # --- the state ---------------------------------------------------------------------------------------------------
+    def _next_order(self) -> int:
+        self._set(order=self._job.order + 1)
+        return self._job.order
+
+    def _set(self, **changes: object) -> None:
+        self._job = replace(self._job, **changes)  # type: ignore[arg-type] # names are checked by tests
+
+
+def describe_death(detail: str) -> str:
+    """Return the clause about a node whose agent died."""
+    return f"{_CLAUSES[DIED]}: {detail}" if detail else _CLAUSES[DIED]
+
+
+def _keep(node_info: NodeInfo) -> NodeInfo:
+    """Return what the state keeps of a node: the script's file is kept once for its role."""
+    return node_info if node_info.script_file is None else replace(node_info, script_file=None)

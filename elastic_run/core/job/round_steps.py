@@ -1,0 +1,193 @@
+"""From one round of a job to the next: gather, propose, start, and what follows its end. Pure.
+
+- A round forms at once when the maximum of nodes is there, or every surviving member of the last round. Only a first
+  round of fewer nodes waits for the last call.
+- `succession` says whether the nodes that are here may be a round. Without that, nobody may say so for two leases, and
+  then the nodes look for another coordinator.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.job import formation
+from elastic_run.core.job.coordination_state import Coordination, Proposed
+from elastic_run.core.job.documents import Proposal, Round, shorten
+from elastic_run.core.job.machine import (
+    _awaited_until,
+    _conclude,
+    _end,
+    _give_up_waiting,
+    _settle_ranks,
+    _watch_round,
+)
+from elastic_run.core.job.node_changes import NodeChanges
+from elastic_run.core.job.round_outcome import end_with
+from elastic_run.core.job.state import ENDED as JOB_ENDED
+from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, Refusal
+from elastic_run.core.job.succession import MAJORITY, describe_majority, find_base, find_possible, may_form
+from elastic_run.core.protocol.decisions import End, Halt, Refuse
+from elastic_run.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.state import Job
+
+#: Leases without more than half of the seats after which the nodes look for another coordinator.
+PATIENCE = 2
+
+
+def advance(  # noqa: C901, PLR0911, PLR0912 - one branch for each phase
+    coordination: Coordination, now: float, jitter: float
+) -> Coordination:
+    """Decide what follows, by one step; return the same state if nothing does."""
+    job, config = coordination.job, coordination.job.config
+    if config is None or job.phase == JOB_ENDED:
+        return coordination
+    if job.rank_claims:
+        job, decision = _settle_ranks(job, config, now)
+        if isinstance(decision, Refuse):
+            job = replace(job, refusals=(*job.refusals, Refusal(decision.node, decision.detail)))
+        coordination = replace(coordination, job=job)
+        if isinstance(decision, End):
+            return replace(coordination, end=decision)
+    if job.is_awaiting and now >= _awaited_until(job, config):
+        changes = NodeChanges(job, coordination.round, now)
+        changes.give_up_awaited()
+        job = changes.close()
+        coordination = replace(coordination, job=job)
+    if job.phase == GATHERING:
+        return _gather(coordination, config, now)
+    if job.phase == PAUSING:
+        is_over = job.until is None or now >= job.until
+        return (
+            replace(coordination, job=replace(job, phase=GATHERING, since=now, until=None)) if is_over else coordination
+        )
+    if job.ending is not None:
+        step = _end(job, end_with(job, job.ending, job.ending.verdict, job.ending.detail))
+    elif any(not member.outcome for member in job.members) or job.is_awaiting:
+        if job.phase == HALTING:
+            return coordination
+        step = _watch_round(job, config, now)
+    elif job.phase == HALTING and coordination.memory is not None and coordination.memory.settled_round == job.round_id:
+        # The coordinator before this one has settled the round, and has told so: its failure counts once.
+        return replace(coordination, job=clear_round(job, now))
+    else:
+        step = _conclude(job, config, now, jitter)
+    after = replace(coordination, job=step.job)
+    if isinstance(step.decision, Halt):
+        return replace(after, halt=step.decision)
+    return replace(after, end=step.decision) if isinstance(step.decision, End) else after
+
+
+def clear_round(job: Job, now: float) -> Job:
+    """Return the state in which the last round is behind the job; its survivors keep their ranks."""
+    nodes = {
+        name: replace(node, is_member=False, failing=None, outcome="", ends=None) for name, node in job.nodes.items()
+    }
+    return replace(job, phase=GATHERING, nodes=MappingProxyType(nodes), since=now, until=None, min_reached_at=None)
+
+
+def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordination:
+    proposed = coordination.proposed
+    if proposed is not None:
+        is_accepted = all(
+            coordination.here[name].promise == coordination.promise
+            and coordination.here[name].has_accepted(proposed.round)
+            for name in proposed.members
+        )
+        return _start(coordination, proposed, now) if is_accepted else coordination
+    job = formation.note_minimum(coordination.job, config, now)
+    coordination = replace(coordination, job=job)
+    chosen = formation.choose(job, config) if _is_formable(coordination, config, now) else ()
+    if chosen and _may_propose(coordination, config, chosen):
+        return _propose(replace(coordination, short_since=None), chosen, now)
+    if now >= job.since + config.join_timeout:
+        end = _give_up_waiting(job, config)
+        missing = describe_majority(coordination.knowledge, set(coordination.here))
+        if missing and coordination.choice == MAJORITY:
+            end = replace(end, detail=f"{missing} within {config.join_timeout:g} s")
+        return replace(coordination, job=replace(job, phase=JOB_ENDED), end=end)
+    if coordination.choice == MAJORITY and _lacks_majority(coordination, config):
+        short_since = now if coordination.short_since is None else coordination.short_since
+        is_over = now >= short_since + PATIENCE * config.lease
+        return replace(coordination, short_since=short_since, is_over=is_over)
+    return replace(coordination, short_since=None)
+
+
+def _is_formable(coordination: Coordination, config: JobConfig, now: float) -> bool:
+    """Whether enough nodes wait, nobody may come who was a member before, and the last call is over."""
+    job = coordination.job
+    count = len(job.waiting)
+    if count < config.min_nodes or job.is_awaiting or (job.rank_claims and job.round == 0):
+        return False
+    if coordination.round is not None or count >= config.max_nodes:
+        return True
+    ends = formation.last_call_ends(job, config)
+    return ends is not None and now >= ends
+
+
+def _may_propose(coordination: Coordination, config: JobConfig, chosen: Sequence[str]) -> bool:
+    """Whether the chosen nodes may be the next round."""
+    if any(state.promise != coordination.promise for state in coordination.here.values()):
+        return False  # what a node that has not promised yet may still accept elsewhere is unknown
+    if coordination.round is None and not coordination.may_found:
+        return False
+    return _has_majority(coordination, config, chosen)
+
+
+def _has_majority(coordination: Coordination, config: JobConfig, members: Sequence[str]) -> bool:
+    if coordination.choice != MAJORITY:
+        return True
+    return may_form(coordination.knowledge, set(members), continues_alone=config.on_split == "continue")
+
+
+def _lacks_majority(coordination: Coordination, config: JobConfig) -> bool:
+    is_founding = coordination.round is None and not coordination.may_found
+    return not is_founding and not _has_majority(coordination, config, tuple(coordination.here))
+
+
+def _propose(coordination: Coordination, chosen: Sequence[str], now: float) -> Coordination:
+    job, me = coordination.job, coordination.promise.coordinator
+    number = max(job.round, job.highest_round, coordination.number) + 1
+    after = formation.form(replace(job, highest_round=number - 1), chosen, now)
+    base = find_base(coordination.knowledge)
+    root = base.root if base is not None else _find_root(coordination, number)
+    own = after.nodes.get(me)
+    one = Round(
+        coordination.promise.term,
+        number,
+        me,
+        root,
+        len(chosen),
+        -1 if own is None or own.rank is None else own.rank,
+        job.restart_count,
+    )
+    # Only another coordinator that counts seats has to know the members.
+    members = tuple(sorted(map(shorten, chosen))) if coordination.choice == MAJORITY else ()
+    assignments = formation.assign(replace(after, incarnation=root))
+    proposals = {name: Proposal(one, assignment.group_rank, base, members) for name, assignment in assignments.items()}
+    proposed = Proposed(one, tuple(chosen), MappingProxyType(proposals), MappingProxyType(dict(assignments)))
+    return replace(coordination, proposed=proposed, number=number)
+
+
+def _find_root(coordination: Coordination, number: int) -> str:
+    """Return the founding of which a round is that follows no round that has surely started."""
+    possible = find_possible(coordination.knowledge, None)
+    return possible[-1].root if possible else f"{coordination.promise.term}/{number}/{coordination.promise.coordinator}"
+
+
+def _start(coordination: Coordination, proposed: Proposed, now: float) -> Coordination:
+    job = replace(coordination.job, highest_round=proposed.round.number - 1, incarnation=proposed.round.root)
+    return replace(
+        coordination,
+        job=formation.form(job, proposed.members, now),
+        round=proposed.round,
+        assignments=proposed.assignments,
+        proposed=None,
+        started_by=(*coordination.started_by[-15:], proposed.round),
+        halt=None,
+    )

@@ -1,0 +1,408 @@
+"""A coordinator and its nodes: rounds, refusals and ends, with documents that arrive at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_run.core.job import coordination as coordinating
+from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.job.coordination import BROKEN, SILENT, Closed, MayFound, Said
+from elastic_run.core.job.documents import NodeState, Order, Promise, Proposal, Round, RoundEnd
+from elastic_run.core.job.membership import OrderRead, Search, make_state
+from elastic_run.core.job.memory import LARGEST_MEMORY, write_memory
+from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, Job
+from elastic_run.core.job.succession import LEASE, MAJORITY, Knowledge, describe_majority
+from elastic_run.core.node.messages import CutOff, Ended, Formed, Halted, Leaving, Refused, Settled, WorkersFailing
+from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_document
+from elastic_run.core.protocol.facts import ErrorCount, NodeEnds, StoreAddress
+from elastic_run.records import replace
+from tests.support.small_job import SmallJob
+
+_FAILED = {"exit_code": 1, "severity": 0, "signature": "boom", "uptime": 100.0, "summary": "ValueError: boom"}
+
+
+def _halts(job: SmallJob, name: str) -> list[tuple[str, str]]:
+    return [(one.reason, one.detail) for one in job.commands[name] if isinstance(one, Halted)]
+
+
+def _end(job: SmallJob, name: str) -> Ended:
+    return next(one for one in job.commands[name] if isinstance(one, Ended))
+
+
+def test_a_round_forms_and_succeeds() -> None:
+    """Two nodes start one round, each with its rank, and end with success when all workers have."""
+    job = SmallJob()
+    job.add("a", "b")
+    places = [one.assignment for name in "ab" for one in job.commands[name] if isinstance(one, Formed)]
+    assert [(place.group_rank, place.world_size, place.master.host) for place in places] == [(0, 2, "a"), (1, 2, "a")]
+    job.end("a", "done")
+    assert job.state.job.phase == RUNNING
+    job.end("b", "done")
+    assert _end(job, "b").end.verdict == "success"
+    assert coordinating.next_at(job.state, job.now) is None
+    assert coordinating.decide(job.state, [], now=job.now).end == job.state.end
+
+
+def test_a_failure_restarts_all_nodes_and_uses_the_budget() -> None:
+    """The other node stops, the next round counts one restart, and the failure after the last restart ends the job."""
+    job = SmallJob(max_restarts=1, max_backoff=0.0)
+    job.add("a", "b")
+    job.feed("b", WorkersFailing(1))
+    assert _halts(job, "a") == [("failure", "a worker failed on b")]
+    job.end("b", "failed", **_FAILED)
+    job.end("a", "stopped")
+    assert [one.assignment.restart_count for one in job.commands["a"] if isinstance(one, Formed)] == [0, 1]
+    job.feed("b", WorkersFailing(2, is_secondary=True))
+    job.feed("b", WorkersFailing(2))
+    job.end("b", "failed", ends=NodeEnds(1, errors=(ErrorCount(1, 1),) * 20), **_FAILED)
+    job.end("a", "stopped", **_FAILED)
+    assert (_end(job, "a").end.verdict, _end(job, "a").end.exit_code) == ("worker_failed", 1)
+    assert len(job.state.job.attempts) == 1
+
+
+def test_a_restart_may_wait() -> None:
+    """After an early failure the job pauses, and then forms the next round."""
+    job = SmallJob(max_restarts=5, min_uptime=50.0)
+    early = {**_FAILED, "uptime": 1.0}
+    job.add("a", "b")
+    for signature in ("x", "y"):
+        job.end("b", "failed", **{**early, "signature": signature})
+        job.end("a", "stopped")
+    assert job.state.job.phase == PAUSING
+    at = coordinating.next_at(job.state, job.now)
+    assert at is not None
+    job.wait(at - job.now)
+    assert job.state.job.phase == RUNNING
+
+
+def test_a_killed_agent_is_lost_at_once_and_a_silent_one_after_the_lease() -> None:
+    """The end of a connection that the guardian closed halts the round at once; a broken one may come back."""
+    job = SmallJob(max_nodes=3)
+    job.add("a", "b", "c")
+    job.close("c", BROKEN, returns=True)
+    assert (job.state.job.phase, dict(job.state.away)) == (RUNNING, {})
+    job.close("c", BROKEN)
+    job.wait(5.9)
+    assert job.state.job.phase == RUNNING
+    job.wait(0.2)
+    assert _halts(job, "a") == [("loss", "c (silent for 6.0 s)")]
+    job.end("a", "stopped")
+    job.end("b", "stopped")
+    assert job.state.round is not None
+    assert job.state.round.size == 2
+    job.close("b", detail="OOM")
+    assert _halts(job, "a")[-1] == ("loss", "b (its agent died: OOM)")
+    job.decide(Closed("nobody", SILENT))
+
+
+def test_a_node_that_leaves_says_why() -> None:
+    """A node that gets SIGTERM leaves, and the other one waits for a replacement, which takes its rank."""
+    job = SmallJob()
+    job.add("a", "b")
+    job.feed("b", Leaving("signal", "SIGTERM"))
+    assert _halts(job, "a") == [("leave", "b (was told to stop: SIGTERM)")]
+    job.end("a", "stopped")
+    job.add("c")
+    place = next(one.assignment for one in job.commands["c"] if isinstance(one, Formed))
+    assert place.group_rank == 1
+
+
+def test_a_node_may_leave_before_it_is_known() -> None:
+    """The first document of a node may say that it goes."""
+    job = SmallJob()
+    state = make_state(SmallJob.make_member("a", job.config), job.now, is_first=True)
+    job.decide(Said(replace(state, leaving="signal")))
+    assert not job.state.job.nodes
+
+
+def test_only_a_round_that_lacks_nodes_is_named() -> None:
+    """A round whose nodes are here is not named as the one that lacks nodes."""
+    base, later = Round(1, 1, "x", "r", 1), Round(2, 2, "x", "r", 3)
+    proposal = Proposal(later, 0, base, ("a",))
+    member = SmallJob.make_member("a", JobConfig())
+    state = replace(make_state(member, 0.0, is_first=True), node="a", started=base, accepted=(proposal,))
+    known = Knowledge(state.promise, {"a": state}, {})
+    assert describe_majority(known, {"a"}) == "1 of another round's 3 nodes are here, 2 are needed"
+
+
+def test_nodes_that_differ_are_refused() -> None:
+    """A node with other settings or another script is told both values, and the job goes on without it."""
+    job = SmallJob(min_nodes=1, max_nodes=3)
+    job.add("a", script="train.py")
+    job.add("b", config=replace(job.config, max_restarts=5))
+    job.add("c", script="other.py")
+    details = [one.detail for name in "bc" for one in job.commands[name] if isinstance(one, Refused)]
+    assert details[0] == "--max-restarts is 5 here and 0 in the job"
+    assert "'other.py' here and 'train.py' in the job" in details[1]
+    refused = job.members["b"]
+    job.close("b", BROKEN)
+    assert [one.node for one in job.state.job.refusals] == ["c"]
+    state = make_state(replace(refused, is_over=False), job.now, is_first=True)
+    job.decide(Said(state))
+    assert [one.node for one in job.state.job.refusals] == ["c", "b"]
+
+
+def test_a_job_that_nobody_is_in_begins_anew() -> None:
+    """If all nodes go before the first round, the next node decides the settings."""
+    job = SmallJob()
+    job.add("a")
+    job.close("a")
+    assert job.state.job.config is None
+    assert coordinating.next_at(job.state, job.now) is None
+
+
+def test_the_jobs_first_node_decides_the_durations() -> None:
+    """A node with other durations is taken in, and gets the job's with one line."""
+    job = SmallJob()
+    job.add("a")
+    job.add("b", config=replace(job.config, join_timeout=5.0))
+    assert isinstance(job.commands["b"][0], Settled)
+    assert job.members["b"].config == job.config
+
+
+def test_a_node_with_the_same_fixed_rank_is_refused() -> None:
+    """The second node with a fixed rank is refused in a job that runs; before its first round the job ends."""
+    job = SmallJob(max_nodes=3)
+    job.add("a", has_fixed_rank=True, preferred_rank=0)
+    job.add("b", has_fixed_rank=True, preferred_rank=1)
+    job.add("c", has_fixed_rank=True, preferred_rank=1)
+    job.wait(9.0)
+    assert any(isinstance(one, Refused) for one in job.commands["c"])
+    job = SmallJob()
+    job.add("a", "b", has_fixed_rank=True, preferred_rank=0)
+    job.wait(9.0)
+    assert _end(job, "b").end.verdict == "refused"
+
+
+def test_a_node_that_cannot_start_ends_the_job() -> None:
+    """A program that can't be started ends the job at once with that node's verdict."""
+    job = SmallJob()
+    job.add("a", "b")
+    job.end("b", "cannot_start", verdict="cannot_start", detail="no such file")
+    assert _end(job, "a").end.verdict == "cannot_start"
+
+
+def test_a_machine_that_fails_again_and_again_is_excluded() -> None:
+    """After its second failure a node is told that it is excluded, and so is the next agent on its machine."""
+    job = SmallJob(max_nodes=4, max_restarts=9, last_call_timeout=5.0, exclude_after=Window(1, 3600.0))
+    job.add("a", machine="ma")
+    job.add("b", machine="mb")
+    job.add("c", machine="mc")
+    job.wait(5.0)
+    job.end("c", "failed", **_FAILED)
+    job.end("a", "stopped")
+    job.end("b", "stopped")
+    assert [one.reason for one in job.state.job.exclusions] != []
+    job.add("d", machine="mc")
+    assert any(isinstance(one, Refused) and one.verdict == "excluded" for one in job.commands["d"])
+
+
+def test_too_few_nodes_end_the_job_in_time() -> None:
+    """After `join_timeout` a job with too few nodes ends with 201."""
+    job = SmallJob(join_timeout=60.0)
+    job.add("a")
+    job.wait(60.0)
+    assert _end(job, "a").end.verdict == "rendezvous"
+
+
+def test_a_growing_job_warns_its_workers() -> None:
+    """A new node makes the round make way after its delay and its warning."""
+    job = SmallJob(min_nodes=1, max_nodes=2, scale_up_delay=2.0, scale_up_grace=3.0)
+    job.add("a")
+    job.add("b")
+    job.wait(2.0)
+    assert job.told("a")[-1] == "Warned"
+    job.wait(3.0)
+    assert _halts(job, "a") == [("join", "b")]
+    job.end("a", "stopped")
+    assert job.told("b") == ["Formed"]
+
+
+def test_a_new_coordinator_goes_on_with_the_round() -> None:
+    """A coordinator that takes the lease finds all members of the last round running, and changes nothing."""
+    first = SmallJob(LEASE)
+    first.add("a", "b")
+    second = SmallJob(LEASE, term=2)
+    for name in "ab":
+        second.move(name, first.members[name])
+    assert (second.state.job.phase, second.told("a")) == (RUNNING, [])
+    first.decide(Said(make_state(second.members["b"], 0.0, is_first=True)))
+    assert first.state.is_over
+    assert coordinating.make_order(first.state, "b").phase == "search"
+    assert coordinating.decide(first.state, [], now=0.0) is first.state
+
+
+def test_a_failure_that_was_settled_counts_once() -> None:
+    """The next coordinator reads that the failure of the last round has its restart already."""
+    first = SmallJob(LEASE, max_restarts=3, max_backoff=0.0)
+    first.add("a", "b")
+    first.end("b", "failed", **_FAILED)
+    first.feed("a", CutOff(9.0))
+    first.end("a", "stopped")
+    assert first.state.job.restart_count == 1
+    second = SmallJob(LEASE, term=2, max_restarts=3, max_backoff=0.0)
+    for name in "ab":
+        member = first.members[name]
+        second.move(
+            name, replace(member, accepted=(), started=first.state.round, phase="idle", ended=RoundEnd("stopped"))
+        )
+    second.wait(13.0)
+    assert second.state.job.restart_count == 1
+
+
+def test_the_members_of_the_last_round_are_awaited_for_two_leases() -> None:
+    """A member that does not come to the new coordinator within two leases is lost."""
+    first = SmallJob(LEASE)
+    first.add("a", "b")
+    second = SmallJob(LEASE, term=2)
+    second.move("a", first.members["a"])
+    second.wait(12.1)
+    assert second.state.job.phase == HALTING
+
+
+def test_a_job_with_several_endpoints_needs_more_than_half() -> None:
+    """One of three nodes forms no round, looks elsewhere after two leases, and ends with the missing number."""
+    first = SmallJob(MAJORITY, max_nodes=3, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b", "c")
+    second = SmallJob(MAJORITY, term=2, min_nodes=1, max_nodes=3, has_successors=True)
+    second.config = first.config
+    lone = replace(first.members["c"], phase="idle", ended=RoundEnd("stopped"))
+    second.move("c", lone)
+    second.wait(12.1)
+    second.wait(12.1)
+    assert any(isinstance(one, Search) for one in second.commands["c"])
+    third = SmallJob(MAJORITY, term=9, max_nodes=3, has_successors=True, join_timeout=1.0)
+    third.config = first.config
+    third.move("c", replace(lone, config=replace(first.config, join_timeout=1.0)))
+    third.wait(12.1)
+    third.wait(1.1)
+    assert "1 of the last round's 3 nodes are here, 2 are needed" in _end(third, "c").end.detail
+
+
+def test_a_higher_term_is_taken_over() -> None:
+    """A node that has followed a higher coordinator makes this one take a higher term, and stop its round."""
+    job = SmallJob(MAJORITY, has_successors=True)
+    job.decide(MayFound())
+    job.add("a", "b")
+    job.add("c")
+    job.feed("c", OrderRead(Order(Promise(7, "x"), "gather")))
+    assert job.state.promise == Promise(8, "a")
+    assert _halts(job, "a")[-1][0] == "loss"
+
+
+def test_a_proposal_without_one_of_its_members_is_abandoned() -> None:
+    """A node that goes before it has accepted the proposal is not waited for."""
+    job = SmallJob(min_nodes=2, max_nodes=3, last_call_timeout=5.0)
+    job.add("a", "b")
+    states = [Said(make_state(job.members[name], job.now, is_first=False)) for name in "ab"]
+    job.add("c")
+    assert states
+    assert job.state.round is not None
+    job.end("a", "stopped")
+    job.end("b", "stopped")
+    job.end("c", "stopped")
+    assert job.state.job.phase in (GATHERING, RUNNING)
+
+
+def test_a_seat_has_one_holder() -> None:
+    """A second node that claims the seat of another one is no member."""
+    job = SmallJob(max_nodes=2)
+    job.add("a", "b")
+    thief = replace(job.members["b"], node="thief")
+    job.move("thief", thief)
+    assert not job.state.job.nodes["thief"].is_member
+    assert _halts(job, "thief")[-1][0] == "replaced"
+
+
+def test_the_nodes_that_are_gone_are_bounded() -> None:
+    """Of thousands of nodes that came and went some hundred are remembered."""
+    job = SmallJob(min_nodes=400, max_nodes=500)
+    job.add(*(f"n{number}" for number in range(300)))
+    for number in range(300):
+        job.close(f"n{number}")
+    assert len(job.state.job.gone) <= 256
+
+
+def test_documents_survive_the_network() -> None:
+    """Each document is read as it was written, and a wrong word in it is refused."""
+    job = SmallJob(LEASE)
+    job.add("a", "b")
+    state, order = make_state(job.members["b"], job.now, is_first=True), coordinating.make_order(job.state, "b")
+    assert from_document(NodeState, to_document(state)) == state
+    assert from_document(Order, to_document(order)) == order
+    for kind, document, field in (
+        (NodeState, state, "phase"),
+        (Order, order, "phase"),
+        (RoundEnd, RoundEnd("done"), "outcome"),
+    ):
+        with pytest.raises(MessageError, match=field):
+            from_document(kind, {**to_document(document), field: "nonsense"})
+
+
+def test_a_memory_is_bounded() -> None:
+    """Of many long causes the newest are kept."""
+    attempts = tuple({"summary": "x" * 900, "number": number} for number in range(60))
+    memory = write_memory(Job(attempts=attempts), edition=0, settled_round="", now=0.0)
+    assert len(encode(to_document(memory))) <= LARGEST_MEMORY
+    assert memory.attempts[-1]["number"] == 59
+
+
+# --- a node alone ----------------------------------------------------------------------------------------------------
+def _alone() -> tuple[SmallJob, Promise]:
+    job = SmallJob(min_nodes=1, max_nodes=1)
+    job.add("a")
+    return job, job.state.promise
+
+
+def test_a_node_obeys_no_lower_coordinator() -> None:
+    """An order of a lower term changes nothing."""
+    job, _ = _alone()
+    job.feed("a", OrderRead(Order(Promise(0, "z"), "halt")))
+    assert job.told("a") == ["Formed"]
+
+
+def test_a_node_that_leaves_starts_nothing() -> None:
+    """A node that goes obeys no order for a round."""
+    job, promise = _alone()
+    job.feed("a", Leaving("signal"))
+    before = job.members["a"]
+    job.feed("a", OrderRead(Order(promise, "halt")))
+    assert job.members["a"] == before
+
+
+@pytest.mark.parametrize("case", ["running", "no proposal", "old", "other store", "again"])
+def test_a_node_accepts_only_what_it_can_start(case: str) -> None:
+    """A proposal is not accepted while workers run, for an older round, for a store that is closed, or twice."""
+    job, promise = _alone()
+    started = job.members["a"].started
+    place = next(one.assignment for one in job.commands["a"] if isinstance(one, Formed))
+    assert started is not None
+    member = job.members["a"] if case == "running" else replace(job.members["a"], phase="idle")
+    newer = replace(started, number=started.number if case == "old" else 9)
+    proposal = None if case == "no proposal" else Proposal(newer, 0, None)
+    if case == "other store":
+        member = replace(member, store_address=StoreAddress("a", 99))
+    if case == "again":
+        member = replace(member, accepted=((Proposal(newer, 0, None), place),))
+    job.members["a"] = member
+    job._feed("a", OrderRead(Order(promise, "propose", assignment=place, proposal=proposal)))
+    assert job.members["a"].accepted == member.accepted
+
+
+def test_a_start_that_was_never_accepted_is_ignored() -> None:
+    """A node starts no round that it does not know."""
+    job, promise = _alone()
+    job._feed("a", OrderRead(Order(promise, "start", Round(1, 5, "a", "r", 1))))
+    assert job.told("a") == ["Formed"]
+
+
+def test_nothing_happens_to_a_round_that_is_over() -> None:
+    """Reports of an older round, of an idle node and to a node that is over change nothing."""
+    job, promise = _alone()
+    job.feed("a", WorkersFailing(99))
+    assert not job.members["a"].is_failing
+    job.end("a", "done")
+    before = job.members["a"]
+    job._feed("a", OrderRead(Order(promise, "gather")))
+    assert job.members["a"] == before
