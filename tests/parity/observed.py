@@ -189,12 +189,11 @@ class Run:
         if not isinstance(value, str):
             return value
         text = value.replace(str(self._out), "$OUT").replace(str(self._programs), "$PROGRAMS")
-        text = text.replace(str(self._port), "$PORT")
         if self._run_id:
             name = rf"/(?:{re.escape(self._run_id)}_[^/]+|\d{{8}}-\d{{4}}_[^/]+_[0-9a-f]{{4}}(?=/|$))"
             text = re.sub(name, f"/{self._run_id}_$RANDOM", text)
         text = re.sub(r"\$OUT/tmp/.*?/attempt_", "$TMP/attempt_", text)
-        return _RUN_ID.sub("$ID", text)
+        return _RUN_ID.sub("$ID", text).replace(str(self._port), "$PORT")  # a random id may have the port's digits
 
 
 def free_port() -> int:
