@@ -1,8 +1,8 @@
 """What the nodes of a job and their coordinator send each other: two documents, each sent whole.
 
 `NodeState` is what a node is now. `Order` is what the node shall do now. Each side sends its newest document when the
-document changes, and after every (re)connection. A document that nobody has read yet is replaced, not queued. So there
-is nothing to repeat, to number or to sort out: the reader of the newest document knows everything.
+document changes, and after every (re)connection. A newer document replaces an older one that was not sent yet. A reader
+of the newest document needs no older one, so documents have no numbers and are never repeated.
 
 Times travel as ages in seconds, since each node has a clock of its own.
 """
