@@ -373,10 +373,10 @@ def test_a_guardian_that_cannot_live_is_given_up(launch: Launch, worker: Worker,
     host = _host(
         tmp_path,
         f"""
-from elastic_run.multiprocessing.process import guardian_keeper
+from elastic_run.multiprocessing.process import guardian, guardian_keeper
 guardian_keeper._FIRST_PAUSE /= 5
-python, sys.executable = sys.executable, {str(broken)!r}
-elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), python)("-u", {str(path)!r})
+guardian.running_interpreter = lambda: {str(broken)!r}
+elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})
 print("done")
 """,
     )

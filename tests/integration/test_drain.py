@@ -41,6 +41,13 @@ def has_socket(environment: dict[str, str]) -> bool:
     return bool(find_sockets(environment)[0])
 
 
+def shows_all_nodes(environment: dict[str, str]) -> bool:
+    """Whether all nodes answer: a node that has just come takes no part in a drain that was asked for before."""
+    with start("status", "--json", env=environment) as command:
+        command.wait_exit()
+    return command.stdout.count('"host"') == 3
+
+
 @pytest.fixture
 def nodes(launch: Launch, worker: Worker, tmp_path: Path) -> list[tuple[Launched, dict[str, str]]]:
     """Start a job of three nodes, each with a directory of sockets of its own, as other machines have."""
@@ -55,7 +62,7 @@ def nodes(launch: Launch, worker: Worker, tmp_path: Path) -> list[tuple[Launched
         wait_coordinated(port)  # by the first: the job ends with the node that serves it
     for node, environment in made:
         node.wait_line("of 3 restarts 0")
-        wait_until(partial(has_socket, environment), what="the control socket")
+        wait_until(partial(shows_all_nodes, environment), what="the answers of all nodes")
     return made
 
 
