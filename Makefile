@@ -7,8 +7,8 @@ PYTEST :=
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
-# More than half of the tests' time is waiting, so five files at a time keep two processors busy, and three of those that
-# take long and measure; the longest files come first.
+# More than half of the tests' time is waiting, so five files at a time keep two processors busy, four of those that
+# start servers, and three of those that take long and measure; the longest files come first.
 TESTING := $(PYTHON_IN_VENV) -m pytest --dist loadfile --no-loadscope-reorder
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
 CHAOS :=
@@ -30,7 +30,7 @@ setup-demo setup-test:
 demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lower loss
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
-test: setup-test ## the tests that need git, make and Python only, and don't take long; 4 minutes on two processors
+test: setup-test ## the tests that need git, make and Python only, and don't take long; 7 minutes on two processors
 	$(TESTING) -n 5 -m "not long and not system" $(PYTEST)
 
 test-long: setup ## the tests that take long: most simulated jobs, type checkers, times beside torchrun's
@@ -38,7 +38,7 @@ test-long: setup ## the tests that take long: most simulated jobs, type checkers
 
 test-system: setup ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs
 	@tools/test-tools.sh
-	$(TESTING) -n 5 -m system $(PYTEST)
+	$(TESTING) -n 4 -m system $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
