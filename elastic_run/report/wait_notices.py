@@ -113,11 +113,35 @@ class WaitNotices:
         elif self._is_due(now):
             self._last_look = now
             status = _read(store)
-            # Before it has heard of any node the coordinator, elected just now, knows nothing.
-            if status is not None and status.present and self._is_waiting:
-                self._status_at = now
-                self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
-                self._tell(status, now)
+            if status is not None:
+                self.take(status, now)
+
+    def next_look(self, now: float, interval: float) -> float:
+        """Return the monotonic time at which to ask for the status, infinity while this node waits for nobody.
+
+        Args:
+            now: Monotonic seconds.
+            interval: Seconds between two looks where the job is small.
+        """
+        due = self.first_due(now)
+        if not self._is_waiting:
+            self._told_spare = self.described = ""
+            self._hide()
+        if self._status_at is None:
+            return due
+        return max(self._last_look + interval, 0.0 if self._looks_often else self._status_at + INTERVAL)
+
+    def note_look(self, now: float) -> None:
+        """Note that the status was asked for."""
+        self._last_look = now
+
+    def take(self, status: Status, now: float) -> None:
+        """Tell the agent what the status says, if that is due."""
+        # Before it has heard of any node the coordinator, elected just now, knows nothing.
+        if status.present and self._is_waiting:
+            self._status_at = now
+            self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
+            self._tell(status, now)
 
     def _is_due(self, now: float) -> bool:
         if self._status_at is None:

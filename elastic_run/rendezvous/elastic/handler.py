@@ -17,7 +17,9 @@ from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.backend_table import BACKENDS, make_backend, read_settings
-from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback
+from elastic_run.rendezvous.coordination.places import Place
+from elastic_run.rendezvous.coordination.session import CoordinatedSession
+from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, parse_endpoints
 from elastic_run.rendezvous.elastic.backend.hosting import HostedWorkerStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.context import EventQueue, SenderState, SessionContext, SessionSignals
@@ -86,20 +88,41 @@ class ElasticRendezvousHandler(RendezvousHandler):
         token, fresh_token = setup.node_config.token, None
         if self._hosts_anywhere and token is None:
             token = fresh_token = os.urandom(_TOKEN_SIZE).hex().encode()
-        backend = self._make_backend(token, local_addr)
+        place = self._make_place(token, local_addr)
         config = replace(setup.job_config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
         setup = replace(setup, job_config=config)
         if params.backend == "static":
             setup = replace(
                 setup, node_info=replace(setup.node_info, preferred_rank=settings.rank, has_fixed_rank=True)
             )
-        return open_session(
-            backend,
-            settings,
+        node_info = setup.node_info
+        return CoordinatedSession(
+            f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}",
+            place,
             setup,
-            local_addr=local_addr,
+            settings.complete(replace(setup.job_config, has_successors=len(place.endpoints) > 1)),
+            local_addr=local_addr or "",
             describe_join=self._make_join_text(setup.node_config, fresh_token) if self._hosts_anywhere else None,
         )
+
+    def _make_place(self, token: bytes | None, local_addr: str | None) -> Place:
+        params = self._params
+        endpoint = params.endpoint or f"{_PUBLIC}:{BACKENDS['c10d'].default_port}"
+        is_static = params.backend == "static"
+        place = Place(
+            params.backend,
+            self._run_id,
+            parse_endpoints(endpoint, BACKENDS[params.backend].default_port),
+            is_host=self._settings.rank == 0 if is_static else self._settings.is_host,
+            secret=token or None,
+            serves_workers=is_static,
+        )
+        if local_addr is not None and self._hosts_anywhere:
+            place.serve_anywhere(local_addr)
+        elif is_static and self._settings.rank == 0:
+            # Now and not by the session's thread: the agent must know where its workers' store is.
+            place.serve()
+        return place
 
     def _make_join_text(self, config: NodeConfig, fresh_token: bytes | None) -> Callable[[str, int], str]:
         """Return what tells the user how others join, once it is known where the store is."""

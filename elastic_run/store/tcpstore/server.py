@@ -63,6 +63,7 @@ class StoreServer:
             what is no message (`GARBAGE`), it passed a bound, or serving it failed.
         separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
         requirement: What agents must prove; None to serve everybody.
+        is_fed: Whether somebody else listens, and hands connections on with `take`.
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class StoreServer:
         on_refusal: Callable[[str, str], None] | None = None,
         separates_groups: bool = False,
         requirement: TokenRequirement | None = None,
+        is_fed: bool = False,
     ) -> None:
         self._loop = loop
-        self._listeners = (listener, *further)
+        self._listeners = () if is_fed else (listener, *further)
         self._workers = RequestHandler(data)
         self._agents = RequestHandler(is_for_agents=True)
         self._on_unknown_operation = on_unknown_operation
@@ -163,24 +165,32 @@ class StoreServer:
             taken = self._take_connection(listener)
             if taken is None:
                 return
-            socket, peer = taken
-            if _is_reserved(socket.fileno()) and not self._has_replaced():
-                self._refuse_full(socket, peer)
-                continue
-            connection = Connection(
-                self._loop,
-                socket,
-                self._holdings,
-                peer=peer,
-                on_message=self._meet,
-                on_close=self._forget,
-            )
-            if self._groups is not None:
-                connection.member = Member(peer[0])
-            self._connections.add(connection)
-            self._count_client(peer[0], 1)
-            if self._admission is not None:
-                self._admission.add(connection)
+            self.take(*taken)
+
+    def take(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
+        """Serve a connection that was accepted just now.
+
+        Args:
+            socket: The connection, non-blocking, from which nothing was read; the server owns it from now on.
+            peer: The client's address and port.
+        """
+        if _is_reserved(socket.fileno()) and not self._has_replaced():
+            self._refuse_full(socket, peer)
+            return
+        connection = Connection(
+            self._loop,
+            socket,
+            self._holdings,
+            peer=peer,
+            on_message=self._meet,
+            on_close=self._forget,
+        )
+        if self._groups is not None:
+            connection.member = Member(peer[0])
+        self._connections.add(connection)
+        self._count_client(peer[0], 1)
+        if self._admission is not None:
+            self._admission.add(connection)
 
     def _refuse_full(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
         limit = os.sysconf("SC_OPEN_MAX")

@@ -1,0 +1,232 @@
+"""A connection between a node and its coordinator, on the loop of one of them.
+
+Rules
+- A document is sent when the one before was acknowledged; until then a newer one takes the place of an older one that
+  waits. So a side that is slow to read gets few documents, and no queue grows.
+- The other side's loop acknowledges each document within the lease, or it is silent: a process that is stopped, or
+  whose machine is gone. The kernel watches idle connections (`notice_darkness`), which wakes nobody.
+- `ENDED`: the end of the stream. Agent and guardian hold the connection together, so nothing of the node lives then. An
+  agent that closes a connection and lives says so before (`part`), and its connection counts as `BROKEN`.
+- The handlers are set anew when a connection's opening is over.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT
+from elastic_run.core.protocol.codec import LARGEST, MessageError
+from elastic_run.rendezvous.coordination.frames import (
+    ACKNOWLEDGED,
+    DOCUMENT,
+    LARGEST_OPENING,
+    MESSAGE,
+    FrameReader,
+    encode_frame,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from elastic_run.loop import Loop, Timer
+
+__all__ = ["Link"]
+
+_RECEIVE = 1 << 16
+#: Bytes that may wait for the other side before messages that nobody needs for certain are left out.
+_HIGH_WATER = 1 << 20
+_PARTING = {"kind": "parting"}
+
+
+class Link:
+    """One side of a connection.
+
+    Args:
+        loop: The loop whose thread this lives in.
+        connected: The socket; this object owns it from now on.
+        lease: Seconds in which the other side has to acknowledge a document.
+        on_document: Called with each document.
+        on_message: Called with each message.
+        on_end: Called once when the connection has ended by itself: how, and a clause for the user.
+        most: Bytes that a frame may have.
+
+    Attributes:
+        on_delivered: Called when the other side has read all documents.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        connected: socket.socket,
+        *,
+        lease: float,
+        on_document: Callable[[dict[str, Any]], None],
+        on_message: Callable[[dict[str, Any]], None],
+        on_end: Callable[[str, str], None],
+        most: int = LARGEST,
+    ) -> None:
+        self.lease = lease
+        self.on_document = on_document
+        self.on_message = on_message
+        self.on_end = on_end
+        self.on_delivered: Callable[[], None] = lambda: None
+        self.is_closed = False
+        self.has_parted = False
+        self._loop = loop
+        self._socket = connected
+        self._fd = connected.fileno()
+        self._reader = FrameReader(most)
+        self._unsent = bytearray()
+        self._next: bytes | None = None
+        self._silence: Timer | None = None
+        connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        loop.add_reader(self._fd, self._receive)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
+    def set_largest(self, most: int) -> None:
+        """Set how many bytes a frame may have from now on."""
+        self._reader.most = most
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the other side may send whole documents."""
+        return self._reader.most > LARGEST_OPENING
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+    @property
+    def has_delivered(self) -> bool:
+        """Whether the other side has read all documents."""
+        return self._silence is None and self._next is None
+
+    def offer(self, document: Mapping[str, Any]) -> None:
+        """Send a document in place of all that were not sent yet."""
+        if self.is_closed:
+            return
+        self._next = encode_frame(DOCUMENT, document)
+        self._send_next()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; it is left out where the other side has not read a lot of earlier ones."""
+        if not self.is_closed and len(self._unsent) < _HIGH_WATER:
+            self._write(encode_frame(MESSAGE, message))
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that were read from the socket before."""
+        self._take(data)
+
+    def part(self) -> None:
+        """Close the connection though this process lives: the other side waits for it to come again."""
+        if not self.is_closed:
+            self._write(encode_frame(MESSAGE, _PARTING))
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection without a word; harmless when it is closed."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._next = None
+        self._stop_silence()
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        try:
+            # The guardian may hold the connection as well, and would keep it open.
+            self._socket.shutdown(2)
+        except OSError:
+            pass
+        self._socket.close()
+
+    def _send_next(self) -> None:
+        if self._next is not None and self._silence is None:
+            data, self._next = self._next, None
+            self._silence = self._loop.call_later(self.lease, self._tell_silence)
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            return
+        sent = 0
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            return  # reading tells why
+        if sent < len(data):
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._fd, self._write_on)
+
+    def _write_on(self) -> None:
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._unsent.clear()
+        if not self._unsent:
+            self._loop.remove_writer(self._fd)
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_RECEIVE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            how = SILENT if error.errno == errno.ETIMEDOUT else BROKEN
+            self._end(how, "no answer" if how == SILENT else os.strerror(error.errno or 0).lower())
+            return
+        if data:
+            self._take(data)
+        elif self.has_parted:
+            self._end(BROKEN, "")
+        else:
+            # In the middle of a frame it may be a living agent that could not say that it parts.
+            self._end(BROKEN if self._reader.has_begun else ENDED, "")
+
+    def _take(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            for kind, content in self._reader.read():
+                self._take_frame(kind, content)
+                if self.is_closed:
+                    return
+        except MessageError as error:
+            self._end(BROKEN, f"unreadable: {error}")
+
+    def _take_frame(self, kind: bytes, content: dict[str, Any]) -> None:
+        if kind == ACKNOWLEDGED:
+            self._stop_silence()
+            self._send_next()
+            if self.has_delivered:
+                self.on_delivered()
+        elif kind == MESSAGE and content == _PARTING:
+            self.has_parted = True
+        elif kind == MESSAGE:
+            self.on_message(content)
+        else:
+            self.on_document(content)
+            if not self.is_closed:
+                self._write(encode_frame(ACKNOWLEDGED))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+    def _tell_silence(self) -> None:
+        self._end(SILENT, f"silent for {self.lease:.1f} s")
+
+    def _end(self, how: str, detail: str) -> None:
+        if not self.is_closed:
+            self.close()
+            self.on_end(how, detail)
+
+    def _stop_silence(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None

@@ -1,0 +1,318 @@
+"""An agent's port: it tells agents from other clients, answers who coordinates, and hands members on.
+
+Rules
+- With static rendezvous workers and agents share the port: whoever doesn't begin as agents do is handed on to the
+  workers' store, with nothing read from the connection.
+- A connection that has not said which job it belongs to within `_OPEN_WITHIN` is closed, and the oldest of them when
+  there are many: strangers that say nothing keep no node away, and take no descriptor that a worker needs.
+- A refusal is told once for each kind: a stranger must not fill the log.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import logging
+import os
+import socket
+
+from elastic_run.core.job.discovery import COORDINATES
+from elastic_run.core.protocol.codec import LARGEST, MessageError
+from elastic_run.records import replace
+from elastic_run.rendezvous.coordination.frames import LARGEST_OPENING, NAME, PREAMBLE
+from elastic_run.rendezvous.coordination.link import Link
+from elastic_run.rendezvous.coordination.opening import (
+    REFUSED,
+    Answer,
+    Credentials,
+    Hello,
+    make_nonce,
+    read_hello,
+    write_answer,
+)
+from elastic_run.store.connecting import notice_darkness
+from elastic_run.store.limits import RESERVED_DESCRIPTORS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_run.loop import Loop, Timer
+
+__all__ = ["Listener"]
+
+_log = logging.getLogger(__name__)
+
+_OPEN_WITHIN = 10.0
+_ACCEPTS_PER_TURN = 64
+_ACCEPT_AGAIN = 1.0
+#: What connections that have not opened yet may take of this process's descriptors.
+_SHARE = 4
+_MOST_OPENING = 4096
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class _Visitor:
+    """A connection whose opening is not over."""
+
+    __slots__ = ("connected", "hello", "link", "nonce", "peer", "since")
+
+    def __init__(self, peer: str, since: float, connected: socket.socket) -> None:
+        self.peer = peer
+        self.since = since
+        self.connected = connected
+        self.link: Link | None = None
+        self.hello: Hello | None = None
+        self.nonce = ""
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+        else:
+            self.connected.close()
+
+
+class Listener:
+    """Takes the connections that come to an agent's port.
+
+    Args:
+        loop: The loop whose thread this lives in.
+        sockets: Listening sockets of one port; this object owns them from now on.
+        job: The id of the job.
+        lease: Seconds for a node to acknowledge a document, and without a sign of its machine.
+        credentials: Of the job's token, or None.
+        describe: Returns what this agent is.
+        admit: Called with a node that joins, and its connection.
+        refuse: Returns why a node has no place here, or ""; given its hello.
+        hand_on: Takes a connection of a worker, where workers share the port; else None.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sockets: Sequence[socket.socket | _socket.socket],
+        *,
+        job: str,
+        lease: float,
+        credentials: Credentials | None,
+        describe: Callable[[], Answer],
+        admit: Callable[[Hello, Link], None],
+        refuse: Callable[[Hello], str],
+        hand_on: Callable[[_socket.socket, tuple[str, int]], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._sockets = tuple(sockets)
+        self._job = job
+        self._lease = lease
+        self._credentials = credentials
+        self._describe = describe
+        self._admit = admit
+        self._refuse = refuse
+        self._hand_on = hand_on
+        self._visitors: dict[_Visitor, None] = {}
+        self._told: set[str] = set()
+        self._timer: Timer | None = None
+        self._is_paused = False
+        self.port: int = self._sockets[0].getsockname()[1]
+        self._watch()
+
+    def close(self) -> None:
+        """Close the port and each connection whose opening is not over."""
+        self._leave()
+        for one in self._sockets:
+            one.close()
+        for visitor in tuple(self._visitors):
+            visitor.close()
+        self._visitors.clear()
+
+    # --- connections -------------------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        for one in self._sockets:
+            self._loop.add_reader(one.fileno(), lambda one=one: self._accept(one))  # type: ignore[misc]
+
+    def _leave(self) -> None:
+        for one in self._sockets:
+            self._loop.remove_reader(one.fileno())
+
+    def _accept(self, listening: socket.socket | _socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                fd, address = listening._accept()  # type: ignore[union-attr]  # noqa: SLF001 - what `accept` calls itself
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS and not self._drop_oldest():
+                    self._pause()
+                return
+            connected = socket.socket(listening.family, listening.type, listening.proto, fd)
+            connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            host = str(address[0]).removeprefix("::ffff:")
+            peer = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+            visitor = _Visitor(peer, self._loop.now(), connected)
+            self._visitors[visitor] = None
+            limit = os.sysconf("SC_OPEN_MAX")
+            most = min(_MOST_OPENING, max(1, limit // _SHARE)) if limit > 0 else _MOST_OPENING
+            if len(self._visitors) > most or 0 < limit - RESERVED_DESCRIPTORS <= fd:
+                self._drop_oldest()
+            try:
+                # Readable only when enough has come to tell an agent from another client.
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+                notice_darkness(connected, self._lease)
+            except OSError:
+                pass  # it is gone already; the first read tells
+            self._loop.add_reader(fd, lambda visitor=visitor: self._peek(visitor))  # type: ignore[misc]
+        if self._timer is None:
+            self._timer = self._loop.call_later(_OPEN_WITHIN, self._expire)
+
+    def _drop_oldest(self) -> bool:
+        """Close the connection that has waited longest without an opening; return whether there is one."""
+        oldest = next(iter(self._visitors), None)
+        if oldest is None:
+            return False
+        self._forget(oldest)
+        oldest.close()
+        return True
+
+    def _pause(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._leave()
+            limit = os.sysconf("SC_OPEN_MAX")
+            self._tell("full", f"its process may open {limit} files: raise ulimit -n, a job needs one for each node")
+            self._loop.call_later(_ACCEPT_AGAIN, self._resume)
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        if self._sockets[0].fileno() >= 0:
+            self._watch()
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.now()
+        for visitor in tuple(self._visitors):
+            left = visitor.since + _OPEN_WITHIN - now
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._expire)
+                return
+            self._forget(visitor)
+            visitor.close()
+
+    def _forget(self, visitor: _Visitor) -> None:
+        self._visitors.pop(visitor, None)
+        if visitor.link is None:
+            self._loop.remove_reader(visitor.connected.fileno())
+
+    # --- who it is ---------------------------------------------------------------------------------------------------
+    def _peek(self, visitor: _Visitor) -> None:
+        connected = visitor.connected
+        try:
+            data = connected.recv(len(PREAMBLE), socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data == PREAMBLE:
+            self._meet(visitor, connected)
+        elif data and PREAMBLE.startswith(data):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PREAMBLE))
+        elif data and self._hand_on is not None and not data.startswith(NAME):
+            self._forget(visitor)
+            self._pass_on(connected)
+        else:
+            if data:
+                self._tell_foreign(data, visitor.peer)
+            self._forget(visitor)
+            visitor.close()
+
+    def _pass_on(self, connected: socket.socket) -> None:
+        peer = connected.getpeername()
+        one = _socket.socket(connected.family, connected.type, connected.proto, connected.detach())
+        assert self._hand_on is not None
+        self._hand_on(one, (str(peer[0]), int(peer[1])))
+
+    def _meet(self, visitor: _Visitor, connected: socket.socket) -> None:
+        self._loop.remove_reader(connected.fileno())
+        connected.recv(len(PREAMBLE))
+        visitor.link = Link(
+            self._loop,
+            connected,
+            lease=self._lease,
+            on_document=lambda _: self._close(visitor, "a document comes before the opening"),
+            on_message=lambda message: self._open(visitor, message),
+            on_end=lambda _how, _detail: self._forget(visitor),
+            most=LARGEST_OPENING,
+        )
+
+    def _open(self, visitor: _Visitor, message: dict[str, object]) -> None:
+        if visitor.hello is not None:
+            self._check_proof(visitor, message)
+            return
+        try:
+            hello = visitor.hello = read_hello(message)
+        except MessageError as error:
+            self._close(visitor, str(error))
+            return
+        answer = self._answer(visitor, hello)
+        assert visitor.link is not None
+        visitor.link.send(write_answer(answer))
+        if answer.role != COORDINATES or not hello.node:
+            self._forget(visitor)
+            visitor.link.part()
+        elif self._credentials is None:
+            self._let_in(visitor, hello)
+
+    def _answer(self, visitor: _Visitor, hello: Hello) -> Answer:
+        answer = self._describe()
+        if hello.job != self._job:
+            detail = f"the job here has --rdzv-id={self._job}, and this node came with --rdzv-id={hello.job}"
+            answer = Answer(REFUSED, detail=detail)
+            self._tell("job", f"{hello.host} ({visitor.peer}) came with --rdzv-id={hello.job}, and this job has {self._job}")
+        else:
+            detail = self._refuse(hello)
+            answer = Answer(REFUSED, detail=detail) if detail else answer
+        if self._credentials is None:
+            return answer
+        nonce = visitor.nonce = make_nonce()
+        if not hello.nonce:
+            self._tell("no token", f"it has no token, and this job has one ({visitor.peer})")
+            return Answer(REFUSED, nonce=nonce)
+        from elastic_run.store.tcpstore.token_proof import SERVER  # noqa: PLC0415 - only with a token
+
+        proof = self._credentials.prove(SERVER, hello.nonce, nonce)
+        return replace(answer, nonce=nonce, proof=proof)
+
+    def _check_proof(self, visitor: _Visitor, message: dict[str, object]) -> None:
+        from elastic_run.store.tcpstore.token_proof import AGENT  # noqa: PLC0415 - only with a token
+
+        hello = visitor.hello
+        if hello is None or self._credentials is None:
+            self._close(visitor, "it says more than an opening has")
+        elif self._credentials.is_proof(message.get("proof"), AGENT, hello.nonce, visitor.nonce):
+            self._let_in(visitor, hello)
+        else:
+            self._tell("token", f"it has another token than this job ({visitor.peer})")
+            self._forget(visitor)
+            visitor.close()
+
+    def _let_in(self, visitor: _Visitor, hello: Hello) -> None:
+        link = visitor.link
+        assert link is not None
+        self._forget(visitor)
+        link.set_largest(LARGEST)
+        self._admit(hello, link)
+
+    # --- refusals ----------------------------------------------------------------------------------------------------
+    def _close(self, visitor: _Visitor, what: str) -> None:
+        self._tell("garbage", f"{visitor.peer}: {what}")
+        self._forget(visitor)
+        visitor.close()
+
+    def _tell_foreign(self, data: bytes, peer: str) -> None:
+        if data.startswith(NAME):
+            release = data[len(NAME) :].split(b"\n")[0].decode(errors="replace")
+            self._tell("release", f"{peer} speaks protocol {release} of another release of elastic-run")
+        else:
+            self._tell("garbage", f"{peer} is no agent of elastic-run, or one of an older release")
+
+    def _tell(self, kind: str, what: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.warning("elastic-run: the job's port %d closed a connection: %s", self.port, what)

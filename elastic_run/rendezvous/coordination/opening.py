@@ -1,0 +1,232 @@
+"""How a node comes to an agent's port: what both sides say before the first document.
+
+- The node says which job it belongs to, and who it is. The agent answers as `core.job.discovery` has it: it coordinates
+  the job, follows another agent, or searches; or this node has no place there (`REFUSED`).
+- With a token both sides prove that they know it: the agent in its answer, the node in front of its first document. A
+  proof is an HMAC over the role and both nonces (`token_proof`), so a recorded one is worth nothing.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES
+from elastic_run.core.protocol.codec import MessageError
+from elastic_run.records import dataclass
+from elastic_run.rendezvous.coordination.frames import (
+    LARGEST_OPENING,
+    MESSAGE,
+    PREAMBLE,
+    FrameReader,
+    encode_frame,
+)
+from elastic_run.store.connecting import connect_once, format_endpoint, reason_of
+from elastic_run.store.errors import CLOSED, FOREIGN, SILENT, StoreConnectionError, StoreTokenError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from hmac import HMAC
+    from typing import Any
+
+__all__ = ["Answer", "Credentials", "Hello", "ask", "read_hello"]
+
+REFUSED = "refused"
+_ROLES = (COORDINATES, FOLLOWS, SEARCHES, REFUSED)
+_RECEIVE = 1 << 14
+_LONGEST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who comes.
+
+    Args:
+        job: The id of its job.
+        node: Its id; "" for a look that joins nothing.
+        host: Its machine.
+        release: The release of elastic-run.
+        nonce: With a token: random bytes, as hexadecimal digits; otherwise "".
+    """
+
+    job: str
+    node: str
+    host: str
+    release: str
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an agent answers.
+
+    Args:
+        role: A word of `core.job.discovery`, or `REFUSED`.
+        node: The agent's node.
+        standing: See `core.job.discovery.Answer`.
+        to: Where the coordinator listens that the agent follows.
+        detail: With `REFUSED`: the reason, a sentence for the user.
+        nonce: With a token: the agent's random bytes.
+        proof: With a token: its proof.
+    """
+
+    role: str
+    node: str = ""
+    standing: int = 0
+    to: str = ""
+    detail: str = ""
+    nonce: str = ""
+    proof: str = ""
+
+
+class Credentials:
+    """Proofs of one job's token.
+
+    Args:
+        token: The secret that the nodes of the job share.
+    """
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._key: HMAC | None = None
+
+    def prove(self, role: bytes, client_nonce: str, server_nonce: str) -> str:
+        """Return the proof of one side."""
+        # Imported only with a token: hashing costs milliseconds to import.
+        from elastic_run.store.tcpstore import token_proof  # noqa: PLC0415
+
+        if self._key is None:
+            self._key = token_proof.derive_key(self._token)
+        return token_proof.prove(self._key, role, client_nonce.encode(), server_nonce.encode()).hex()
+
+    def is_proof(self, proof: object, role: bytes, client_nonce: str, server_nonce: str) -> bool:
+        """Tell whether a proof is the right one, in a time that doesn't depend on the proof."""
+        import hmac  # noqa: PLC0415 - see above
+
+        expected = self.prove(role, client_nonce, server_nonce)
+        return isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
+
+
+def make_nonce() -> str:
+    """Return random digits that were never used before."""
+    import os  # noqa: PLC0415 - only with a token
+
+    return os.urandom(32).hex()
+
+
+# --- the agent's side ------------------------------------------------------------------------------------------------
+def read_hello(message: dict[str, Any]) -> Hello:
+    """Read who comes.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    return Hello(**{name: _read_text(message, name) for name in Hello.__slots__})
+
+
+def write_answer(answer: Answer) -> dict[str, Any]:
+    """Return an answer as it is sent."""
+    return {name: getattr(answer, name) for name in Answer.__slots__}
+
+
+# --- the node's side -------------------------------------------------------------------------------------------------
+def ask(
+    endpoint: tuple[str, int], hello: Hello, timeout: float, credentials: Credentials | None, *, dark_after: float
+) -> tuple[Answer, socket.socket | None, bytes]:
+    """Come to an agent's port.
+
+    Args:
+        endpoint: Host and port.
+        hello: Who comes; its nonce is made here.
+        timeout: Seconds for all of it.
+        credentials: Of the job's token, or None.
+        dark_after: See `connect_once`.
+
+    Returns:
+        The answer; of an agent that coordinates also the connection, on which the node's proof was sent, and what was
+        read behind the answer.
+
+    Raises:
+        StoreConnectionError: Nobody answers there, or another program.
+        StoreTokenError: The agent has another token, or only one side has one.
+    """
+    name = format_endpoint(*endpoint)
+    hello = Hello(hello.job, hello.node, hello.host, hello.release, make_nonce() if credentials else "")
+    deadline = time.monotonic() + timeout
+    connected = connect_once(*endpoint, timeout, dark_after=dark_after)
+    try:
+        connected.sendall(PREAMBLE + encode_frame(MESSAGE, {key: getattr(hello, key) for key in Hello.__slots__}))
+        answer, rest = _receive_answer(connected, deadline, name)
+        _check_token(answer, hello, credentials, name)
+        if answer.role != COORDINATES or not hello.node:
+            connected.close()
+            return answer, None, b""
+        if credentials is not None:
+            from elastic_run.store.tcpstore.token_proof import AGENT  # noqa: PLC0415 - only with a token
+
+            proof = credentials.prove(AGENT, hello.nonce, answer.nonce)
+            connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": proof}))
+    except OSError as error:
+        connected.close()
+        if isinstance(error, StoreConnectionError):
+            raise
+        reason = reason_of(error)
+        cause = f"{name} takes the connection and answers nothing" if reason == SILENT else f"{name}: {error.strerror}"
+        raise StoreConnectionError(cause, reason) from error
+    except BaseException:
+        connected.close()
+        raise
+    return answer, connected, rest
+
+
+def _receive_answer(connected: socket.socket, deadline: float, name: str) -> tuple[Answer, bytes]:
+    reader, raw = FrameReader(LARGEST_OPENING), b""
+    while True:
+        connected.settimeout(max(0.001, deadline - time.monotonic()))
+        data = connected.recv(_RECEIVE)
+        if not data:
+            message = f"{name} closed the connection"
+            raise StoreConnectionError(message, CLOSED)
+        raw += data
+        reader.feed(data)
+        try:
+            for _, content in reader.read():
+                answer = _read_answer(content)
+                size = len(encode_frame(MESSAGE, content))
+                return answer, raw[size:]
+        except MessageError as error:
+            message = f"what listens at {name} is no agent of elastic-run"
+            raise StoreConnectionError(message, FOREIGN) from error
+
+
+def _check_token(answer: Answer, hello: Hello, credentials: Credentials | None, name: str) -> None:
+    if credentials is None:
+        if answer.nonce:
+            message = f"the job at {name} has a token, and this node was given none"
+            raise StoreTokenError(message)
+        return
+    from elastic_run.store.tcpstore.token_proof import SERVER  # noqa: PLC0415 - only with a token
+
+    if not answer.nonce:
+        message = f"the job at {name} has no token, and this node was given one"
+        raise StoreTokenError(message)
+    if not credentials.is_proof(answer.proof, SERVER, hello.nonce, answer.nonce):
+        message = f"the job at {name} has another token than this node"
+        raise StoreTokenError(message)
+
+
+def _read_answer(content: dict[str, Any]) -> Answer:
+    standing = content.get("standing")
+    if not isinstance(standing, int) or content.get("role") not in _ROLES:
+        message = "the answer is no agent's"
+        raise MessageError(message)
+    texts = {name: _read_text(content, name) for name in Answer.__slots__ if name != "standing"}
+    return Answer(standing=standing, **texts)
+
+
+def _read_text(message: dict[str, Any], name: str) -> str:
+    value = message.get(name, "")
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        found = f"{name} must be a text, not {value!r:.80}"
+        raise MessageError(found)
+    return value

@@ -1,0 +1,159 @@
+"""How long an agent looks for its coordinator, and what it says meanwhile.
+
+No line appears within the lease where the agent has had a coordinator before: the workers go on. Where it never had
+one, the first line appears after two seconds. Lines from time to time (`report.wait_texts`) say what is wrong, and for
+how long the agent looks; after that the job is lost for it. It looks for `join_timeout` where it never had a
+coordinator, or where another one may follow (several endpoints, a lease). Where only one is possible it gives up
+sooner: a refused connection means that its process is gone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.core.job.succession import ONLY_ONE
+from elastic_run.rendezvous.session import Lost, Notice, Waiting
+from elastic_run.report.wait_texts import FIRST, LIVE_INTERVAL, Repetition, describe_trouble, trouble_texts
+from elastic_run.store.errors import REFUSED, SILENT, UNREADY, UNRESOLVED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.node.config import NodeConfig
+    from elastic_run.rendezvous.coordination.places import Place
+    from elastic_run.store.errors import StoreError
+
+#: Seconds beyond the lease for which a single endpoint is tried that refuses connections, or is dark.
+REFUSED_FOR = 5.0
+DARK_FOR = 60.0
+
+
+class Outage:
+    """The time without a coordinator.
+
+    Args:
+        place: Where the nodes meet.
+        config: The job's configuration.
+        node_config: This node's.
+        shows_waiting: Whether the agent shows one line that it rewrites.
+
+    Attributes:
+        fenced_after: Seconds without a coordinator after which the workers were stopped, or 0.0.
+    """
+
+    def __init__(self, place: Place, config: JobConfig, node_config: NodeConfig, *, shows_waiting: bool) -> None:
+        self._place = place
+        self._config = config
+        self._node_config = node_config
+        self._shows_waiting = shows_waiting
+        self._since: float | None = None
+        self._refused_since: float | None = None
+        self._last_line: float | None = None
+        self._repetition = Repetition()
+        self._was_reached = False
+        self._answer = ""
+        self._listener = ("", "")  # the trouble for which it was looked up, and the clause about it
+        self.fenced_after = 0.0
+
+    @property
+    def was_reached(self) -> bool:
+        """Whether this agent has had a coordinator."""
+        return self._was_reached
+
+    def begin(self) -> None:
+        """Note that there is no coordinator from now on."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    @property
+    def attempt_limit(self) -> float:
+        """Seconds that one attempt may take: at first no longer than until the first line is due."""
+        now = time.monotonic()
+        left = max(0.001, self._left(now))
+        waited = 0.0 if self._since is None else now - self._since
+        return left if self._was_reached or waited >= FIRST else min(left, max(0.1, FIRST - waited))
+
+    def end(self) -> str:
+        """Note that there is a coordinator.
+
+        Returns:
+            A line for the user if there were some before, else an empty string.
+        """
+        silent_for = 0.0 if self._since is None else time.monotonic() - self._since
+        was_told, verb = self._last_line is not None, "answers again" if self._was_reached else "answers"
+        self._since = self._last_line = self._refused_since = None
+        self._was_reached = True
+        self._answer = ""
+        self.fenced_after = 0.0
+        return f"the store at {self._place.name} {verb} after {silent_for:.0f} s" if was_told else ""
+
+    def failed(self, name: str, error: StoreError) -> Notice | Waiting | Lost | None:
+        """Note that an attempt failed.
+
+        Args:
+            name: What was asked.
+            error: What was wrong.
+
+        Returns:
+            An event for the agent: a line when one is due, `Lost` after too long a time; otherwise None.
+        """
+        now = time.monotonic()
+        self.begin()
+        reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
+        if reason == UNRESOLVED and not self._was_reached:
+            hint = self._describe_hint()
+            trouble = f"{trouble}; if the name stays unknown, give all nodes an address in its place{hint}"
+        self._answer = (trouble if reason == UNREADY else getattr(error, "answer", "")) or self._answer
+        if reason == SILENT and self._answer:
+            trouble = f"{trouble}; its last answer: {self._answer}"
+        if self.fenced_after > 0:
+            trouble = f"{trouble}; the workers were stopped after {self.fenced_after:.0f} s (--fence-after=lease)"
+        self._refused_since = (self._refused_since or now) if reason == REFUSED else None
+        left = self._left(now)
+        if left > 0 and not self._is_line_due(trouble, now):
+            return None
+        if trouble != self._listener[0]:
+            self._listener = trouble, self._place.describe_listener(name, reason)
+        trouble, reason = (f"{text}{self._listener[1]}" for text in (trouble, reason))
+        if left <= 0:
+            return self._lost(now, trouble)
+        self._last_line = now
+        name, since, until = self._place.name, self._since or now, now + left
+        if not self._shows_waiting:
+            return Notice(describe_trouble(name, trouble, now - since, left))
+        return Waiting(
+            lambda at: trouble_texts(name, trouble, at - since, until - at, reason=reason), is_for_nodes=False
+        )
+
+    def _is_line_due(self, trouble: str, now: float) -> bool:
+        if self._last_line is None:
+            self._repetition = Repetition()
+            first = self._config.lease if self._was_reached else LIVE_INTERVAL if self._shows_waiting else FIRST
+            return now - (self._since or now) >= first and self._repetition.is_due(trouble, now)
+        return now - self._last_line >= LIVE_INTERVAL if self._shows_waiting else self._repetition.is_due(trouble, now)
+
+    def _describe_hint(self) -> str:
+        """Name the host where srun was started. It may be a login node, so that it is only named."""
+        address = self._node_config.launch_address
+        return f" ({address} if srun was started on the first node: SLURM_LAUNCH_NODE_IPADDR)" if address else ""
+
+    def _left(self, now: float) -> float:
+        config = self._config
+        since = self._since or now
+        left = since + config.join_timeout - now
+        if not self._was_reached or self._place.choice != ONLY_ONE:
+            return left
+        left = min(left, since + config.lease + DARK_FOR - now)
+        if self._refused_since is not None:
+            left = min(left, self._refused_since + config.lease + REFUSED_FOR - now)
+        return left
+
+    def _lost(self, now: float, trouble: str) -> Lost:
+        silent_for = now - (self._since or now)
+        place, name = self._place, self._place.name
+        if not self._was_reached:
+            return Lost("rendezvous", f"the store at {name} could not be reached for {silent_for:.0f} s: {trouble}")
+        gone = "; the node that served it is gone" if place.dies_with_host else ""
+        if gone and place.kind == "c10d" and place.choice == ONLY_ONE:
+            gone += "; with several endpoints (--rdzv-endpoint=a,b,c) the job goes on at the next endpoint"
+        return Lost("store_lost", f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}{gone}")

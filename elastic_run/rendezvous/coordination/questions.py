@@ -1,0 +1,120 @@
+"""Questions that a node asks all nodes of its job, at the coordinator: passed on to each, answered together.
+
+An answer names no question id: the same question, asked by two nodes at a time, is passed on once to each node and
+answered to both. A node that does not answer in the asker's time is missing from the answer.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.protocol.node_status import is_sound
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.rendezvous.coordination.link import Link
+
+__all__ = ["Questions"]
+
+#: Questions that are open at a time, characters of one, and seconds that an asker may wait.
+_MOST = 64
+_LONGEST = 256
+_LONGEST_WAIT = 600.0
+#: Documents in one message to the asker: each may have 256 KiB.
+_PART = 16
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question whose answers are gathered.
+
+    Args:
+        asker: The connection of the node that asks.
+        number: By which the asker knows it.
+        question: See `core.protocol.node_status`.
+        missing: The nodes that have yet to answer.
+        timer: Ends the wait.
+        documents: The answers.
+    """
+
+    asker: Link
+    number: int
+    question: str
+    missing: set[str]
+    timer: Timer | None = None
+    documents: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Questions:
+    """The open questions of a job.
+
+    Args:
+        loop: The coordinator's.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._open: list[_Open] = []
+
+    def ask(self, asker: Link, message: Mapping[str, Any], nodes: Mapping[str, Link]) -> None:
+        """Pass a question on to all nodes.
+
+        Args:
+            asker: The connection of the node that asks.
+            message: The question: `number`, `question` and `wait`, in seconds.
+            nodes: The connections of all nodes.
+        """
+        number, question, wait = message.get("number"), message.get("question"), message.get("wait")
+        if not isinstance(number, int) or not isinstance(question, str) or not isinstance(wait, int | float):
+            return
+        if len(question) > _LONGEST or len(self._open) >= _MOST:
+            asker.send({"kind": "answers", "number": number, "documents": [], "is_last": True})
+            return
+        asked = next((one for one in self._open if one.question == question), None)
+        one = _Open(asker, number, question, set(nodes))
+        if asked is not None:
+            one.missing, one.documents = set(asked.missing), [*asked.documents]
+        one.timer = self._loop.call_later(min(float(wait), _LONGEST_WAIT), lambda: self._finish(one))
+        self._open.append(one)
+        for link in () if asked is not None else nodes.values():
+            link.send({"kind": "asked", "question": question})
+
+    def answer(self, node: str, message: Mapping[str, Any]) -> None:
+        """Take a node's answer."""
+        question, document = message.get("question"), message.get("document")
+        if not isinstance(question, str) or not isinstance(document, dict) or not is_sound(document, question):
+            return
+        for one in tuple(self._open):
+            if one.question == question and node in one.missing:
+                one.missing.discard(node)
+                one.documents.append(document)
+                if not one.missing:
+                    self._finish(one)
+
+    def lose(self, node: str) -> None:
+        """Wait no longer for a node that is gone."""
+        for one in tuple(self._open):
+            one.missing.discard(node)
+            if not one.missing:
+                self._finish(one)
+
+    def clear(self) -> None:
+        """Forget all questions: their askers are told nothing more here."""
+        for one in self._open:
+            if one.timer is not None:
+                one.timer.cancel()
+        self._open.clear()
+
+    def _finish(self, one: _Open) -> None:
+        if one not in self._open:
+            return
+        self._open.remove(one)
+        if one.timer is not None:
+            one.timer.cancel()
+        for start in range(0, max(1, len(one.documents)), _PART):
+            part = one.documents[start : start + _PART]
+            is_last = start + _PART >= len(one.documents)
+            one.asker.send({"kind": "answers", "number": one.number, "documents": part, "is_last": is_last})

@@ -1,0 +1,272 @@
+"""What the agent sees of its job's coordination: one `NodeThread`, and while it coordinates one `CoordinatorThread`."""
+
+# ruff: noqa: D102 - Session says what the methods promise
+from __future__ import annotations
+
+import threading
+import time
+
+from elastic_run.contract import LONGEST_WAIT
+from elastic_run.core.job.documents import IDLE
+from elastic_run.core.node.messages import Ended, Leaving, Refused, WorkersFailing, WorkersGone
+from elastic_run.core.protocol.outcomes import EXCLUDED, UNHEALTHY
+from elastic_run.records import replace
+from elastic_run.rendezvous.coordination.node_thread import NodeThread
+from elastic_run.rendezvous.session import Lost, Notice, Session
+from elastic_run.store.tcpstore.worker_store import WorkerStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.facts import NodeEnds, StoreAddress
+    from elastic_run.loop import Loop
+    from elastic_run.rendezvous.coordination.places import Place
+    from elastic_run.rendezvous.session import SessionEvent, Setup
+
+__all__ = ["CoordinatedSession"]
+
+#: Seconds for the threads to end, and for a node that was told to go to say so.
+_WAIT_LIMIT = 5.0
+_LEAVE_TIME = 1.0
+#: Seconds for the other nodes of a coordinator that goes to hang up.
+_HANG_UP = 3.0
+#: Seconds for nodes to come that are to learn why an unhealthy node, which serves the endpoint, takes no part.
+_LATE_NODES = 30.0
+
+
+class CoordinatedSession(Session):
+    """One agent's membership of one job.
+
+    Args:
+        node: This run's id among the nodes of the job.
+        place: Where the nodes meet.
+        setup: The agent's description of its job.
+        config: The job's configuration, with the settings of the rendezvous.
+        local_addr: The address for other nodes; "" to find out.
+        describe_join: Says how others join; None where they know.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        place: Place,
+        setup: Setup,
+        config: JobConfig,
+        *,
+        local_addr: str,
+        describe_join: Callable[[str, int], str] | None,
+    ) -> None:
+        self.node = node
+        self.offers_store = not place.serves_workers
+        if place.serves_workers and place.own:
+            self.worker_store = SharedWorkerStore(*place.endpoints[place.own])
+        self._place = place
+        self._setup = setup
+        self._config = config
+        self._local_addr = local_addr
+        self._describe_join = describe_join
+        self._hold: Callable[[int], None] = lambda _: None
+        self._thread: NodeThread | None = None
+        self._end: SessionEvent | None = None
+        self._leaving: Leaving | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._deliver_to_agent: Callable[[SessionEvent], None] = lambda _: None
+
+    @property
+    def local_addr(self) -> str:
+        return self._local_addr if self._thread is None else self._thread.local_addr
+
+    @property
+    def listening_host(self) -> str:
+        return "" if self._thread is None else self._thread.listening_host
+
+    # --- what the agent says -----------------------------------------------------------------------------------------
+    def hold_connections_with(self, hold: Callable[[int], None]) -> None:
+        self._hold = hold
+
+    def start(
+        self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]
+    ) -> None:
+        self._deliver_to_agent = deliver
+        self._thread = NodeThread(
+            self.node,
+            self._place,
+            self._setup,
+            self._config,
+            local_addr=self._local_addr,
+            deliver=self._deliver,
+            open_worker_store=open_worker_store,
+            offers_store=self.offers_store,
+            worker_host="" if self.worker_store is None else self.worker_store.host,
+            describe_join=self._describe_join,
+            hold=lambda descriptor: self._hold(descriptor),
+        )
+        self._thread.start()
+
+    def _deliver(self, event: SessionEvent) -> None:
+        if isinstance(event, Ended | Refused | Lost):
+            self._end = event
+        if isinstance(event, Refused):
+            event = replace(event, detail=event.detail + self._describe_going())
+        self._deliver_to_agent(event)
+
+    def _describe_going(self) -> str:
+        """Say what becomes of the job when this node, which was refused, goes; "" where it doesn't coordinate."""
+        thread = self._thread
+        if thread is None or thread.coordinator is None:
+            return ""
+        successors = self._place.successors
+        if not successors:
+            return "; this node serves the job's store: the job of the other nodes ends with it"
+        return f"; this node serves the job's store: the store moves to {successors[0]}"
+
+    def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
+        if self._thread is not None:
+            self._thread.feed(WorkersFailing(round, is_secondary))
+
+    def report_ready(
+        self,
+        round: int,  # noqa: A002 - the events' word
+        outcome: str,
+        *,
+        report: Mapping[str, Any] | None,
+        store_address: StoreAddress,
+        detail: str = "",
+        verdict: str = "",
+        ends: NodeEnds | None = None,
+    ) -> None:
+        if self._thread is not None:
+            document = None if report is None else dict(report)
+            address = self._thread.renew_store(store_address)
+            self._thread.feed(
+                WorkersGone(round, outcome, address, report=document, verdict=verdict, detail=detail, ends=ends)
+            )
+
+    def leave(self, reason: str, detail: str = "") -> None:
+        self._leaving = Leaving(reason, detail)
+        if self._thread is not None:
+            self._thread.feed(self._leaving)
+
+    # --- the state of all nodes, where somebody asks -----------------------------------------------------------------
+    @property
+    def has_place(self) -> bool:
+        member = None if self._thread is None else self._thread.member
+        return member is not None and member.place is not None
+
+    def tell_status(self, document: Mapping[str, Any], question: str) -> None:
+        if self._thread is not None:
+            self._thread.tell_status(dict(document), question)
+
+    def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+        if self._thread is None:
+            deliver([])
+        else:
+            self._thread.gather_status(question, wait_limit, deliver)
+
+    def list_left_out(self) -> list[dict[str, Any]]:
+        coordinator = None if self._thread is None else self._thread.coordinator
+        return [] if coordinator is None else coordinator.list_left_out()
+
+    def describe_wait(self) -> str:
+        return "" if self._thread is None else self._thread.notices.described
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+    def close(self, timeout: float) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        thread = self._thread
+        if thread is None:
+            self._place.close()
+            return
+        is_unhealthy = self._leaving is not None and self._leaving.reason == UNHEALTHY
+        deadline = time.monotonic() + (_LATE_NODES if is_unhealthy else timeout)
+        if not isinstance(self._end, Lost):
+            limit = deadline - time.monotonic() if is_unhealthy else min(timeout, _LEAVE_TIME, self._config.lease)
+            thread.wait_said(limit)
+        coordinator = thread.coordinator
+        if coordinator is not None:
+            if isinstance(self._end, Ended):
+                coordinator.wait_known(max(0.0, deadline - time.monotonic()))
+            elif is_unhealthy and not self._place.successors:
+                self._stay(deadline)
+            elif self._leaving is not None or isinstance(self._end, Refused):
+                self._go(max(0.0, deadline - time.monotonic()))
+        thread.close(_WAIT_LIMIT)
+        if coordinator is not None:
+            coordinator.close()
+        self._place.close()
+
+    def _go(self, timeout: float) -> None:
+        """Leave the coordination to another agent, or end the job where there is none."""
+        assert self._thread is not None
+        coordinator = self._thread.coordinator
+        if coordinator is None or not coordinator.has_others:
+            return
+        detail = ""
+        if not self._place.successors and self._place.dies_with_host:
+            host, name = self._setup.node_info.host, self._place.name
+            why = "was not taken into the job" if isinstance(self._end, Refused) else "was told to stop"
+            detail = (
+                f"the node that served the store at {name} ({host}) {why}, and the job ends with it: the endpoint "
+                "lists no successor (--rdzv-endpoint=a,b,c)"
+            )
+            self._deliver_to_agent(Notice("this node serves the job's store: the job ends with it"))
+        coordinator.resign(ends_job=detail)
+        coordinator.wait_empty(min(timeout, _HANG_UP))
+
+    def _stay(self, come_by: float) -> None:
+        """Coordinate without workers until no other node is connected: no other agent can."""
+        assert self._thread is not None
+        coordinator = self._thread.coordinator
+        if coordinator is None:
+            return
+        left = come_by - time.monotonic()
+        is_awaited = self._thread.member is None or self._thread.member.started is None
+        if not coordinator.has_others:
+            if not is_awaited or self._describe_join is not None or left <= 0:
+                return
+            text = f"this node serves the job's store for {left:.0f} s more, so that new nodes learn why it has left the job"
+            self._deliver_to_agent(Notice(text))
+            if not coordinator.wait_others(left):
+                return
+        text = (
+            "this node serves the job's store, so it stays without workers until the other nodes have ended; a signal "
+            "ends it, and the job with it"
+        )
+        self._deliver_to_agent(Notice(text))
+        coordinator.wait_empty(LONGEST_WAIT)
+
+    def death_notice(self) -> dict[str, Any] | None:
+        return None
+
+
+class SharedWorkerStore(WorkerStore):
+    """The workers' store at the port at which rank 0's agent coordinates.
+
+    Args:
+        host: MASTER_ADDR of the workers.
+        port: MASTER_PORT.
+    """
+
+    mode = "agent"
+    use_agent_store = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+
+    def serve(self, loop: Loop) -> None:
+        """Nothing to do: the coordinator's thread serves it."""
+
+    def renew(self) -> WorkerStore:
+        """Return this same store: its port is fixed, and the coordinator empties it before each round."""
+        return self
+
+    def close(self) -> None:
+        """Nothing to do: the port belongs to the coordination as well."""
