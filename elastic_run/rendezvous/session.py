@@ -224,9 +224,9 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def death_notice(self) -> dict[str, Any] | None:
-        """Return what a guardian needs to tell the job that this node died (see `elastic.node_death.notice`).
+    def hold_connections_with(self, hold: Callable[[int], None]) -> None:
+        """Let the guardian hold this node's connection to its job as well.
 
-        Returns:
-            A JSON-able document, or None where the backend doesn't need or can't have one.
+        Args:
+            hold: Called with the descriptor of each connection, from the session's thread; it takes a duplicate.
         """

@@ -5,6 +5,8 @@ The session has threads of its own; everything here runs in the loop's thread. A
 
 from __future__ import annotations
 
+import os
+
 from elastic_run.agent.driver.session_setup import make_setup
 from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.contract import LONGEST_WAIT
@@ -146,15 +148,20 @@ class MultiNodeJob:
         """Whether the round has too many nodes for all of them to ask all others."""
         return self.nodes > FEW_NODES
 
-    def entrust_death_notice(self, guardian: Guardian) -> None:
-        """Let the guardian tell the job should this agent die."""
-        import json  # noqa: PLC0415 - not for one node
+    def entrust_connections(self, guardian: Guardian) -> None:
+        """Let the guardian hold this node's connection to its job, whose end then proves that no worker is left."""
 
-        document = None if self._session is None else self._session.death_notice()
-        if document is not None:
-            if document["record"]:
-                guardian.hold(document["record"])
-            guardian.say_at_end(document["module"], json.dumps(document), document["seconds"])
+        def hold(descriptor: int) -> None:
+            duplicate = os.dup(descriptor)
+
+            def hand_over() -> None:
+                guardian.hold(duplicate)
+                os.close(duplicate)
+
+            self._loop.call_soon_threadsafe(hand_over)
+
+        if self._session is not None:
+            self._session.hold_connections_with(hold)
 
     def report_failing(self, *, is_secondary: bool) -> None:
         """Say that a worker of the current round has failed."""

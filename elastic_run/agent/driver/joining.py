@@ -50,7 +50,7 @@ class Joining:
         try:
             if self._job is not None:
                 self._job.join()
-                self._job.entrust_death_notice(self._context.guardian)
+                self._job.entrust_connections(self._context.guardian)
                 return
             self._round_join.offer_store()
         except PortTakenError as error:

@@ -1,8 +1,8 @@
 """The guardian: a small process that outlives the launcher by a moment, so that no other process does (law 6).
 
 Rules
-- The guardian holds the read end of a pipe from the launcher, and the launcher's pidfd (a fork of the program around us
-  may hold the other end of the pipe). If either ends without `bye`, the launcher has died of any signal. Then the
+- The guardian holds one end of a pipe from the launcher (a socket pair, which can carry descriptors), and the launcher's
+  pidfd (a fork of the program around us may hold the other end of the pipe). If either ends without `bye`, the launcher has died of any signal. Then the
   guardian kills every session that it was told of, sweeps by session and by environment token until nothing is left,
   removes the launcher's temporary directory, and ends.
 - It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
@@ -13,16 +13,14 @@ Rules
   embeds Python) forks it nevertheless: to execute `sys.executable` would start the program a second time.
 - In a job of one node it is forked right before the first worker: after a fork each page that the launcher writes to is
   copied first, and the launcher's imports write to most of its pages.
-- In a job of several nodes it also tells the other nodes that this one is gone, after the killing. It holds a shared
-  lock on the agent's seat record until the workers are gone. So a process that gets the exclusive lock knows that
-  nothing of this node's job is left.
+- In a job of several nodes it holds a duplicate of the agent's connection to the coordinator until the workers are gone.
+  So the end of that connection is the proof, for the other nodes, that nothing of this node's job is left.
 - On busy cores a worker may run for a while before the launcher, which has just started it, can tell its pid. The
   guardian finds such a worker by its environment.
 - Messages are lines: `+PID BORN ENDED` a worker leads a session (BORN: its start time; ENDED: the time at which it had
-  ended, 0 while it runs), `-PID` it is gone, `dir HEX` a temporary directory, `hold HEX` a file to hold the lock on,
-  `notice MODULE SECONDS HEX` a module whose `send_death_notice` is called with a document and a time limit, `keep`
-  nothing is to be killed any more, `forget` all sessions told so far, `bye`. They come in order, so only the last line
-  can be torn.
+  ended, 0 while it runs), `-PID` it is gone, `dir HEX` a temporary directory, `hold` the descriptor that comes with it
+  is the connection to hold, `keep` nothing is to be killed any more, `forget` all sessions told so far, `bye`. They come
+  in order, so only the last line can be torn.
 - The launcher never waits for the guardian. Orders that do not fit into the pipe (the guardian was stopped) are kept
   here. If there are many, they are replaced by the present state.
 """
@@ -35,7 +33,7 @@ import sys
 from elastic_run import contract
 from elastic_run.multiprocessing.process import descendants, process_table
 from elastic_run.multiprocessing.process.daemon import become_daemon, ignore_signals
-from elastic_run.multiprocessing.process.guardian_process import stand_guard
+from elastic_run.multiprocessing.process.guardian_process import make_pipe, send_descriptor, stand_guard
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, running_interpreter
 
 TYPE_CHECKING = False
@@ -72,8 +70,8 @@ class Guardian:
         self.own_sessions: set[int] = set()
         self._sessions: dict[int, descendants.Session] = {}
         self._directory = ""
-        self._death_notice = ""
-        self._held = ""
+        self._held = -1
+        self._holds_anew = False
         self._is_over = False
         self._loop: Loop | None = None
         self._waiting = bytearray()
@@ -84,8 +82,7 @@ class Guardian:
 
     def start(self) -> int:
         """Start the guardian, or another one after it died; the new one gets all orders that still count."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
+        reader, writer = make_pipe()
         # A second guardian that stands in is dismissed after the new one knows all: the launcher may be killed in
         # between.
         former, before, self._pipe = self.pid, self._take_pipe(), writer
@@ -94,8 +91,8 @@ class Guardian:
         # These orders are in the pipe first: so a launcher that is killed during the start leaves no directory.
         if self._directory:
             self.remove_at_end(self._directory)
-        for order in filter(None, (self._held, self._death_notice)):
-            self._send(order)
+        self._holds_anew = self._held >= 0
+        self._write()
         try:
             own = (reader, self.token, since)
             self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
@@ -143,21 +140,16 @@ class Guardian:
         # In hexadecimal: a path may hold a newline, and what follows one must not be taken for another directory.
         self._send(f"dir {os.fsencode(directory).hex()}")
 
-    def say_at_end(self, module: str, document: str, seconds: float) -> None:
-        """Tell it whom to tell of the launcher's death.
+    def hold(self, descriptor: int) -> None:
+        """Let it hold a connection until the launcher's workers are gone, in place of the one before.
 
         Args:
-            module: Name of a module with a function `send_death_notice`.
-            document: Its argument, as JSON.
-            seconds: How long the function may take.
+            descriptor: The connection; this object keeps a duplicate, for another guardian in this one's place.
         """
-        self._death_notice = f"notice {module} {seconds:.0f} {document.encode().hex()}"
-        self._send(self._death_notice)
-
-    def hold(self, path: str) -> None:
-        """Let it hold a shared lock on a file until the launcher's workers are gone."""
-        self._held = f"hold {os.fsencode(path).hex()}"
-        self._send(self._held)
+        _close(self._held)
+        self._held = os.dup(descriptor) if descriptor >= 0 else -1
+        self._holds_anew = self._held >= 0
+        self._write()
 
     def spare_all(self) -> None:
         """Tell the guardian that the job has succeeded: running processes live on, even if the launcher is killed."""
@@ -197,8 +189,7 @@ class Guardian:
     def _tell_anew(self) -> None:
         """Replace the waiting orders by the present state, except the first, which may have been written in part."""
         directory = [f"dir {os.fsencode(self._directory).hex()}"] if self._directory else []
-        told = list(filter(None, (self._held, self._death_notice)))
-        orders = ["forget", *directory, *told, *self._sessions_and_end()]
+        orders = ["forget", *directory, *self._sessions_and_end()]
         begun = self._waiting.index(b"\n") + 1
         self._waiting[begun:] = "".join(f"{order}\n" for order in orders).encode()
 
@@ -207,7 +198,11 @@ class Guardian:
         if self._pipe < 0:
             return
         try:
-            del self._waiting[: os.write(self._pipe, self._waiting)]
+            if self._waiting:
+                del self._waiting[: os.write(self._pipe, self._waiting)]
+            if self._holds_anew and not self._waiting:
+                send_descriptor(self._pipe, b"hold\n", self._held)
+                self._holds_anew = False
         except BlockingIOError:
             pass
         except BrokenPipeError:
@@ -215,7 +210,7 @@ class Guardian:
             self._waiting.clear()
         if self._loop is None:
             return
-        if self._waiting:
+        if self._waiting or self._holds_anew:
             self._loop.add_writer(self._pipe, self._write)
         else:
             self._loop.remove_writer(self._pipe)

@@ -18,9 +18,11 @@ Rules
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
 import time
+from struct import pack, unpack
 
 from elastic_run import signals
 from elastic_run.multiprocessing.process import descendants, process_table
@@ -28,7 +30,7 @@ from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 #: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
 WAIT_LIMIT = 10.0
@@ -41,16 +43,17 @@ _NO_ORDERS = 1.0
 _ALONE = 0.2
 #: Seconds after the launcher's end in which the first guardian has to say that it cleans up.
 _SILENCE = 0.5
-#: Seconds that it has from there until nothing is left; what it says over the network comes after that.
+#: Seconds that it has from there until nothing is left.
 _CLEAN_UP = WAIT_LIMIT + 10.0
-#: Seconds for what it says beyond those that it was given.
+#: Seconds for its own end after that.
 _MARGIN = 10.0
 #: Seconds from the end of a process's descriptors to its own end.
 _DYING = 1.0
+#: Bytes that a pipe of orders takes, as far as the kernel allows it, and descriptors that come at a time.
+_PIPE_SIZE = 1 << 20
+_MOST_DESCRIPTORS = 16
 _BYE = b"bye"
 _CLEANS_UP = b"cleans up"
-#: The title of a guardian that has nothing left to guard, and tells the job of its agent's death.
-_NOTICE = "node-death notice"
 _SWEPT = b"swept"
 _FORGET = b"forget"
 
@@ -59,7 +62,6 @@ class _Orders:
     """The launcher's orders so far."""
 
     __slots__ = (
-        "death_notice",
         "directory",
         "held",
         "is_cleaning",
@@ -73,8 +75,7 @@ class _Orders:
     def __init__(self) -> None:
         self.sessions: dict[int, descendants.Session] = {}
         self.directory = ""
-        self.death_notice: tuple[str, float, bytes] | None = None
-        self.held = -1
+        self.held: list[int] = []
         self.is_dismissed = False
         self.is_cleaning = False
         self.is_over = False
@@ -85,17 +86,21 @@ class _Orders:
     def limit(self) -> float:
         """Seconds that the first guardian has for what it does now; 0 before the launcher's end."""
         if self.is_swept:
-            return _MARGIN + (0.0 if self.death_notice is None else self.death_notice[1])
+            return _MARGIN
         return _CLEAN_UP if self.is_cleaning else 0.0
 
     def release(self) -> None:
-        """Let go of the file that is held, so that another process may get its lock."""
-        if self.held >= 0:
-            os.close(self.held)
-            self.held = -1
+        """End the connection that is held: the other nodes know then that nothing of this one is left."""
+        for held in self.held:
+            end_connection(held)
+        self.held.clear()
 
-    def take(self, chunk: bytes) -> None:
-        """Read the lines of a piece of the pipe."""
+    def take(self, chunk: bytes, held: Sequence[int] = ()) -> None:
+        """Read the lines of a piece of the pipe, and the descriptors that came with it: the last one counts."""
+        if held:
+            for former in (*self.held, *held[:-1]):
+                os.close(former)
+            self.held = [held[-1]]
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         for line in lines:
             if line.startswith((b"+", b"-")) or line == _FORGET:
@@ -124,12 +129,6 @@ class _Orders:
             self.is_over = True
         elif line.startswith(b"dir "):
             self.directory = os.fsdecode(bytes.fromhex(line[4:].decode()))
-        elif line.startswith(b"notice "):
-            _, module, seconds, document = line.decode().split()
-            self.death_notice = module, float(seconds), bytes.fromhex(document)
-        elif line.startswith(b"hold "):
-            self.release()
-            self.held = _hold(bytes.fromhex(line[5:].decode()))
 
 
 class _Launcher:
@@ -168,11 +167,11 @@ class _Launcher:
     def _take_orders(self, second: _Second) -> bool:
         """Take all that is in the pipe; return whether the launcher has closed it."""
         while True:
-            chunk = _read(self.pipe)
+            chunk, held = _read(self.pipe)
             if not chunk:
                 return chunk is not None
-            self.orders.take(chunk)
-            second.tell(chunk)
+            self.orders.take(chunk, held)
+            second.tell(chunk, held)
 
     def clean_up(self, on_swept: Callable[[], None]) -> None:
         """Kill what it has left, remove its directory, and tell its job."""
@@ -185,10 +184,6 @@ class _Launcher:
             shutil.rmtree(orders.directory, ignore_errors=True)
         orders.release()
         on_swept()
-        if orders.death_notice is not None:
-            module, _, document = orders.death_notice
-            ProcessTitle().show(f"{_NOTICE} of {self.pid}", "death notice")
-            _send_death_notice(module, document)
 
 
 class _Second:
@@ -201,7 +196,7 @@ class _Second:
 
     def start(self, launcher: _Launcher) -> None:
         """Fork it; where the system refuses that, one guardian has to do."""
-        reading, writing = os.pipe()
+        reading, writing = make_pipe()
         first = os.getpid()
         signals.ignore_signal(signals.SIGCHLD)  # it leaves no zombie should it be killed
         try:
@@ -215,15 +210,14 @@ class _Second:
             finally:
                 os._exit(0)
         os.close(reading)
-        os.set_blocking(writing, False)
         self._pipe = writing
 
-    def tell(self, orders: bytes) -> None:
+    def tell(self, orders: bytes, held: Sequence[int] = ()) -> None:
         """Pass orders on; one that was killed, or that reads nothing, is let go."""
         if self._pipe < 0:
             return
         try:
-            is_told = os.write(self._pipe, orders) == len(orders)
+            is_told = send_descriptor(self._pipe, orders, *held[-1:]) == len(orders)
         except OSError:
             is_told = False
         if not is_told:
@@ -272,14 +266,12 @@ def _outlasts_first(first: int | None, pipe: int, launcher: _Launcher) -> bool:
         left = deadline - time.monotonic() if deadline else 0.0
         ready = {fd for fd, _ in (one.poll(max(0.0, left) * 1000) if deadline else both.poll())}
         if pipe in ready:
-            chunk, limit = _read(pipe), orders.limit
+            (chunk, held), limit = _read(pipe), orders.limit
             if not chunk:
                 return _has_ended(first)
-            orders.take(chunk)
+            orders.take(chunk, held)
             if orders.limit != limit:
                 deadline = time.monotonic() + orders.limit
-            if orders.is_swept:
-                ProcessTitle().show(f"{_NOTICE} of {launcher.pid}, second", "death notice")
         elif not deadline:
             deadline = time.monotonic() + _SILENCE
         elif left <= 0:
@@ -296,30 +288,45 @@ def _has_ended(pidfd: int | None) -> bool:
     return bool(poll.poll(_DYING * 1000))
 
 
-def _hold(path: bytes) -> int:
-    """Take a shared lock on a file; returns its descriptor, -1 where it is gone or another process has it alone."""
-    import fcntl  # noqa: PLC0415 - not for one node
+def make_pipe() -> tuple[int, int]:
+    """Return both ends of a pipe that can carry descriptors; writing never blocks."""
+    reading, writing = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    writing.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    writing.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, _PIPE_SIZE)
+    return reading.detach(), writing.detach()
 
-    fd = -1
+
+def send_descriptor(pipe: int, data: bytes, *descriptors: int) -> int:
+    """Write to a pipe of `make_pipe`, with descriptors that the reader gets; returns the number of bytes written.
+
+    Raises:
+        BlockingIOError: There is no room.
+        OSError: Nobody reads.
+    """
+    if not descriptors:
+        return os.write(pipe, data)
+    writing = _socket.socket(fileno=pipe)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return writing.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack(f"{len(descriptors)}i", *descriptors))])
+    finally:
+        writing.detach()
+
+
+def end_connection(descriptor: int) -> None:
+    """End a connection that this process holds: the other side reads the end of the stream, and not an error."""
+    connected = _socket.socket(fileno=descriptor)
+    try:
+        connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        # What nobody has read would make the kernel reset the connection.
+        while connected.recv(1 << 16):
+            pass
     except OSError:
-        if fd >= 0:
-            os.close(fd)
-        return -1
-    return fd
-
-
-def _send_death_notice(module: str, document: bytes) -> None:
-    """Tell the job; it finds out by itself, later, if that can't be done."""
-    import importlib  # noqa: PLC0415 - only after a disaster
-    import json  # noqa: PLC0415
-
+        pass
     try:
-        importlib.import_module(module).send_death_notice(json.loads(document))
-    except Exception:  # noqa: BLE001 - nobody is left to be told
-        return
+        connected.shutdown(_socket.SHUT_RDWR)
+    except OSError:
+        pass
+    connected.close()
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -333,12 +340,17 @@ def _open_pidfd(pid: int) -> int | None:
         return None
 
 
-def _read(pipe: int) -> bytes | None:
-    """Return what is in a pipe, nothing at its end, or None where it is empty for now."""
+def _read(pipe: int) -> tuple[bytes | None, list[int]]:
+    """Return what is in a pipe, nothing at its end, or None where it is empty for now; and the descriptors with it."""
+    reading = _socket.socket(fileno=pipe)
     try:
-        return os.read(pipe, 1 << 16)
+        data, extra, _, _ = reading.recvmsg(1 << 16, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC)
     except BlockingIOError:
-        return None
+        return None, []
+    finally:
+        reading.detach()
+    found = [number for _, _, packed in extra for number in unpack(f"{len(packed) // 4}i", packed[: len(packed) // 4 * 4])]
+    return data, found
 
 
 def sweep(sessions: Mapping[int, descendants.Session], token: str, since: int, clock: Callable[[], float]) -> None:

@@ -272,7 +272,7 @@ class Listener:
             return answer
         nonce = visitor.nonce = make_nonce()
         if not hello.nonce:
-            self._tell("no token", f"it has no token, and this job has one ({visitor.peer})")
+            self._tell_refused("it has no token, and this job has one", visitor.peer)
             return Answer(REFUSED, nonce=nonce)
         from elastic_run.store.tcpstore.token_proof import SERVER  # noqa: PLC0415 - only with a token
 
@@ -288,7 +288,7 @@ class Listener:
         elif self._credentials.is_proof(message.get("proof"), AGENT, hello.nonce, visitor.nonce):
             self._let_in(visitor, hello)
         else:
-            self._tell("token", f"it has another token than this job ({visitor.peer})")
+            self._tell_refused("it has another token than this job", visitor.peer)
             self._forget(visitor)
             visitor.close()
 
@@ -312,7 +312,12 @@ class Listener:
         else:
             self._tell("garbage", f"{peer} is no agent of elastic-run, or one of an older release")
 
+    def _tell_refused(self, reason: str, peer: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.warning("elastic-run: the job's store at port %d refused a connection: %s (%s)", self.port, reason, peer)
+
     def _tell(self, kind: str, what: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            _log.warning("elastic-run: the job's port %d closed a connection: %s", self.port, what)
+            _log.warning("elastic-run: the job's store at port %d closed a connection: %s", self.port, what)

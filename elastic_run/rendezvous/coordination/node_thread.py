@@ -134,6 +134,7 @@ class NodeThread:
         self._timer: Timer | None = None
         self._opened: dict[str, tuple[socket.socket, bytes]] = {}
         self._link: Link | None = None
+        self._is_own = False  # whether the connection is to this agent's own coordination
         self._said: dict[str, Any] | None = None
         self._when_said: list[Callable[[], None]] = []
         self._lost_at = 0.0
@@ -160,6 +161,16 @@ class NodeThread:
     def feed(self, event: membership.Event) -> None:
         """Tell what has become of this node's workers."""
         self._loop.call_soon_threadsafe(lambda: self._feed(event))
+
+    def hold_with(self, hold: Callable[[int], None]) -> None:
+        """Let the guardian hold the connection from now on; see `Session.hold_connections_with`."""
+
+        def begin() -> None:
+            self._hold = hold
+            if self._link is not None and not self._is_own:
+                hold(self._link.fileno())
+
+        self._loop.call_soon_threadsafe(begin)
 
     def renew_store(self, address: StoreAddress) -> StoreAddress:
         """Return a workers' store's address as other nodes reach it."""
@@ -293,7 +304,7 @@ class NodeThread:
             self._ask(action.endpoint)
         elif isinstance(action, Follow):
             connected, rest = self._opened.pop(action.endpoint)
-            self._follow(connected, rest)
+            self._use(connected, rest)
         elif isinstance(action, BecomeCoordinator):
             self._coordinate(action.dead)
         elif isinstance(action, MayFound) and self.coordinator is not None:
@@ -373,13 +384,13 @@ class NodeThread:
             dead=dead,
             may_found=self._place.choice != "majority",
         )
-        self._use(own, b"")
+        self._use(own, b"", is_own=True)
 
-    def _follow(self, connected: socket.socket, rest: bytes) -> None:
-        self._hold(connected.fileno())
-        self._use(connected, rest)
-
-    def _use(self, connected: socket.socket, rest: bytes) -> None:
+    def _use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None:
+        """Take a connection to the coordinator, and say on it what this node is."""
+        if not is_own:
+            self._hold(connected.fileno())
+        self._is_own = is_own
         if self.member is None and not self._join():
             connected.close()
             return

@@ -87,6 +87,8 @@ class CoordinatedSession(Session):
     # --- what the agent says -----------------------------------------------------------------------------------------
     def hold_connections_with(self, hold: Callable[[int], None]) -> None:
         self._hold = hold
+        if self._thread is not None:
+            self._thread.hold_with(hold)
 
     def start(
         self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]
@@ -103,7 +105,7 @@ class CoordinatedSession(Session):
             offers_store=self.offers_store,
             worker_host="" if self.worker_store is None else self.worker_store.host,
             describe_join=self._describe_join,
-            hold=lambda descriptor: self._hold(descriptor),
+            hold=self._hold,
         )
         self._thread.start()
 
@@ -241,9 +243,6 @@ class CoordinatedSession(Session):
         )
         self._deliver_to_agent(Notice(text))
         coordinator.wait_empty(LONGEST_WAIT)
-
-    def death_notice(self) -> dict[str, Any] | None:
-        return None
 
 
 class SharedWorkerStore(WorkerStore):
