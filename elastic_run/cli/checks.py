@@ -128,7 +128,7 @@ def check_master(args: Namespace, origins: Mapping[str, Origin]) -> None:
     is_static = args.rdzv_backend == "static" and not args.standalone and node_range(args.nnodes)[1] > 1
     if not is_static or "node_rank" in origins or args.node_rank or hosts_rendezvous(args):
         return
-    from elastic_run.rendezvous.elastic.addresses import find_whether_own_host, names_loopback  # noqa: PLC0415 - rare
+    from elastic_run.rendezvous.addresses import find_whether_own_host, names_loopback  # noqa: PLC0415 - rare
     from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - rare
 
     flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"

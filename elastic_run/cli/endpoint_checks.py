@@ -33,7 +33,7 @@ def check_endpoint(args: Namespace, launchers: str, first: str) -> None:
     """
     flag, hosts = _read_endpoint(args)
     port = args.rdzv_endpoint.rpartition(":")[2]
-    from elastic_run.rendezvous.elastic.addresses import names_loopback  # noqa: PLC0415 - rare
+    from elastic_run.rendezvous.addresses import names_loopback  # noqa: PLC0415 - rare
 
     if not hosts or not all(map(names_loopback, hosts)):
         return

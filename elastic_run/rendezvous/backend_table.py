@@ -71,7 +71,7 @@ class _Request:
 
     def endpoints(self) -> list[tuple[str, int]]:
         """Return the hosts and ports of the endpoint."""
-        from elastic_run.rendezvous.elastic.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
+        from elastic_run.rendezvous.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
 
         return parse_endpoints(self.endpoint, BACKENDS[self.kind].default_port)
 

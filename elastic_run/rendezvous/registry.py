@@ -101,14 +101,14 @@ def _create_c10d_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _create_elastic_handler(params: RendezvousParameters) -> RendezvousHandler:
-    from elastic_run.rendezvous.elastic.handler import create_handler  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.coordination.handler import create_handler  # noqa: PLC0415 - imported when used
 
     return create_handler(params)
 
 
 def _hosts_its_store(params: RendezvousParameters) -> bool:
     """Tell whether torch would open the c10d store on this machine, from the endpoint and ``is_host``."""
-    from elastic_run.rendezvous.elastic.addresses import is_own_host  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.addresses import is_own_host  # noqa: PLC0415 - imported when used
     from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - ditto
 
     store_type = str(params.get("store_type", "tcp")).strip().lower()

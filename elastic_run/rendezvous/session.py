@@ -204,7 +204,7 @@ class Session(ABC):
         """Return the nodes that the job goes on without, as far as this node knows: the coordinator does.
 
         Returns:
-            Documents as `rendezvous.elastic.left_out_nodes` makes them.
+            Documents as `rendezvous.coordination.left_out_nodes` makes them.
         """
 
     @abstractmethod

@@ -176,7 +176,7 @@ def test_no_other_backend_imports_python_etcd() -> None:
     """Its import would take a tenth of a second."""
     stores = ("etcd_v3", "etcd_v3_client", "c10d", "file", "signed")
     imports = "".join(f"import elastic_run.store.jobstore.{name}\n" for name in stores)
-    program = f"import sys\n{imports}import elastic_run.rendezvous.elastic.handler\nprint('etcd' in sys.modules)"
+    program = f"import sys\n{imports}import elastic_run.rendezvous.coordination.handler\nprint('etcd' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"False\n"
 
 

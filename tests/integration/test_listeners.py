@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.elastic.addresses import find_trouble
+from elastic_run.rendezvous.addresses import find_trouble
 from tests.support.hosts import virtual_hosts
 from tests.support.joining import COPIED, copied, wait_join_line
 from tests.support.switch import run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.base import Backend
-from elastic_run.rendezvous.elastic.handler import open_session
+from elastic_run.rendezvous.coordination.handler import open_session
 from elastic_run.store.errors import CLOSED, SILENT, StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup

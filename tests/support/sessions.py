@@ -23,7 +23,7 @@ from elastic_run.records import replace
 from elastic_run.rendezvous import get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
-from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler, open_session
+from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.session import Lost, Notice, Setup
 from elastic_run.store.tcpstore.listener import open_public_listener
 from tests.support.configs import plain_setup

@@ -77,7 +77,7 @@ def test_the_handler_of_a_plugin_is_not_made(
 
 def test_a_host_without_a_network_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A store at loopback is of no use to other nodes, and the explanation says so before they wait."""
-    monkeypatch.setattr("elastic_run.rendezvous.elastic.addresses.find_outward_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("elastic_run.rendezvous.addresses.find_outward_address", lambda: "127.0.0.1")
     run_command(["--explain", "--nnodes=2", "train.py"])
     assert "at 127.0.0.1, which only this host can reach, on a free port" in capsys.readouterr().out
 

@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
         "cluster",
         "store",
         "rendezvous.utils",
-        "rendezvous.elastic.addresses",
+        "rendezvous.addresses",
     }
     | {"report.wording", "new_files", "user_file"},
     "worker": {"contract", "slurm_node_lists", "slurm_port", "slurm_running_step"},

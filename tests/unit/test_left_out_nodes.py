@@ -7,7 +7,7 @@ from elastic_run.core.job.state import Job
 from elastic_run.core.protocol.messages import Leave, NodeInfo
 from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.records import replace
-from elastic_run.rendezvous.elastic.left_out_nodes import list_left_out
+from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out
 from tests.unit.test_exclusion import Play
 
 

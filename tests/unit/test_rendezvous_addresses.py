@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from elastic_run.rendezvous.elastic import addresses
-from elastic_run.rendezvous.elastic.addresses import (
+from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,
     find_trouble,

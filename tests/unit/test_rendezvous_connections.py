@@ -16,7 +16,7 @@ from elastic_run.core.protocol.messages import LogStart
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic import heartbeats
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
-from elastic_run.rendezvous.elastic.handler import open_session
+from elastic_run.rendezvous.coordination.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
 from elastic_run.rendezvous.session import Notice

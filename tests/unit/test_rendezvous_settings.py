@@ -9,7 +9,7 @@ import pytest
 from elastic_run.core.job.config import JobConfig
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.elastic.handler import create_handler
+from elastic_run.rendezvous.coordination.handler import create_handler
 
 
 def test_defaults() -> None:

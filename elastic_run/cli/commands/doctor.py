@@ -20,7 +20,7 @@ from elastic_run.diagnosis.doctor.python import find_version
 from elastic_run.diagnosis.doctor.report import describe_findings, read_findings, render_report
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
-from elastic_run.rendezvous.elastic.addresses import is_own_host, parse_endpoints
+from elastic_run.rendezvous.addresses import is_own_host, parse_endpoints
 from elastic_run.rendezvous.errors import RendezvousError
 
 TYPE_CHECKING = False

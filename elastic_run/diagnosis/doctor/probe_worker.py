@@ -17,7 +17,7 @@ from elastic_run.diagnosis.doctor.finding import Finding, problem
 from elastic_run.diagnosis.doctor.network_probe import Listener, measure_rate, try_connection
 from elastic_run.diagnosis.doctor.node_reports import NodeReport, describe_network, judge_node_reports
 from elastic_run.diagnosis.doctor.report import describe_findings, read_findings
-from elastic_run.rendezvous.elastic.addresses import find_local_address
+from elastic_run.rendezvous.addresses import find_local_address
 from elastic_run.store.errors import StoreError
 from elastic_run.store.tcpstore.client import StoreClient
 

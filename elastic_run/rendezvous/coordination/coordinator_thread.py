@@ -29,7 +29,7 @@ from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.listener import Listener
 from elastic_run.rendezvous.coordination.opening import Answer
 from elastic_run.rendezvous.coordination.questions import Questions
-from elastic_run.rendezvous.elastic.left_out_nodes import list_left_out
+from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

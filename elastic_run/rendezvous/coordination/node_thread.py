@@ -41,7 +41,7 @@ from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorTh
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, ask
 from elastic_run.rendezvous.coordination.outage import Outage
-from elastic_run.rendezvous.elastic.addresses import find_listening, find_trouble
+from elastic_run.rendezvous.addresses import find_listening, find_trouble
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import WaitNotices
 from elastic_run.store.connecting import format_endpoint

@@ -12,7 +12,7 @@ from contextlib import suppress
 from elastic_run.core.job.discovery import COORDINATES
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.rendezvous.coordination.opening import Credentials, Hello, ask
-from elastic_run.rendezvous.elastic.addresses import (
+from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,
     find_loopback,

@@ -28,7 +28,7 @@ from elastic_run.core.protocol.log_start import is_trimmed
 from elastic_run.rendezvous.elastic import decision_log
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER_NODES
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
-from elastic_run.rendezvous.elastic.left_out_nodes import list_left_out
+from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out
 from elastic_run.report.wait_texts import FIRST
 from elastic_run.store.errors import REPLACED, StoreAccessError, StoreError
 

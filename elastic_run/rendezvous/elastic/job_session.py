@@ -18,7 +18,7 @@ from elastic_run.core.protocol import messages
 from elastic_run.core.protocol.outcomes import EXCLUDED, UNHEALTHY
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import exit_barrier
-from elastic_run.rendezvous.elastic.addresses import find_listening
+from elastic_run.rendezvous.addresses import find_listening
 from elastic_run.rendezvous.elastic.log_reader import LogReader
 from elastic_run.rendezvous.elastic.member_driver import MemberDriver
 from elastic_run.rendezvous.elastic.node_death.proofs import find_notice_limit

@@ -7,7 +7,7 @@ store writes the id of its job there, too: a node may come late, when no other n
 
 from __future__ import annotations
 
-from elastic_run.rendezvous.elastic.addresses import names_loopback
+from elastic_run.rendezvous.addresses import names_loopback
 from elastic_run.store.connecting import format_endpoint
 
 TYPE_CHECKING = False

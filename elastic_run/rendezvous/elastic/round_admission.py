@@ -17,7 +17,7 @@ import time
 
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import messages
-from elastic_run.rendezvous.elastic.addresses import find_trouble
+from elastic_run.rendezvous.addresses import find_trouble
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import StoreConnectionError
 

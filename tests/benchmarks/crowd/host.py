@@ -18,7 +18,7 @@ from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
-from elastic_run.rendezvous.elastic.handler import open_session
+from elastic_run.rendezvous.coordination.handler import open_session
 from elastic_run.rendezvous.session import Lost
 from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say

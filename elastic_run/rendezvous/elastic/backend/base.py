@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from elastic_run.rendezvous.elastic.addresses import find_local_address, find_loopback
+from elastic_run.rendezvous.addresses import find_local_address, find_loopback
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False

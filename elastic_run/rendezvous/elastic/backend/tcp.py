@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 
 from elastic_run.core.protocol import job_keys
-from elastic_run.rendezvous.elastic.addresses import (
+from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,
     find_loopback,

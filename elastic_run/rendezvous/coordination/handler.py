@@ -12,22 +12,18 @@ import socket
 from elastic_run import __version__
 from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.documents import NodeState
 from elastic_run.core.node.config import NodeConfig
-from elastic_run.core.protocol import messages
+from elastic_run.core.protocol.codec import from_document, to_document
+from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
+from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.api import RendezvousHandler
-from elastic_run.rendezvous.backend_table import BACKENDS, make_backend, read_settings
+from elastic_run.rendezvous.backend_table import BACKENDS, make_place, read_settings
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.coordination.session import CoordinatedSession
-from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, parse_endpoints
-from elastic_run.rendezvous.elastic.backend.hosting import HostedWorkerStore
-from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
-from elastic_run.rendezvous.elastic.context import EventQueue, SenderState, SessionContext, SessionSignals
-from elastic_run.rendezvous.elastic.job_session import JobSession
-from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, name_job
-from elastic_run.rendezvous.elastic.status_exchange import StatusAnswers
 from elastic_run.rendezvous.join_command import describe_join_command
-from elastic_run.rendezvous.session import Setup, StatusAsked
+from elastic_run.rendezvous.session import Setup
 from elastic_run.store.connecting import format_endpoint
 
 TYPE_CHECKING = False
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
-    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.session import Session
     from elastic_run.rendezvous.settings import Settings
     from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
@@ -55,7 +50,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
         params: The parameters, as the user gave them.
         settings: The settings in them, checked.
         run_id: The job.
-        hosts_anywhere: Whether the user named no endpoint. Then this node serves the store, and prints the address.
+        hosts_anywhere: Whether the user named no endpoint. Then this node coordinates, and prints the address.
     """
 
     def __init__(
@@ -79,11 +74,11 @@ class ElasticRendezvousHandler(RendezvousHandler):
             The session, not yet started.
 
         Raises:
-            PortTakenError: This node is to serve the store at a port that another process has.
+            PortTakenError: This node is to listen at a port that another process has.
             OSError: The system refuses the port.
         """
         params, settings = self._params, self._settings
-        # Nobody knows of the store yet, so others come by the address that this node tells them.
+        # Nobody knows of the endpoint yet, so others come by the address that this node tells them.
         local_addr = params.local_addr or (find_outward_address() if self._hosts_anywhere else None)
         token, fresh_token = setup.node_config.token, None
         if self._hosts_anywhere and token is None:
@@ -95,37 +90,16 @@ class ElasticRendezvousHandler(RendezvousHandler):
             setup = replace(
                 setup, node_info=replace(setup.node_info, preferred_rank=settings.rank, has_fixed_rank=True)
             )
-        node_info = setup.node_info
-        return CoordinatedSession(
-            f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}",
+        return open_session(
             place,
+            settings,
             setup,
-            settings.complete(replace(setup.job_config, has_successors=len(place.endpoints) > 1)),
-            local_addr=local_addr or "",
+            local_addr=local_addr,
             describe_join=self._make_join_text(setup.node_config, fresh_token) if self._hosts_anywhere else None,
         )
 
-    def _make_place(self, token: bytes | None, local_addr: str | None) -> Place:
-        params = self._params
-        endpoint = params.endpoint or f"{_PUBLIC}:{BACKENDS['c10d'].default_port}"
-        is_static = params.backend == "static"
-        place = Place(
-            params.backend,
-            self._run_id,
-            parse_endpoints(endpoint, BACKENDS[params.backend].default_port),
-            is_host=self._settings.rank == 0 if is_static else self._settings.is_host,
-            secret=token or None,
-            serves_workers=is_static,
-        )
-        if local_addr is not None and self._hosts_anywhere:
-            place.serve_anywhere(local_addr)
-        elif is_static and self._settings.rank == 0:
-            # Now and not by the session's thread: the agent must know where its workers' store is.
-            place.serve()
-        return place
-
     def _make_join_text(self, config: NodeConfig, fresh_token: bytes | None) -> Callable[[str, int], str]:
-        """Return what tells the user how others join, once it is known where the store is."""
+        """Return what tells the user how others join, once it is known where this agent listens."""
 
         def describe(host: str, port: int) -> str:
             line = describe_join_command(
@@ -141,23 +115,17 @@ class ElasticRendezvousHandler(RendezvousHandler):
 
         return describe
 
-    def _make_backend(self, token: bytes | None, local_addr: str | None) -> Backend:
+    def _make_place(self, token: bytes | None, local_addr: str | None) -> Place:
         params = self._params
-        endpoint = params.endpoint or f"{_PUBLIC}:{BACKENDS['c10d'].default_port}"
         is_file = self._settings.store_type == "file"
-        backend = make_backend(
-            params.backend,
-            params.endpoint if is_file else endpoint,
-            self._run_id,
-            self._settings,
-            secret=token or None,
-        )
-        if local_addr is not None and self._hosts_anywhere and isinstance(backend, TcpBackend):
-            backend.host_anywhere(local_addr)
+        endpoint = params.endpoint if is_file else params.endpoint or f"{_PUBLIC}:{BACKENDS['c10d'].default_port}"
+        place = make_place(params.backend, endpoint, self._run_id, self._settings, secret=token or None)
+        if local_addr is not None and self._hosts_anywhere:
+            place.serve_anywhere(local_addr)
         elif params.backend == "static" and self._settings.rank == 0:
             # Now and not by the session's thread: the agent must know where its workers' store is.
-            backend.prepare()
-        return backend
+            place.serve()
+        return place
 
     @property
     def endpoint(self) -> str:
@@ -186,7 +154,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
 
         Raises:
             RendezvousClosedError: The job is over.
-            RendezvousConnectionError: The store can't be reached.
+            RendezvousConnectionError: The coordinator can't be reached.
             RendezvousTimeoutError: Too few nodes came in time.
             RendezvousStateError: This node is not taken in.
         """
@@ -227,7 +195,7 @@ def _torch_style_setup() -> Setup:
     config = JobConfig(
         max_restarts=_NO_LIMIT, max_backoff=0.0, scale_up_delay=0.0, scale_up_grace=0.0, membership_window=None
     )
-    node_info = messages.NodeInfo(socket.gethostname(), os.getpid(), 1, version=__version__)
+    node_info = NodeInfo(socket.gethostname(), os.getpid(), 1, version=__version__)
     # Without a token, since torch's methods have no way to show one that was made here.
     return Setup(config, NodeConfig(token=b""), node_info)
 
@@ -263,7 +231,7 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
     if not params.run_id:
         message = f"a job whose nodes meet at {params.endpoint} needs a run id, the same on all its nodes"
         raise ValueError(message)
-    make_backend(params.backend, params.endpoint, params.run_id, settings)
+    make_place(params.backend, params.endpoint, params.run_id, settings)
     return ElasticRendezvousHandler(params, settings, params.run_id)
 
 
@@ -279,31 +247,31 @@ def _check_static(params: RendezvousParameters, settings: Settings) -> None:
     if not params.endpoint.strip():
         message = "rendezvous backend 'static' needs an endpoint: give --master-addr and --master-port"
         raise ValueError(message)
-    backend = make_backend("static", params.endpoint, params.run_id or NO_RUN_ID, settings)
-    if isinstance(backend, TcpBackend) and backend.endpoint[1] < 0:
+    place = make_place("static", params.endpoint, params.run_id or NO_RUN_ID, settings)
+    if next(iter(place.endpoints.values()))[1] < 0:
         message = f"rendezvous endpoint {params.endpoint!r} has no port: give --master-port"
         raise ValueError(message)
-    if backend.successors:
+    if len(place.endpoints) > 1:
         message = f"rendezvous endpoint {params.endpoint!r}: 'static' knows one endpoint, rank 0's"
         raise ValueError(message)
 
 
 def open_session(
-    backend: Backend,
+    place: Place,
     settings: Settings,
     setup: Setup,
     *,
     local_addr: str | None = None,
     describe_join: Callable[[str, int], str] | None = None,
-) -> Session:
-    """Make the session of one agent run; nothing is said to the store before its `start`.
+) -> CoordinatedSession:
+    """Make the session of one agent run; nothing is said to other nodes before its `start`.
 
     Args:
-        backend: The job's store.
+        place: Where the nodes meet.
         settings: Of the rendezvous.
         setup: The agent's description of its job.
-        local_addr: The address for other nodes; None for the address of the interface that reaches the store.
-        describe_join: Says how others join, once the store is there at a host and a port; None where they know.
+        local_addr: The address for other nodes; None for the address of the interface that reaches the endpoint.
+        describe_join: Says how others join, once this agent listens at a host and a port; None where they know.
 
     Returns:
         The session.
@@ -312,36 +280,13 @@ def open_session(
         ValueError: A value is one that no node could read.
     """
     node_info = setup.node_info
-    signals = SessionSignals()
-    events = EventQueue(signals.wake.set)
-    context = SessionContext(
-        node=f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}",
-        node_info=node_info,
-        config=settings.complete(replace(setup.job_config, has_successors=bool(backend.successors))),
-        node_config=setup.node_config,
-        settings=settings,
-        backend=backend,
-        death_proofs=DeathProofs(name_job(backend)),
-        shows_waiting=setup.shows_waiting,
-        sender=SenderState(local_addr or ""),
-        signals=signals,
-        events=events,
-        status_answers=StatusAnswers(lambda question: events.deliver(StatusAsked(question)), signals.wake.set),
-    )
-    _check_sendable(context)
-    shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
-    session = JobSession(context, shares_server=shares_server, describe_join=describe_join)
-    session.offers_store = not shares_server
-    if isinstance(backend, TcpBackend) and backend.serves_workers and backend.hosted is not None:
-        session.worker_store = HostedWorkerStore(backend.hosted, backend.endpoint[0])
-    return session
-
-
-def _check_sendable(context: SessionContext) -> None:
-    """Refuse values that the job could not read: it would pass over this node's `Join`, and the node would wait."""
-    join = messages.Join(context.node, 0, context.node_info, context.config, messages.StoreAddress("", 0))
+    node = f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}"
+    config = settings.complete(replace(setup.job_config, has_successors=len(place.endpoints) > 1))
     try:
-        messages.read_fact(messages.to_json(join))
+        from_document(NodeState, to_document(NodeState(node, node_info, config, StoreAddress("", 0))))
     except ValueError as error:
         message = f"the other nodes could not read a value of this node: {error}"
         raise ValueError(message) from None
+    return CoordinatedSession(
+        node, place, setup, config, local_addr=local_addr or "", describe_join=describe_join
+    )
