@@ -1,7 +1,7 @@
 """SIGKILL to the launcher: two seconds later nothing that it started lives, grandchildren included.
 
 Each of two workers has a child in its own session, one in a session of that child's own, and a descendant that has left
-session, environment and parent. By turns elastic-run's guardian is left alone, killed with the launcher, and stopped
+session and parent. By turns elastic-run's guardian is left alone, killed with the launcher, and stopped
 before it.
 """
 

@@ -225,6 +225,7 @@ def test_many_nodes_form_a_round() -> None:
     assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
 
 
+@pytest.mark.system
 def test_many_nodes_form_a_round_on_etcd() -> None:
     """So it is on etcd, within ten seconds and with no more than eight requests for each node."""
     few, many = scale.form_round_on_etcd(64), scale.form_round_on_etcd(256)
@@ -234,12 +235,19 @@ def test_many_nodes_form_a_round_on_etcd() -> None:
     assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
 
 
+@pytest.mark.system
 def test_many_nodes_form_a_round_on_etcd_of_version_2() -> None:
     """256 real sessions form a round over version 2 of etcd's API within twenty seconds."""
     assert scale.form_round_on_etcd(256, kind="real", backend="etcd-v2").seconds <= stretched(20.0)
 
 
-@pytest.mark.parametrize("form_round", [scale.form_round, scale.form_round_on_etcd], ids=["ours", "etcd"])
+@pytest.mark.parametrize(
+    "form_round",
+    [
+        pytest.param(scale.form_round, id="ours"),
+        pytest.param(scale.form_round_on_etcd, id="etcd", marks=pytest.mark.system),
+    ],
+)
 def test_light_nodes_weigh_as_much_as_real_ones(form_round: Callable[..., scale.Round]) -> None:
     """A crowd of light nodes asks of the store what real sessions ask."""
     light, real = form_round(64), form_round(64, kind="real")

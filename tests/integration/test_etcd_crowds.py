@@ -33,7 +33,7 @@ _NODES = 48
 _LEASE = 3.0
 _CONF = {"keep_alive_interval": "1", "keep_alive_max_attempt": "3", "join_timeout": "60", "last_call_timeout": "0"}
 #: Seconds after which each of them has had its turn again, at the latest; it takes less than one.
-_SOON = 15.0
+_SOON = 40.0
 _TOO_MANY = b'{"error": "etcdserver: too many requests", "message": "etcdserver: too many requests", "code": 2}'
 
 BACKENDS = ("etcd-v2", "etcd-v3")

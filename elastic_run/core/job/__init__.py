@@ -10,6 +10,7 @@
 | `coordinator_decision` | what the coordinator decides next: the policy's decision, or what a log without round needs |
 | `coordinator_slots` | how a decision gets its slot and its state document; which keys are deleted then |
 | `coordinator_state` | what the coordinator knows in its term |
+| `discovery` | which agent coordinates it: what an agent asks, whom it follows, when it coordinates itself |
 | `documents` | what its nodes and its coordinator send each other |
 | `exclusion` | which machines the job goes on without, since failures keep beginning on them |
 | `formation` | when a round is formed, and of which nodes |

@@ -1,13 +1,13 @@
 """Start three grandchildren, say all four pids, and sleep.
 
-The first stays in this session, the second has a session of its own. The third has left session, environment and
-parent; only its stderr is still that of this worker.
+The first stays in this session, the second has a session of its own. The third has left session and parent;
+only its environment is still that of this worker.
 """
 
 import os
 import signal
 
-_ESCAPE = "(exec env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &)"
+_ESCAPE = "(exec setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &)"
 
 same = os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
 own = os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ, setsid=True)

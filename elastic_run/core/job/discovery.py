@@ -1,0 +1,309 @@
+"""Which agent coordinates: what an agent asks, which coordinator it follows, and when it coordinates itself. Pure.
+
+The driver gives each fact to `decide(discovery, fact, now, standing=)`, performs the actions that come back, in order,
+and gives what came of them as the next fact. The first fact is None, as at the time of `WaitUntil` and whenever the
+standing of its coordinator changes.
+
+| action | what the driver does | fact that follows |
+|---|---|---|
+| `Ask(endpoint)` | asks the agent there what it is; for `LEASE_STORE`, reads the lease | `Answer` |
+| `Follow(endpoint)` | says its state there, on the connection that has answered | `CoordinatorLost` when it ends |
+| `AcquireLease(instead_of)` | acquires the lease if nobody holds it, or if this node does | `Answer` of `LEASE_STORE` |
+| `BecomeCoordinator(dead)` | begins a `Coordination`, and is a node of it | `CoordinatorLost` when it is over |
+| `MayFound()` | gives this event to its coordination | |
+| `StopCoordinating()` | sends `search` to its nodes; what follows says whom it follows | |
+| `WaitUntil(at)` | waits for other facts, or for this time | None |
+
+- One endpoint (static too): the agent that serves it coordinates, and the others ask it until it does.
+- Several endpoints: an agent asks one after another, and follows the first that coordinates or that it is redirected
+  to. A host coordinates itself where no endpoint before its own does. Until its coordinator runs a round, it goes on
+  asking the others, and leaves for a coordinator of higher standing, or of the same at an endpoint before its own.
+- Lease: its store redirects to its holder. Nobody holds it: acquire it. Its holder is dead: acquire it instead.
+- Founding: at the first endpoint when each other one refuses or knows of no round; with one out of reach, or at another
+  endpoint, after two leases. As long as an agent that answers knows of a round, never: that job is to be joined.
+- A coordinator is surely dead if its connection ended by its guardian, and its port then refuses or another node
+  answers there. The end alone proves nothing: a living agent may have closed the connection.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.job.coordination_state import ENDED, SILENT, Coordination, MayFound
+from elastic_run.core.job.round_steps import PATIENCE
+from elastic_run.records import dataclass, field, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypeAlias
+
+# What an agent is to others that ask it; the store of the lease answers as its holder would be found.
+COORDINATES = "coordinates"
+FOLLOWS = "follows"
+SEARCHES = "searches"
+# Without an answer: nobody listens there; or nothing came in time, or nothing that an agent says. Beside `SILENT`.
+REFUSES = "refuses"
+
+# How much a coordinator has: the one with less leaves for the one with more.
+KNOWS_NOTHING = 0
+KNOWS_ROUND = 1
+RUNS_ROUND = 2
+
+#: The store of the lease, where an endpoint may stand.
+LEASE_STORE = "lease"
+#: Seconds from the last answer to the next question when all have been asked.
+RETRY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a question came to.
+
+    Args:
+        endpoint: What was asked.
+        role: `coordinates`, `follows`, `searches`, `refuses` or `silent`. Of `LEASE_STORE`: another node holds it
+            (`follows`), nobody does (`searches`), this agent has just acquired it (`coordinates`).
+        node: The node that answers; of `LEASE_STORE`, the node that holds it.
+        to: With `follows`: where the coordinator listens.
+        standing: How much it knows of the job, a number above.
+    """
+
+    endpoint: str
+    role: str
+    node: str = ""
+    to: str = ""
+    standing: int = KNOWS_NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The connection to the coordinator, or this agent's own coordination, is over.
+
+    Args:
+        how: `ended`, `silent` or `broken`, as in `coordination_state`; after an order to search, `broken`.
+        to: Where a higher coordinator listens, if the order to search says so.
+    """
+
+    how: str
+    to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask what is there."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Take the agent that has answered there as coordinator."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLease:
+    """Acquire the lease if nobody holds it, or `instead_of`: a node that is surely dead, or this one."""
+
+    instead_of: str
+
+
+@dataclass(frozen=True, slots=True)
+class BecomeCoordinator:
+    """Coordinate; `dead` is the coordinator before, if it is surely dead."""
+
+    dead: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopCoordinating:
+    """Leave the coordination to another agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Wait for the time, or for the next fact."""
+
+    at: float
+
+
+if TYPE_CHECKING:
+    Fact: TypeAlias = Answer | CoordinatorLost | None
+    Action: TypeAlias = Ask | Follow | AcquireLease | BecomeCoordinator | MayFound | StopCoordinating | WaitUntil
+    Decision: TypeAlias = tuple["Discovery", tuple[Action, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What an agent knows of the coordinators of its job.
+
+    Args:
+        node: The agent's node.
+        endpoints: Where a coordinator may be, in order; `(LEASE_STORE,)` where a lease says it.
+        own: Its own endpoint, or "" if it serves none; always "" with a lease.
+        lease: Seconds of a lease.
+        to_ask: The endpoints that are to be asked before the next pause, in order.
+        role: `coordinates`, `follows` or `searches`.
+        coordinator: The endpoint and the node of the coordinator that it follows, or has followed last.
+        has_ended: Whether the guardian of that one has ended the connection.
+        dead: The last coordinator that is surely dead, or "".
+        asking: The endpoint whose answer is awaited, or "".
+        heard: The newest answers since it began to coordinate.
+        since: When it began to coordinate.
+        pauses_until: When it asks again.
+    """
+
+    node: str
+    endpoints: tuple[str, ...]
+    own: str
+    lease: float
+    to_ask: tuple[str, ...]
+    role: str = SEARCHES
+    coordinator: tuple[str, str] = ("", "")
+    has_ended: bool = False
+    dead: str = ""
+    asking: str = ""
+    heard: Mapping[str, Answer] = field(default_factory=lambda: MappingProxyType({}))
+    since: float = 0.0
+    pauses_until: float = 0.0
+
+
+def begin(node: str, endpoints: tuple[str, ...], own: str, lease: float) -> Discovery:
+    """Return what an agent knows at its start; see `Discovery`."""
+    return Discovery(node, endpoints, own, lease, _list_before(endpoints, own))
+
+
+def compute_standing(coordination: Coordination) -> int:
+    """Return how much a coordinator has."""
+    if coordination.round is None:
+        return KNOWS_NOTHING
+    is_short = coordination.job.is_awaiting or coordination.short_since is not None
+    return KNOWS_ROUND if is_short else RUNS_ROUND
+
+
+def make_answer(discovery: Discovery, standing: int) -> Answer:
+    """Return what an agent answers others; with its coordinator's standing, or whether its node knows of a round."""
+    to = discovery.coordinator[0] if discovery.role == FOLLOWS else ""
+    return Answer(discovery.own, discovery.role, discovery.node, to, standing)
+
+
+def decide(discovery: Discovery, fact: Fact, now: float, *, standing: int = KNOWS_NOTHING) -> Decision:
+    """Decide what follows a fact, or the time alone.
+
+    Args:
+        discovery: The state.
+        fact: What has happened, or None.
+        now: Monotonic seconds.
+        standing: The standing of this agent's own coordinator, while it coordinates.
+    """
+    if isinstance(fact, CoordinatorLost):
+        discovery = _search_again(discovery, fact)
+    elif fact is not None:
+        if fact.endpoint != discovery.asking:
+            return discovery, ()  # an answer from before
+        return _read(replace(discovery, asking=""), fact, now, standing)
+    return _go_on(discovery, now, standing)
+
+
+def _go_on(discovery: Discovery, now: float, standing: int) -> Decision:
+    """Ask the next endpoint, or pause after the last one."""
+    is_coordinator, others = discovery.role == COORDINATES, _list_others(discovery)
+    is_settled = standing == RUNS_ROUND or not others if is_coordinator else discovery.role == FOLLOWS
+    if is_settled or discovery.asking:
+        return discovery, ()
+    if now < discovery.pauses_until:
+        return discovery, (WaitUntil(discovery.pauses_until),)
+    if discovery.to_ask:
+        endpoint = discovery.to_ask[0]
+        discovery = replace(discovery, to_ask=discovery.to_ask[1:])
+        if endpoint == discovery.own:
+            return _coordinate(discovery, now, standing)
+        return replace(discovery, asking=endpoint), (Ask(endpoint),)
+    is_new = is_coordinator and standing == KNOWS_NOTHING
+    found = (MayFound(),) if is_new and _may_found(discovery, now) else ()
+    to_ask = others if is_coordinator else _list_before(discovery.endpoints, discovery.own)
+    discovery = replace(discovery, to_ask=to_ask, pauses_until=now + RETRY)
+    return discovery, (*found, WaitUntil(discovery.pauses_until))
+
+
+def _may_found(discovery: Discovery, now: float) -> bool:
+    """Whether no other agent can have the job, after all other endpoints have been asked."""
+    answers = discovery.heard.values()
+    if any(answer.standing != KNOWS_NOTHING for answer in answers):
+        return False
+    is_sure = discovery.own == discovery.endpoints[0] and all(answer.role != SILENT for answer in answers)
+    return is_sure or now >= discovery.since + PATIENCE * discovery.lease
+
+
+def _list_others(discovery: Discovery) -> tuple[str, ...]:
+    return tuple(one for one in discovery.endpoints if one not in (discovery.own, LEASE_STORE))
+
+
+def _list_before(endpoints: tuple[str, ...], own: str) -> tuple[str, ...]:
+    """Return the endpoints that an agent asks, its own the last: there it coordinates itself."""
+    return endpoints[: endpoints.index(own) + 1] if own else endpoints
+
+
+def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
+    endpoints, own, before = discovery.endpoints, discovery.own, discovery.coordinator[0]
+    if discovery.role == COORDINATES:
+        # It has had its turn: it asks all others before it coordinates again.
+        to_ask = [one for one in endpoints if one != own] + ([own] if own else [])
+    else:
+        to_ask = [one for one in _list_before(endpoints, own) if one != before]
+        # It may be back, or its port may say that it is dead. A silent one would only cost time.
+        to_ask = to_ask if lost.how == SILENT else [before, *to_ask]
+    to_ask = [lost.to, *to_ask] if lost.to else to_ask
+    return replace(
+        discovery,
+        role=SEARCHES,
+        has_ended=lost.how == ENDED and discovery.role == FOLLOWS,
+        to_ask=tuple(to_ask),
+        asking="",
+        pauses_until=0.0,
+    )
+
+
+def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> Decision:
+    """Take in an answer, and return what follows at once, if anything does."""
+    endpoint, node = discovery.coordinator
+    if (
+        discovery.has_ended
+        and answer.endpoint == endpoint
+        and (answer.role == REFUSES or answer.node not in ("", node))
+    ):
+        discovery = replace(discovery, dead=node)
+    if discovery.role == COORDINATES:
+        discovery = replace(discovery, heard=MappingProxyType({**discovery.heard, answer.endpoint: answer}))
+        rank, own = discovery.endpoints.index, discovery.own
+        is_higher = (answer.standing, rank(own)) > (standing, rank(answer.endpoint))
+        if answer.role == COORDINATES and is_higher and standing != RUNS_ROUND:
+            return _follow(discovery, answer, StopCoordinating())
+        return _go_on(discovery, now, standing)
+    if answer.endpoint == LEASE_STORE and answer.role == COORDINATES:
+        return _coordinate(discovery, now, standing)
+    if answer.role == COORDINATES:
+        return _follow(discovery, answer)
+    is_free = answer.role == SEARCHES or (answer.role == FOLLOWS and answer.node in (discovery.dead, discovery.node))
+    if answer.endpoint == LEASE_STORE and is_free:
+        # An agent that holds the lease without knowing has never read the answer when it acquired it.
+        return replace(discovery, asking=LEASE_STORE), (AcquireLease(answer.node),)
+    # Only an endpoint redirects: an agent to which it has redirected either coordinates, or the news is old.
+    if answer.role == FOLLOWS and answer.endpoint in discovery.endpoints and answer.to != discovery.own:
+        discovery = replace(discovery, to_ask=(answer.to, *(one for one in discovery.to_ask if one != answer.to)))
+    return _go_on(discovery, now, standing)
+
+
+def _follow(discovery: Discovery, answer: Answer, *actions: Action) -> Decision:
+    coordinator = (answer.endpoint, answer.node)
+    discovery = replace(discovery, role=FOLLOWS, coordinator=coordinator, has_ended=False, to_ask=())
+    return discovery, (*actions, Follow(answer.endpoint))
+
+
+def _coordinate(discovery: Discovery, now: float, standing: int) -> Decision:
+    nothing: Mapping[str, Answer] = MappingProxyType({})
+    discovery = replace(discovery, role=COORDINATES, heard=nothing, since=now, to_ask=_list_others(discovery))
+    after, actions = _go_on(discovery, now, standing)
+    return after, (BecomeCoordinator(discovery.dead), *actions)
