@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from elastic_run.rendezvous.elastic.backend.base import Backend
+    from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.settings import Settings
 
-__all__ = ["BACKENDS", "BuiltInBackend", "make_backend", "read_settings"]
+__all__ = ["BACKENDS", "BuiltInBackend", "make_place", "read_settings"]
 
 _ETCD_PORT = 2379
 _ETCD_SETTINGS = (
@@ -31,7 +31,7 @@ class BuiltInBackend:
     """A rendezvous backend that comes with elastic-run.
 
     Args:
-        make: Makes the job's store, as one agent reaches it; None where a job needs no store.
+        make: Makes the place where the job's nodes meet; None for jobs of one node.
         default_port: Port of an endpoint that names none; -1 where an endpoint has to name it.
         settings: Keys of `--rdzv-conf` beyond those that all backends have.
         reads_timeout: Whether torch's backend of this name reads the setting `timeout`, which torch's LaunchConfig puts
@@ -40,7 +40,7 @@ class BuiltInBackend:
         prefix: Where torch's backend of this name keeps its jobs in etcd: a cluster's access rules may name it.
     """
 
-    make: Callable[[_Request], Backend] | None = None
+    make: Callable[[_Request], Place] | None = None
     default_port: int = -1
     settings: tuple[str, ...] = ()
     reads_timeout: bool = False
@@ -60,94 +60,45 @@ class BuiltInBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A job's store as the user described it; see `make_backend`."""
+    """Where a job's nodes meet, as the user described it; see `make_place`."""
 
     kind: str
     endpoint: str
     run_id: str
     settings: Settings
-    is_host: bool | None
     secret: bytes | None
 
-    def endpoints(self) -> list[tuple[str, int]]:
-        """Return the hosts and ports of the endpoint."""
-        from elastic_run.rendezvous.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
 
-        return parse_endpoints(self.endpoint, BACKENDS[self.kind].default_port)
-
-
-def _make_c10d(request: _Request) -> Backend:
+def _make_c10d(request: _Request) -> Place:
     settings = request.settings
     if settings.store_type == "file":
-        return _make_file(request)
-    return _make_tcp(request, is_host=settings.is_host)
+        return _make_lease(request)
+    return _make_endpoints(request, is_host=settings.is_host)
 
 
-def _make_static(request: _Request) -> Backend:
-    return _make_tcp(request, is_host=request.settings.rank == 0, serves_workers=True)
+def _make_static(request: _Request) -> Place:
+    return _make_endpoints(request, is_host=request.settings.rank == 0, serves_workers=True)
 
 
-def _make_tcp(request: _Request, *, is_host: bool | None, serves_workers: bool = False) -> Backend:
-    from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend  # noqa: PLC0415 - imported when used
+def _make_endpoints(request: _Request, *, is_host: bool | None, serves_workers: bool = False) -> Place:
+    from elastic_run.rendezvous.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.coordination.places import Place  # noqa: PLC0415 - ditto
 
-    return TcpBackend(
+    return Place(
         request.kind,
         request.run_id,
-        request.endpoints(),
-        is_host=is_host if request.is_host is None else request.is_host,
+        parse_endpoints(request.endpoint, BACKENDS[request.kind].default_port),
+        is_host=is_host,
         secret=request.secret,
         serves_workers=serves_workers,
     )
 
 
-def _make_file(request: _Request) -> Backend:
-    from elastic_run.rendezvous.elastic.backend.base import SharedBackend  # noqa: PLC0415 - imported when used
-    from elastic_run.store.jobstore.file import FileJobStore  # noqa: PLC0415 - ditto
+def _make_lease(request: _Request) -> Place:
+    from elastic_run.rendezvous.coordination.lease_place import LeasePlace  # noqa: PLC0415 - imported when used
 
-    return SharedBackend(
-        request.kind,
-        request.run_id,
-        request.endpoint,
-        conf=request.settings.backend,
-        host=None,
-        open_store=lambda _: FileJobStore(request.endpoint, request.run_id),
-        secret=request.secret,
-    )
-
-
-def _make_etcd_v2(request: _Request) -> Backend:
-    from importlib.util import find_spec  # noqa: PLC0415 - imported when used
-
-    spec = find_spec("etcd")
-    if spec is None or spec.origin is None:  # a directory of that name is none either
-        message = (
-            f"rendezvous backend {request.kind!r} needs python-etcd: pip install 'elastic-run[etcd]' "
-            "(etcd-v3 needs no package)"
-        )
-        raise ValueError(message)
-    return _make_etcd(request, version=2)
-
-
-def _make_etcd_v3(request: _Request) -> Backend:
-    return _make_etcd(request, version=3)
-
-
-def _make_etcd(request: _Request, *, version: int) -> Backend:
-    from elastic_run.rendezvous.elastic.backend.base import SharedBackend  # noqa: PLC0415 - ditto
-    from elastic_run.rendezvous.elastic.backend.etcd import make_opener  # noqa: PLC0415 - imported when used
-
-    endpoints, settings = request.endpoints(), request.settings
-    return SharedBackend(
-        request.kind,
-        request.run_id,
-        request.endpoint,
-        conf=settings.backend,
-        host=endpoints[0],
-        open_store=make_opener(
-            version, endpoints, request.run_id, settings, default_prefix=BACKENDS[request.kind].prefix
-        ),
-        secret=request.secret,
-    )
+    open_store = open_lease(request.kind, request.endpoint, request.run_id, request.settings, request.secret)
+    return LeasePlace(request.kind, request.run_id, request.endpoint, open_store, secret=request.secret)
 
 
 #: Name for `--rdzv-backend` -> the backend.
@@ -155,51 +106,44 @@ BACKENDS: Mapping[str, BuiltInBackend] = {
     "static": BuiltInBackend(_make_static, settings=("rank",), reads_timeout=True),
     "c10d": BuiltInBackend(_make_c10d, default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
     "etcd": BuiltInBackend(
-        _make_etcd_v2, _ETCD_PORT, _ETCD_SETTINGS, reads_timeout=True, is_shared=True, prefix="/torchelastic/p2p"
+        _make_lease, _ETCD_PORT, _ETCD_SETTINGS, reads_timeout=True, is_shared=True, prefix="/torchelastic/p2p"
     ),
     "etcd-v2": BuiltInBackend(
-        _make_etcd_v2,
+        _make_lease,
         _ETCD_PORT,
         _ETCD_SETTINGS,
         reads_timeout=True,
         is_shared=True,
         prefix="/torch/elastic/rendezvous",
     ),
-    "etcd-v3": BuiltInBackend(_make_etcd_v3, _ETCD_PORT, _ETCD_SETTINGS, is_shared=True),
+    "etcd-v3": BuiltInBackend(_make_lease, _ETCD_PORT, _ETCD_SETTINGS, is_shared=True),
     "local": BuiltInBackend(),
 }
 
 
-def make_backend(
-    kind: str,
-    endpoint: str,
-    run_id: str,
-    settings: Settings,
-    *,
-    is_host: bool | None = None,
-    secret: bytes | None = None,
-) -> Backend:
-    """Make the store of a job, as one agent reaches it.
+def make_place(
+    kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None = None
+) -> Place:
+    """Make the place where the nodes of a job meet, as one agent reaches it.
 
     Args:
         kind: Name of the backend.
         endpoint: As the user wrote it.
         run_id: The job.
         settings: Of the rendezvous.
-        is_host: Whether this process serves the store; None for what the settings and the endpoint say.
         secret: The secret that the members of the job share, or None.
 
     Returns:
-        The backend; nothing was opened yet.
+        The place; nothing was opened yet.
 
     Raises:
-        ValueError: The backend has no store, or the endpoint or a setting doesn't suit it.
+        ValueError: The backend is for one node, or the endpoint or a setting doesn't suit it.
     """
     make = BACKENDS[kind].make
     if make is None:
         message = f"rendezvous backend {kind!r} has no store"
         raise ValueError(message)
-    return make(_Request(kind, endpoint, run_id, settings, is_host, secret))
+    return make(_Request(kind, endpoint, run_id, settings, secret))
 
 
 def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:

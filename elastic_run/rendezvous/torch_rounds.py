@@ -13,7 +13,7 @@ from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warne
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
-from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
+from elastic_run.rendezvous.coordination.hosting import HostedStore
 from elastic_run.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

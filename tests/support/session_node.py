@@ -8,7 +8,6 @@ the port.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -49,8 +48,6 @@ def main() -> None:
 
     node._deliver = tell  # type: ignore[method-assign]
     node.start()
-    sys.stdout.write(f"death_notice {json.dumps(node.session.death_notice())}\n")
-    sys.stdout.flush()
     wait_until(lambda: node.is_waiting)
     sys.stdout.write("waiting\n")
     sys.stdout.flush()

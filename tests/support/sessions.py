@@ -22,7 +22,7 @@ from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous import get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
+from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.session import Lost, Notice, Setup
 from elastic_run.store.tcpstore.listener import open_public_listener
@@ -121,8 +121,8 @@ class Node:
     @property
     def is_waiting(self) -> bool:
         """Whether it has said that it joins, and the store has heard it."""
-        member_driver = self.session._context.sender.member_driver  # type: ignore[attr-defined]
-        return member_driver is not None and member_driver.member.facts.sequence > 0 and member_driver.next_fact is None
+        thread = self.session._thread  # type: ignore[attr-defined]
+        return thread is not None and thread.member is not None and thread._link is not None and thread._link.has_delivered
 
     # --- what the agent does -------------------------------------------------------------------------------------
     @property
@@ -201,11 +201,11 @@ def tcp_node(
         successors: Ports of this machine that take over.
     """
     endpoints = [("127.0.0.1", port), *(("127.0.0.1", one) for one in successors)]
-    backend = TcpBackend("c10d", run_id, endpoints, is_host=is_host, secret=secret)
+    place = Place("c10d", run_id, endpoints, is_host=is_host, secret=secret)
     settings = read_settings("c10d", FAST if conf is None else conf)
     setup = setup or plain_setup()
     setup = replace(setup, job_config=replace(setup.job_config, min_nodes=nodes[0], max_nodes=nodes[1]))
-    return Node(open_session(backend, settings, setup, local_addr="127.0.0.1"))
+    return Node(open_session(place, settings, setup, local_addr="127.0.0.1"))
 
 
 def handler_node(parameters: RendezvousParameters, setup: Setup | None = None) -> Node:

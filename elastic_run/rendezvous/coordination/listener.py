@@ -301,7 +301,7 @@ class Listener:
 
     # --- refusals ----------------------------------------------------------------------------------------------------
     def _close(self, visitor: _Visitor, what: str) -> None:
-        self._tell("garbage", f"{visitor.peer}: {what}")
+        self._tell_garbage(f"{visitor.peer}: {what}")
         self._forget(visitor)
         visitor.close()
 
@@ -310,14 +310,20 @@ class Listener:
             release = data[len(NAME) :].split(b"\n")[0].decode(errors="replace")
             self._tell("release", f"{peer} speaks protocol {release} of another release of elastic-run")
         else:
-            self._tell("garbage", f"{peer} is no agent of elastic-run, or one of an older release")
+            self._tell_garbage(f"{peer} is no agent of elastic-run, or one of an older release")
+
+    def _tell_garbage(self, what: str) -> None:
+        line = "elastic-run: refused a message at port %d that does not fit the store's protocol: %s"
+        self._warn("garbage", line, self.port, what)
 
     def _tell_refused(self, reason: str, peer: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            _log.warning("elastic-run: the job's store at port %d refused a connection: %s (%s)", self.port, reason, peer)
+        line = "elastic-run: the job's store at port %d refused a connection: %s (%s)"
+        self._warn(reason, line, self.port, reason, peer)
 
     def _tell(self, kind: str, what: str) -> None:
+        self._warn(kind, "elastic-run: the job's store at port %d closed a connection: %s", self.port, what)
+
+    def _warn(self, kind: str, line: str, *values: object) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            _log.warning("elastic-run: the job's store at port %d closed a connection: %s", self.port, what)
+            _log.warning(line, *values)
