@@ -1,7 +1,7 @@
 """Tells the user of a waiting node about the other nodes: which are there, which are missing, how long is left.
 
-The coordinator writes the status into the store at every keep-alive interval, and every waiting node reads it there:
-after two seconds (in a large job a bit later, not all nodes at once), then with each heartbeat, or in a large job every
+A waiting node asks the coordinator for the status:
+after two seconds (in a large job a bit later, not all nodes at once), then at every keep-alive interval, or in a large job every
 ten seconds if the agent does not show it as one line that it rewrites. Ordinary lines that say the same come more and
 more rarely. A spare node is told once that it is a spare.
 """
@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 
 from elastic_run.core.node.state import BEGINNING, READY, WAITING
-from elastic_run.core.protocol import job_keys, messages
-from elastic_run.core.protocol.codec import MessageError
 from elastic_run.rendezvous.session import Notice, Waiting
 from elastic_run.report.wait_texts import (
     FIRST,
@@ -27,8 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.protocol.messages import Status
-    from elastic_run.store.jobstore.api import JobStore
+    from elastic_run.core.protocol.documents import Status
 
 __all__ = ["WaitNotices"]
 
@@ -97,25 +94,6 @@ class WaitNotices:
             self._repetition = Repetition()
         return math.inf if self._status_at is not None else max(self._since + self._first, self._last_look + _AGAIN)
 
-    def tell(self, store: JobStore, now: float) -> None:
-        """Tell the agent which nodes are missing, if that is due.
-
-        Args:
-            store: The job's store.
-            now: Monotonic seconds.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
-        if not self._is_waiting:
-            self._told_spare = self.described = ""
-            self._hide()
-        elif self._is_due(now):
-            self._last_look = now
-            status = _read(store)
-            if status is not None:
-                self.take(status, now)
-
     def next_look(self, now: float, interval: float) -> float:
         """Return the monotonic time at which to ask for the status, infinity while this node waits for nobody.
 
@@ -142,12 +120,6 @@ class WaitNotices:
             self._status_at = now
             self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
             self._tell(status, now)
-
-    def _is_due(self, now: float) -> bool:
-        if self._status_at is None:
-            # On a terminal, too: the coordinator's last status may be older than the round that has just ended.
-            return now >= self.first_due(now)
-        return self._looks_often or now - self._status_at >= INTERVAL
 
     @property
     def _is_waiting(self) -> bool:
@@ -209,13 +181,3 @@ class WaitNotices:
         if self._is_shown:
             self._is_shown = False
             self._deliver(Waiting(None, is_for_nodes=True))
-
-
-def _read(store: JobStore) -> Status | None:
-    raw = store.get([job_keys.STATUS])[0]
-    if raw is None:
-        return None
-    try:
-        return messages.read_status(raw)
-    except MessageError:
-        return None

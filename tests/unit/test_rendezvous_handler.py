@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 
 from elastic_run.core.job.config import Window
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from tests.support.configs import plain_setup
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.node.state import RUNNING, WAITING
-from elastic_run.core.protocol import job_keys, messages
-from elastic_run.core.protocol.messages import Status
+from elastic_run.core.protocol.documents import Status
 from elastic_run.records import replace
 from elastic_run.rendezvous.session import Notice
 from elastic_run.report.wait_notices import WaitNotices
-from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous.session import Waiting
 
+_INTERVAL = 1.0
 _GATHERING = Status("gathering", 0, 2, 4, 1, ("a",), (), 30.0)
 
 
@@ -29,7 +28,7 @@ class Node:
         self.told: list[float] = []
         self.doubt = ""
         self.events: list[Notice | Waiting] = []
-        self.store = MemoryJobStore(JobSpace())
+        self.status: Status | None = None
         self._now = 0.0
         self.notices = WaitNotices(
             state=lambda: self.state,
@@ -43,14 +42,16 @@ class Node:
         self.events.append(event)
 
     def write(self, status: Status) -> None:
-        """Let the coordinator write a status."""
-        self.store.write({job_keys.STATUS: messages.to_json(status)})
+        """Let the coordinator have this status for each question from now on."""
+        self.status = status
 
     def look(self, *seconds: float) -> None:
         """Let the node look at these seconds."""
         for self._now in seconds:
-            self.notices.first_due(self._now)
-            self.notices.tell(self.store, self._now)
+            if self._now >= self.notices.next_look(self._now, _INTERVAL):
+                self.notices.note_look(self._now)
+                if self.status is not None:
+                    self.notices.take(self.status, self._now)
 
 
 def test_a_line_that_says_the_same_comes_more_and_more_rarely() -> None:
@@ -121,9 +122,10 @@ def test_a_line_that_is_rewritten_follows_each_look() -> None:
     assert node.notices.first_due(7.0) == math.inf
 
 
-def test_a_coordinator_that_was_elected_just_now_has_written_nothing() -> None:
-    """Until a status is there the node looks again a quarter of a second later, and says nothing."""
+def test_a_coordinator_that_began_just_now_knows_nothing() -> None:
+    """Until the coordinator knows of a node, the node asks again a quarter of a second later, and says nothing."""
     node = Node()
+    node.write(replace(_GATHERING, present=0))
     node.look(0.0, 2.0)
     assert node.told == []
     assert node.notices.first_due(2.1) == 2.25

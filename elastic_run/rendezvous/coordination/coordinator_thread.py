@@ -15,21 +15,21 @@ import threading
 import time
 
 from elastic_run.core.job import coordination as rules
-from elastic_run.core.job.coordination import BROKEN, Closed, MayFound, Said, make_order
+from elastic_run.core.job.coordination import BROKEN, Closed, Said, make_order
 from elastic_run.core.job.discovery import COORDINATES, SEARCHES, compute_standing
 from elastic_run.core.job.documents import NodeState, Promise
 from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.machine import describe
+from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
 from elastic_run.core.protocol.decisions import End
-from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.loop import Loop
 from elastic_run.records import replace
+from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.listener import Listener
 from elastic_run.rendezvous.coordination.opening import Answer
 from elastic_run.rendezvous.coordination.questions import Questions
-from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

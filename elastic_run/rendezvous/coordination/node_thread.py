@@ -12,7 +12,6 @@ import logging
 import math
 import socket
 import threading
-import time
 
 from elastic_run import __version__
 from elastic_run.core.job import discovery as discovering
@@ -37,16 +36,16 @@ from elastic_run.core.protocol.documents import Status
 from elastic_run.core.protocol.outcomes import STOPPED, UNREACHABLE
 from elastic_run.loop import Loop
 from elastic_run.records import replace
+from elastic_run.rendezvous.addresses import find_listening, find_trouble
 from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, ask
 from elastic_run.rendezvous.coordination.outage import Outage
-from elastic_run.rendezvous.addresses import find_listening, find_trouble
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import WaitNotices
 from elastic_run.store.connecting import format_endpoint
-from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
 from elastic_run.store.errors import CLOSED, StoreConnectionError, StoreError, StoreTokenError
+from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

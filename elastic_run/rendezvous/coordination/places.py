@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from elastic_run.core.job.discovery import COORDINATES
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
-from elastic_run.rendezvous.coordination.opening import Credentials, Hello, ask
 from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,
@@ -21,6 +20,7 @@ from elastic_run.rendezvous.addresses import (
     is_own_host,
     names_loopback,
 )
+from elastic_run.rendezvous.coordination.opening import Credentials, Hello, ask
 from elastic_run.store.backoff import Backoff
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import CLOSED, FOREIGN, SILENT, StoreError
