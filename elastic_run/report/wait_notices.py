@@ -1,9 +1,9 @@
 """Tells the user of a waiting node about the other nodes: which are there, which are missing, how long is left.
 
-A waiting node asks the coordinator for the status:
-after two seconds (in a large job a bit later, not all nodes at once), then at every keep-alive interval, or in a large job every
-ten seconds if the agent does not show it as one line that it rewrites. Ordinary lines that say the same come more and
-more rarely. A spare node is told once that it is a spare.
+A waiting node asks the coordinator for the status: after two seconds (in a large job a bit later, not all nodes at
+once), then at every keep-alive interval, or in a large job every ten seconds if the agent does not show it as one line
+that it rewrites. Ordinary lines that say the same come more and more rarely. A spare node is told once that it is a
+spare.
 """
 
 from __future__ import annotations
