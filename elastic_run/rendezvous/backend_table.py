@@ -95,11 +95,17 @@ def _make_endpoints(request: _Request, *, is_host: bool | None, serves_workers: 
 
 
 def _make_lease(request: _Request) -> Place:
-    from elastic_run.rendezvous.coordination.lease_place import LeasePlace  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.coordination.lease_place import LeasePlace  # noqa: PLC0415 - ditto
 
-    store = (request.kind, request.endpoint, request.run_id, request.settings, request.secret)
-    open_store = open_lease(*store)  # type: ignore[name-defined] # noqa: F821 - comes with the leases
-    return LeasePlace(request.kind, request.run_id, request.endpoint, open_store, secret=request.secret)
+    kind, endpoint, run_id, settings, secret = (getattr(request, name) for name in _Request.__slots__)
+
+    def open_store(timeout: float) -> LeaseStore:
+        return open_lease(kind, endpoint, run_id, settings, secret=secret, timeout=timeout)
+
+    open_store(1.0).close()  # a setting that is wrong is told now
+    host = None if settings.store_type == "file" else parse_endpoints(endpoint, BACKENDS[kind].default_port)[0]
+    return LeasePlace(kind, run_id, endpoint, open_store, host=host, secret=secret)
 
 
 #: Name for `--rdzv-backend` -> the backend.

@@ -15,12 +15,13 @@ import threading
 import time
 
 from elastic_run.core.job import coordination as rules
-from elastic_run.core.job.coordination import BROKEN, Closed, Said, make_order
+from elastic_run.core.job.coordination import BROKEN, Closed, Said, StepDown, make_order
 from elastic_run.core.job.discovery import COORDINATES, SEARCHES, compute_standing
 from elastic_run.core.job.documents import NodeState, Promise
 from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.machine import describe
 from elastic_run.core.job.reported_failure import verdict_exit_code
+from elastic_run.core.job.succession import LEASE
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
 from elastic_run.core.protocol.decisions import End
 from elastic_run.loop import Loop
@@ -126,7 +127,7 @@ class CoordinatorThread:
                 lease=self._lease,
                 credentials=self._credentials,
                 describe=self._describe_self,
-                admit=lambda hello, link: self._admit(hello.node, hello.host, link),
+                admit=self._welcome,
                 refuse=self._find_refusal,
                 hand_on=hand_on,
             )
@@ -301,6 +302,15 @@ class CoordinatorThread:
 
     def _find_refusal(self, hello: Hello) -> str:
         return ""
+
+    def _welcome(self, hello: Hello, link: Link) -> None:
+        state = self._coordination
+        if not hello.successor:
+            self._admit(hello.node, hello.host, link)
+            return
+        link.close()
+        if state is not None and state.choice == LEASE and hello.term > state.promise.term:
+            self._feed(StepDown(hello.successor))
 
     def _admit(self, node: str, host: str, link: Link) -> None:
         former = self._links.get(node)

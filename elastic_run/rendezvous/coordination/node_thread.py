@@ -16,19 +16,21 @@ import threading
 from elastic_run import __version__
 from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job import membership
-from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound
+from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
     COORDINATES,
+    LEASE_STORE,
     REFUSES,
+    AcquireLease,
     Ask,
     BecomeCoordinator,
     CoordinatorLost,
     Follow,
-    StopCoordinating,
     WaitUntil,
 )
 from elastic_run.core.job.documents import IDLE, RUNS, Order, Promise
 from elastic_run.core.job.membership import Member, OrderRead, Search
+from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.core.node.messages import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
 from elastic_run.core.node.state import HALTING, READY, RUNNING, WAITING
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
@@ -38,14 +40,15 @@ from elastic_run.loop import Loop
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_listening, find_trouble
 from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
+from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, ask
 from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import WaitNotices
 from elastic_run.store.connecting import format_endpoint
-from elastic_run.store.errors import CLOSED, StoreConnectionError, StoreError, StoreTokenError
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
+from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,6 +134,7 @@ class NodeThread:
         self._discovery: Discovery | None = None
         self._standing = 0
         self._timer: Timer | None = None
+        self._is_lease_open = self._is_renewing = False
         self._opened: dict[str, tuple[socket.socket, bytes]] = {}
         self._link: Link | None = None
         self._is_own = False  # whether the connection is to this agent's own coordination
@@ -246,7 +250,11 @@ class NodeThread:
 
     def _serve(self) -> None:
         """Listen at this agent's endpoint, if it has one."""
-        if self._place.serve() and self.coordinator is None:
+        if self._place.serve():
+            self._listen()
+
+    def _listen(self) -> None:
+        if self.coordinator is None:
             self.coordinator = CoordinatorThread(
                 job=self._place.run_id,
                 node=self.node,
@@ -304,21 +312,81 @@ class NodeThread:
         elif isinstance(action, Follow):
             connected, rest = self._opened.pop(action.endpoint)
             self._use(connected, rest)
+        elif isinstance(action, AcquireLease):
+            self._use_lease(lambda place: place.acquire(action.instead_of))
         elif isinstance(action, BecomeCoordinator):
             self._coordinate(action.dead)
-        elif isinstance(action, MayFound) and self.coordinator is not None:
+        elif isinstance(action, MayFound | StepDown) and self.coordinator is not None:
             self.coordinator.note(action)
-        elif isinstance(action, StopCoordinating) and self.coordinator is not None:
-            self._drop_link()
-            self.coordinator.end_term()
         elif isinstance(action, WaitUntil):
             self._timer = self._loop.call_at(action.at, lambda: self._advance(None))
 
+    # --- the lease ---------------------------------------------------------------------------------------------------
+    def _use_lease(self, use: Callable[[LeasePlace], discovering.Answer]) -> None:
+        """Read or acquire the lease, in a thread: the store may take seconds."""
+        place = self._place
+        assert isinstance(place, LeasePlace)
+
+        def call() -> None:
+            try:
+                if not self._is_lease_open:
+                    self._is_lease_open = True
+                    hello = Hello(place.run_id, self.node, self._setup.node_info.host, __version__)
+                    place.open(hello, self._config.lease, max(1.0, self._config.lease / 2))
+                    place.listen(self.local_addr or place.find_local_address())
+                answer = use(place)
+            except (StoreError, OSError) as caught:
+                error = caught
+                self._loop.call_soon_threadsafe(lambda: self._miss_lease(error))
+            else:
+                self._loop.call_soon_threadsafe(lambda: self._advance(answer))
+
+        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
+
+    def _miss_lease(self, error: StoreError | OSError) -> None:
+        name = self._place.name
+        if isinstance(error, StoreTokenError) and not self._outage.was_reached:
+            self._deliver(Refused(str(error)))
+        elif isinstance(error, StoreAccessError):
+            self._lose_job(Lost("rendezvous", f"the store at {name}: {error}"))
+        elif not isinstance(error, StoreError):
+            self._lose_job(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
+        else:
+            news = self._outage.failed(name, error)
+            if news is not None:
+                self._deliver(news)
+            self._advance(discovering.Answer(LEASE_STORE, SILENT))
+
+    def _renew_lease(self) -> None:
+        """Hold the lease on while this agent coordinates; again in a third of its time."""
+        place, coordinator = self._place, self.coordinator
+        is_coordinator = self._discovery is not None and self._discovery.role == COORDINATES
+        if not isinstance(place, LeasePlace) or coordinator is None or not is_coordinator or self._is_over:
+            self._is_renewing = False
+            return
+        self._is_renewing = True
+
+        def call() -> None:
+            try:
+                coordinator.note(place.renew())
+            except StoreError as error:
+                _log.debug("elastic-run: the lease at %s can't be renewed: %s", place.name, error)
+            self._loop.call_soon_threadsafe(again)
+
+        def again() -> None:
+            self._loop.call_later(self._config.lease / 3, self._renew_lease)
+
+        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
+
+    # --- other agents ------------------------------------------------------------------------------------------------
     def _ask(self, name: str) -> None:
         assert self._discovery is not None
+        if name == LEASE_STORE:
+            self._use_lease(lambda place: place.look())
+            return
         is_look = self._discovery.role == COORDINATES
         hello = Hello(self._place.run_id, "" if is_look else self.node, self._setup.node_info.host, __version__)
-        endpoint = self._place.endpoints.get(name) or _split(name)
+        endpoint = self._place.endpoints.get(name) or split_endpoint(name)
         limit = min(_ANSWER, self._outage.attempt_limit)
 
         def look() -> None:
@@ -372,18 +440,24 @@ class NodeThread:
 
     # --- the connection ----------------------------------------------------------------------------------------------
     def _coordinate(self, dead: str) -> None:
-        assert self.coordinator is not None
         own, others = socket.socketpair()
         term = 1 if self.member is None else self.member.promise.term + 1
+        is_leased = isinstance(self._place, LeasePlace)
+        if is_leased:
+            self._listen()
+            term = self._place.term
+        assert self.coordinator is not None
         self.coordinator.begin(
             Promise(term, self.node),
             self._place.choice,
             others,
             host=self._setup.node_info.host,
             dead=dead,
-            may_found=self._place.choice != "majority",
+            may_found=self._place.choice == ONLY_ONE,
         )
         self._use(own, b"", is_own=True)
+        if is_leased and not self._is_renewing:
+            self._renew_lease()
 
     def _use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None:
         """Take a connection to the coordinator, and say on it what this node is."""
@@ -466,7 +540,7 @@ class NodeThread:
     def _search(self, how: str) -> None:
         if self._discovery is not None and self._discovery.role == COORDINATES and self.coordinator is not None:
             self.coordinator.end_term()
-        if not self._place.own and self._place.choice == "majority" and self._discovery is not None:
+        if not self._place.own and self._place.choice == MAJORITY and self._discovery is not None:
             try:
                 self._serve()  # another agent of this machine may have served its endpoint so far
             except OSError as error:
@@ -626,8 +700,3 @@ class NodeThread:
             self.notices.note_look(self._loop.now())
             self._link.send({"kind": "wait"})
         self._plan_wait()
-
-
-def _split(name: str) -> tuple[str, int]:
-    host, _, port = name.rpartition(":")
-    return host.strip("[]"), int(port)

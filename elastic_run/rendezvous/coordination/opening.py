@@ -12,7 +12,7 @@ import time
 
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.frames import (
     LARGEST_OPENING,
     MESSAGE,
@@ -47,6 +47,8 @@ class Hello:
         host: Its machine.
         release: The release of elastic-run.
         nonce: With a token: random bytes, as hexadecimal digits; otherwise "".
+        successor: Where the node listens, if it holds the lease in place of the agent to which it comes; else "".
+        term: The term of that lease.
     """
 
     job: str
@@ -54,6 +56,8 @@ class Hello:
     host: str
     release: str
     nonce: str = ""
+    successor: str = ""
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,11 @@ def read_hello(message: dict[str, Any]) -> Hello:
     Raises:
         MessageError: It is garbage.
     """
-    return Hello(**{name: _read_text(message, name) for name in Hello.__slots__})
+    term = message.get("term", 0)
+    if not isinstance(term, int):
+        found = f"term must be a number, not {term!r:.80}"
+        raise MessageError(found)
+    return Hello(term=term, **{name: _read_text(message, name) for name in Hello.__slots__ if name != "term"})
 
 
 def write_answer(answer: Answer) -> dict[str, Any]:
@@ -151,7 +159,7 @@ def ask(
         StoreTokenError: The agent has another token, or only one side has one.
     """
     name = format_endpoint(*endpoint)
-    hello = Hello(hello.job, hello.node, hello.host, hello.release, make_nonce() if credentials else "")
+    hello = replace(hello, nonce=make_nonce() if credentials else "")
     deadline = time.monotonic() + timeout
     connected = connect_once(*endpoint, timeout, dark_after=dark_after)
     try:

@@ -214,6 +214,9 @@ class Place:
             )
             raise ValueError(message)
 
+    def release(self, *, is_over: bool) -> None:
+        """Give back what says that this agent coordinates; a port does so by its end."""
+
     # --- for the user ------------------------------------------------------------------------------------------------
     def find_local_address(self) -> str:
         """Return the address of the interface that reaches the coordinator."""

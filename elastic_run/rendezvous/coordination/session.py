@@ -201,6 +201,7 @@ class CoordinatedSession(Session):
         thread.close(_WAIT_LIMIT)
         if coordinator is not None:
             coordinator.close()
+            self._place.release(is_over=isinstance(self._end, Ended))
         self._place.close()
 
     def _go(self, timeout: float) -> None:

@@ -1,0 +1,235 @@
+"""Where the nodes of a job meet if a lease says who coordinates: in etcd, or in a file that all nodes see.
+
+An agent that acquires the lease opens a port first, and writes its address into the lease. Beside the lease stays the
+address of the last coordinator: an agent that takes over tells that one to step down, where it can be reached. It may
+live, and not know that its lease is over, since only it can't reach the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+
+from elastic_run.core.job.coordination import LeaseRenewed, StepDown
+from elastic_run.core.job.coordination_state import LEASE_SHARE
+from elastic_run.core.job.discovery import (
+    COORDINATES,
+    FOLLOWS,
+    KNOWS_NOTHING,
+    KNOWS_ROUND,
+    LEASE_STORE,
+    SEARCHES,
+    Answer,
+)
+from elastic_run.core.job.succession import LEASE
+from elastic_run.records import dataclass
+from elastic_run.rendezvous.addresses import find_listening, find_local_address, find_loopback
+from elastic_run.rendezvous.coordination.opening import Hello, ask
+from elastic_run.rendezvous.coordination.places import LOOK_UP, Place
+from elastic_run.store.connecting import format_endpoint
+from elastic_run.store.errors import StoreError
+from elastic_run.store.tcpstore.listener import open_listeners
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.rendezvous.leases.lease import Holder, LeaseStore
+
+__all__ = ["LeasePlace"]
+
+#: Seconds for the coordinator before to hear that there is another one.
+_TELL = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """Who holds a lease, and where it listens."""
+
+    node: str = ""
+    address: str = ""
+
+
+class LeasePlace(Place):
+    """The lease of a job, as one agent sees it; calls of the store block, so that other threads than the loop's make them.
+
+    Args:
+        kind: Name of the backend.
+        run_id: The job.
+        endpoint: As the user wrote it.
+        open_store: Opens the lease, for calls that may take so many seconds.
+        host: A host and port with which to find this node's own address, or None.
+        secret: The secret that the members of the job share, or None.
+    """
+
+    dies_with_host = False
+
+    def __init__(
+        self,
+        kind: str,
+        run_id: str,
+        endpoint: str,
+        open_store: Callable[[float], LeaseStore],
+        *,
+        host: tuple[str, int] | None,
+        secret: bytes | None,
+    ) -> None:
+        super().__init__(kind, run_id, [], is_host=False, secret=secret)
+        self._endpoint = endpoint
+        self._host = host
+        self._open_store = open_store
+        self._store: LeaseStore | None = None
+        self._found: Holder | None = None
+        self._held: Holder | None = None
+        self._address = ""
+        self.hello = Hello(run_id, "", "", "")
+        self.lease = 1.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The lease's store alone."""
+        return (LEASE_STORE,)
+
+    @property
+    def name(self) -> str:
+        """The store as the user wrote it, for messages."""
+        return self._endpoint
+
+    @property
+    def choice(self) -> str:
+        """How a coordinator is chosen."""
+        return LEASE
+
+    @property
+    def term(self) -> int:
+        """The term of the lease that this agent holds."""
+        return 0 if self._held is None else self._held.term
+
+    def open(self, hello: Hello, lease: float, timeout: float) -> None:
+        """Prepare to use the store.
+
+        Args:
+            hello: Who this agent is.
+            lease: Seconds that the lease lives without a renewal.
+            timeout: Seconds that the store may take for an answer.
+        """
+        self.hello, self.lease = hello, lease
+        self._store = self._open_store(timeout)
+
+    def listen(self, local_addr: str) -> None:
+        """Open this agent's port at the address that other nodes use, once."""
+        if self._address:
+            return
+        found = find_listening(local_addr, LOOK_UP)
+        self._sockets = open_listeners(found.hosts)
+        self.port = self._sockets[0].getsockname()[1]
+        self._address = format_endpoint(local_addr, self.port)
+        if found.reason:
+            self.notice = f"this node listens for other nodes at port {self.port} of all interfaces: {found.reason}"
+
+    # --- the lease; each of these may block --------------------------------------------------------------------------
+    def look(self) -> Answer:
+        """Read who holds the lease.
+
+        Raises:
+            StoreError: The store can't be read.
+        """
+        self._found = found = self._use().read()
+        if found is None or not found.is_valid:
+            return Answer(LEASE_STORE, SEARCHES)
+        holder = _read(found.value)
+        return Answer(LEASE_STORE, FOLLOWS, holder.node, holder.address)
+
+    def acquire(self, instead_of: str) -> Answer:
+        """Acquire the lease, if nobody holds it but the node that is given.
+
+        Raises:
+            StoreError: The store can't be reached.
+        """
+        store, found = self._use(), self._found
+        former = found if found is not None and _read(found.value).node == instead_of else None
+        last = store.read_last()
+        self._held = store.acquire(self._make_value(), self.lease, instead_of=former)
+        if self._held is None:
+            return self.look()
+        store.write_last(self._address)
+        if last not in ("", self._address) and former is None:
+            self._tell_successor(last)
+        return Answer(
+            LEASE_STORE, COORDINATES, self.hello.node, "", KNOWS_ROUND if last or found is not None else KNOWS_NOTHING
+        )
+
+    def renew(self) -> LeaseRenewed | StepDown:
+        """Hold the lease on, or acquire it again if nobody has it.
+
+        Raises:
+            StoreError: The store can't be reached.
+        """
+        store, asked_at = self._use(), time.monotonic()
+        until = asked_at + LEASE_SHARE * self.lease
+        if self._held is not None and store.renew(self._held, self.lease):
+            return LeaseRenewed(until, self._held.term)
+        self._held = store.acquire(self._make_value(), self.lease)
+        if self._held is not None:
+            return LeaseRenewed(until, self._held.term)
+        found = store.read()
+        return StepDown("" if found is None else _read(found.value).address)
+
+    def release(self, *, is_over: bool) -> None:
+        """Give the lease back, or remove all that the job has in the store; a store out of reach keeps it a while."""
+        held, self._held = self._held, None
+        with suppress(StoreError):
+            if is_over:
+                self._use().remove()
+            elif held is not None:
+                self._use().release(held)
+
+    def _use(self) -> LeaseStore:
+        assert self._store is not None
+        return self._store
+
+    def _make_value(self) -> str:
+        document = {"node": self.hello.node, "address": self._address, "nonce": os.urandom(8).hex()}
+        return json.dumps(document, separators=(",", ":"))
+
+    def _tell_successor(self, last: str) -> None:
+        """Tell the coordinator before, which may live, that this agent coordinates now."""
+        hello = Hello(
+            self.run_id, self.hello.node, self.hello.host, self.hello.release, successor=self._address, term=self.term
+        )
+        with suppress(StoreError):
+            host, port = split_endpoint(last)
+            _, connected, _ = ask((host, port), hello, _TELL, self.credentials, dark_after=_TELL)
+            if connected is not None:
+                connected.close()
+
+    # --- for the user ------------------------------------------------------------------------------------------------
+    def find_local_address(self) -> str:
+        """Return the address of the interface that reaches the store."""
+        return find_local_address(*(self._host or (find_loopback(), 1)), LOOK_UP)
+
+    def describe_need(self) -> str:
+        """Return nothing: other nodes know the store."""
+        return ""
+
+    def close(self) -> None:
+        """Close the port if nobody has taken it over, and the connection to the store."""
+        super().close()
+        if self._store is not None:
+            self._store.close()
+
+
+def _read(value: str) -> _Address:
+    try:
+        document = json.loads(value)
+        return _Address(str(document["node"]), str(document["address"]))
+    except (ValueError, KeyError, TypeError):
+        return _Address()
+
+
+def split_endpoint(name: str) -> tuple[str, int]:
+    """Return the host and the port of an address that `format_endpoint` has made."""
+    host, _, port = name.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port) if port.isdigit() else 0
