@@ -537,7 +537,7 @@ class NodeThread:
             self._loop.call_at(self._lost_at + lease, self._fence)
         self._search(how)
 
-    def _search(self, how: str) -> None:
+    def _search(self, how: str, to: str = "") -> None:
         if self._discovery is not None and self._discovery.role == COORDINATES and self.coordinator is not None:
             self.coordinator.end_term()
         if not self._place.own and self._place.choice == MAJORITY and self._discovery is not None:
@@ -546,7 +546,7 @@ class NodeThread:
             except OSError as error:
                 _log.debug("elastic-run: the endpoint can't be served here: %s", error)
             self._discovery = replace(self._discovery, own=self._place.own)
-        self._advance(CoordinatorLost(how))
+        self._advance(CoordinatorLost(how, to))
 
     def _fence(self) -> None:
         silent_for = self._loop.now() - self._lost_at
@@ -577,7 +577,9 @@ class NodeThread:
         """Tell the coordinator what this node is, if that has changed."""
         if self._link is None or self.member is None or self._has_end:
             return
-        state = to_document(membership.make_state(self.member, self._loop.now(), is_first=self._said is None))
+        dead = "" if self._discovery is None else self._discovery.dead
+        now = self._loop.now()
+        state = to_document(membership.make_state(self.member, now, is_first=self._said is None, dead=dead))
         if self._said is None or {**state, "memory": None} != {**self._said, "memory": None}:
             self._said = state
             self._link.offer(state)
@@ -597,7 +599,7 @@ class NodeThread:
         elif isinstance(command, Search):
             self._drop_link()
             self._outage.begin()
-            self._search(BROKEN)
+            self._search(BROKEN, command.to)
         else:
             self._deliver(command)
             self._drop_link()
