@@ -152,9 +152,7 @@ BACKENDS: Mapping[str, BuiltInBackend] = {
 }
 
 
-def make_place(
-    kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None = None
-) -> Place:
+def make_place(kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None = None) -> Place:
     """Make the place where the nodes of a job meet, as one agent reaches it.
 
     Args:

@@ -122,7 +122,9 @@ class Node:
     def is_waiting(self) -> bool:
         """Whether it has said that it joins, and the store has heard it."""
         thread = self.session._thread  # type: ignore[attr-defined]
-        return thread is not None and thread.member is not None and thread._link is not None and thread._link.has_delivered
+        return (
+            thread is not None and thread.member is not None and thread._link is not None and thread._link.has_delivered
+        )
 
     # --- what the agent does -------------------------------------------------------------------------------------
     @property

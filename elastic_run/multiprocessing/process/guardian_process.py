@@ -307,7 +307,9 @@ def send_descriptor(pipe: int, data: bytes, *descriptors: int) -> int:
         return os.write(pipe, data)
     writing = _socket.socket(fileno=pipe)
     try:
-        return writing.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack(f"{len(descriptors)}i", *descriptors))])
+        return writing.sendmsg(
+            [data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack(f"{len(descriptors)}i", *descriptors))]
+        )
     finally:
         writing.detach()
 
@@ -344,12 +346,16 @@ def _read(pipe: int) -> tuple[bytes | None, list[int]]:
     """Return what is in a pipe, nothing at its end, or None where it is empty for now; and the descriptors with it."""
     reading = _socket.socket(fileno=pipe)
     try:
-        data, extra, _, _ = reading.recvmsg(1 << 16, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC)
+        data, extra, _, _ = reading.recvmsg(
+            1 << 16, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC
+        )
     except BlockingIOError:
         return None, []
     finally:
         reading.detach()
-    found = [number for _, _, packed in extra for number in unpack(f"{len(packed) // 4}i", packed[: len(packed) // 4 * 4])]
+    found = [
+        number for _, _, packed in extra for number in unpack(f"{len(packed) // 4}i", packed[: len(packed) // 4 * 4])
+    ]
     return data, found
 
 

@@ -194,7 +194,9 @@ class CoordinatorThread:
             if state is None or state.is_over or state.end is not None:
                 return
             if ends_job:
-                end = End(state.job.term, "store_lost", verdict_exit_code("store_lost"), ends_job, None, state.job.attempts)
+                end = End(
+                    state.job.term, "store_lost", verdict_exit_code("store_lost"), ends_job, None, state.job.attempts
+                )
                 self._coordination = replace(state, end=end)
             else:
                 self._coordination = replace(state, is_over=True)
@@ -286,7 +288,9 @@ class CoordinatorThread:
                 self._listener.close()
             self._loop.close()
 
-    def _open_worker_store(self, sockets: Sequence[_socket.socket]) -> Callable[[_socket.socket, tuple[str, int]], None]:
+    def _open_worker_store(
+        self, sockets: Sequence[_socket.socket]
+    ) -> Callable[[_socket.socket, tuple[str, int]], None]:
         from elastic_run.store.tcpstore.server import StoreServer  # noqa: PLC0415 - only where the port is shared
 
         server = StoreServer(self._loop, sockets[0], separates_groups=True, is_fed=True)
@@ -431,7 +435,9 @@ class CoordinatorThread:
             return
         for node in changed:
             link = self._links.get(node)
-            if link is None or not (node in state.here or state.is_over or state.end is not None or _knows(state, node)):
+            if link is None or not (
+                node in state.here or state.is_over or state.end is not None or _knows(state, node)
+            ):
                 continue
             order = make_order(state, node)
             if order != self._sent.get(node):

@@ -287,6 +287,4 @@ def open_session(
     except ValueError as error:
         message = f"the other nodes could not read a value of this node: {error}"
         raise ValueError(message) from None
-    return CoordinatedSession(
-        node, place, setup, config, local_addr=local_addr or "", describe_join=describe_join
-    )
+    return CoordinatedSession(node, place, setup, config, local_addr=local_addr or "", describe_join=describe_join)

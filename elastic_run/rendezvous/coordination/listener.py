@@ -264,7 +264,9 @@ class Listener:
         if hello.job != self._job:
             detail = f"the job here has --rdzv-id={self._job}, and this node came with --rdzv-id={hello.job}"
             answer = Answer(REFUSED, detail=detail)
-            self._tell("job", f"{hello.host} ({visitor.peer}) came with --rdzv-id={hello.job}, and this job has {self._job}")
+            self._tell(
+                "job", f"{hello.host} ({visitor.peer}) came with --rdzv-id={hello.job}, and this job has {self._job}"
+            )
         else:
             detail = self._refuse(hello)
             answer = Answer(REFUSED, detail=detail) if detail else answer

@@ -47,8 +47,8 @@ from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import WaitNotices
 from elastic_run.store.connecting import format_endpoint
-from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
 from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
+from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -285,9 +285,7 @@ class NodeThread:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._discovery, actions = discovering.decide(
-            self._discovery, fact, self._loop.now(), standing=self._standing
-        )
+        self._discovery, actions = discovering.decide(self._discovery, fact, self._loop.now(), standing=self._standing)
         for action in actions:
             self._perform(action)
         for connected, _ in self._opened.values():

@@ -89,9 +89,7 @@ class CoordinatedSession(Session):
         if self._thread is not None:
             self._thread.hold_with(hold)
 
-    def start(
-        self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]
-    ) -> None:
+    def start(self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]) -> None:
         self._deliver_to_agent = deliver
         self._thread = NodeThread(
             self.node,
