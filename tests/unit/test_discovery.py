@@ -15,6 +15,7 @@ from elastic_run.core.job.discovery import (
     KNOWS_ROUND,
     LEASE_STORE,
     REFUSES,
+    RETRY,
     RUNS_ROUND,
     SEARCHES,
     AcquireLease,
@@ -25,6 +26,7 @@ from elastic_run.core.job.discovery import (
     Follow,
     WaitUntil,
 )
+from elastic_run.records import replace
 
 if TYPE_CHECKING:
     from elastic_run.core.job.discovery import Action, Fact
@@ -36,7 +38,7 @@ class _Agent:
     """An agent whose facts come from a test."""
 
     def __init__(self, *endpoints: str, own: str = "") -> None:
-        self.state = discovering.begin("me", endpoints, own, _LEASE)
+        self.state = replace(discovering.begin("me", endpoints, own, _LEASE), pause=RETRY)
         self.now = 100.0
 
     def tell(self, fact: Fact = None, *, after: float = 0.0, standing: int = KNOWS_NOTHING) -> list[Action]:
@@ -54,6 +56,21 @@ class _Agent:
             is_there = ask.endpoint == endpoint
             answer = Answer(endpoint, COORDINATES, node) if is_there else Answer(ask.endpoint, REFUSES)
             actions = self.tell(answer)
+
+
+def test_the_pauses_between_questions_grow() -> None:
+    """Agents that start together find each other at once, and a port that nobody serves is asked twice a second."""
+    state, actions = discovering.decide(discovering.begin("me", ("a",), "", _LEASE), None, 100.0)
+    pauses = []
+    now = 100.0
+    for _ in range(7):
+        state, actions = discovering.decide(state, Answer("a", REFUSES), now)
+        wait = actions[-1]
+        assert isinstance(wait, WaitUntil)
+        pauses.append(round(wait.at - now, 2))
+        now = wait.at
+        state, actions = discovering.decide(state, None, now)
+    assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
 
 
 # --- one endpoint ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ RUNS_ROUND = 2
 
 #: The store of the lease, where an endpoint may stand.
 LEASE_STORE = "lease"
-#: Seconds from the last answer to the next question when all have been asked.
+#: Seconds from the last answer to the next question when all have been asked: the first time, as the agents of a job
+#: start together; each time twice as long, and at most.
+FIRST_RETRY = 0.02
 RETRY = 0.5
 
 
@@ -150,6 +152,7 @@ class Discovery:
         heard: The newest answers since it began to coordinate.
         since: When it began to coordinate.
         pauses_until: When it asks again.
+        pause: How long it pauses the next time.
     """
 
     node: str
@@ -165,6 +168,7 @@ class Discovery:
     heard: Mapping[str, Answer] = field(default_factory=lambda: MappingProxyType({}))
     since: float = 0.0
     pauses_until: float = 0.0
+    pause: float = FIRST_RETRY
 
 
 def begin(node: str, endpoints: tuple[str, ...], own: str, lease: float) -> Discovery:
@@ -224,7 +228,8 @@ def _go_on(discovery: Discovery, now: float, standing: int) -> Decision:
         is_waiting = is_new and not found
         return discovery, (WaitUntil(discovery.since + PATIENCE * discovery.lease),) if is_waiting else found
     to_ask = others if is_coordinator else _list_before(discovery.endpoints, discovery.own)
-    discovery = replace(discovery, to_ask=to_ask, pauses_until=now + RETRY)
+    until, pause = now + discovery.pause, min(2 * discovery.pause, RETRY)
+    discovery = replace(discovery, to_ask=to_ask, pauses_until=until, pause=pause)
     return discovery, (*found, WaitUntil(discovery.pauses_until))
 
 
@@ -267,6 +272,7 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
         to_ask=tuple(to_ask),
         asking="",
         pauses_until=0.0,
+        pause=FIRST_RETRY,
     )
 
 
