@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.agent.config import AgentConfig
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.node.config import NodeConfig
+    from elastic_run.core.job.node_config import NodeConfig
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
     from elastic_run.multiprocessing.functions.spawn import spawn
@@ -36,7 +36,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AgentConfig": "core.agent.config",
     "JobConfig": "core.job.config",
-    "NodeConfig": "core.node.config",
+    "NodeConfig": "core.job.node_config",
     "LaunchConfig": "launcher",
     "elastic_launch": "launcher",
     "launch_agent": "launcher",

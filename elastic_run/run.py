@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.flags import Flag
     from elastic_run.cli.origins import Origin, Origins
-    from elastic_run.core.node.config import JoinCommand
+    from elastic_run.core.job.node_config import JoinCommand
     from elastic_run.launcher import LaunchConfig
 
 __all__ = [
@@ -163,7 +163,7 @@ def _make_join_command(
     args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], origins: Mapping[str, Origin]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
-    from elastic_run.core.node.config import JoinCommand  # noqa: PLC0415 - not for one node
+    from elastic_run.core.job.node_config import JoinCommand  # noqa: PLC0415 - not for one node
 
     program = (args.training_script, *args.training_script_args)
     is_told_apart = not args.training_script.startswith("-") and "--" not in args.training_script_args

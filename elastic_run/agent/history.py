@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from elastic_run.agent.senders import Senders
     from elastic_run.agent.user_rules import UserRules
     from elastic_run.core.agent.messages import Command
-    from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.core.diagnosis.stack_groups import Dump, Place
     from elastic_run.core.failure.evidence import RecorderFinding, Rule
     from elastic_run.core.failure.oom_kills import OomKills
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.job.restart_policy import Failure
     from elastic_run.core.protocol.decisions import End, EqualErrors
     from elastic_run.core.protocol.facts import NodeEnds
     from elastic_run.report import Attempt, JobResult

@@ -21,7 +21,7 @@ from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
 from elastic_run.agent.stop_requests import StopRequests
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.lazy import lazy_names
 from elastic_run.signals import SIGTERM
 

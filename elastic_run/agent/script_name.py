@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.job.role_scripts import ScriptFile
+    from elastic_run.core.protocol.facts import ScriptFile
 
 __all__ = ["find_script_file", "name_script", "program_name"]
 
@@ -66,7 +66,7 @@ def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile |
         return None
     import zlib  # noqa: PLC0415 - only on several nodes
 
-    from elastic_run.core.job.role_scripts import ScriptFile  # noqa: PLC0415 - ditto
+    from elastic_run.core.protocol.facts import ScriptFile  # noqa: PLC0415 - ditto
 
     try:
         path = os.path.abspath(word)  # fails where the working directory was deleted

@@ -12,7 +12,7 @@ from elastic_run.cli.threads import choose_threads
 from elastic_run.cli.values import node_range
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import make_run_path_code, own_interpreter
 from elastic_run.notices import say

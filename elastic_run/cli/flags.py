@@ -13,7 +13,7 @@ from __future__ import annotations
 from elastic_run import contract
 from elastic_run.cli import values as _values
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.records import fields
 from elastic_run.rendezvous.backend_table import BACKENDS
 

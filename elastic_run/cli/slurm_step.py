@@ -21,7 +21,7 @@ from elastic_run.cluster.slurm import (
     find_nodes_elsewhere,
     find_step,
 )
-from elastic_run.core.node.config import LaunchStep
+from elastic_run.core.job.node_config import LaunchStep
 from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False

@@ -5,9 +5,10 @@ for, plug-ins are looked for only when the backend is not one of ours.
 
 | module | what it holds |
 |---|---|
+| `addresses` | endpoints, this machine's addresses, whether a port can be reached |
 | `api` | torch's interface: handler, parameters, info, registry |
 | `backend_table` | the table of the built-in backends |
-| `elastic` | the rendezvous of several nodes, over a job store |
+| `coordination` | the rendezvous of several nodes: one of them coordinates, and each has one connection to it |
 | `errors` | torch's rendezvous errors |
 | `etcd_server` | torch's helper that starts an etcd for tests |
 | `join_command` | the command that starts the other nodes, as text for a shell |

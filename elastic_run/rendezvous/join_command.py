@@ -13,7 +13,7 @@ import os
 import shlex
 
 from elastic_run import contract
-from elastic_run.core.node.config import JoinCommand
+from elastic_run.core.job.node_config import JoinCommand
 
 __all__ = ["describe_join_command"]
 

@@ -2,7 +2,7 @@
 
 The agent makes one `Session` per run, tells it what becomes of its workers, and is told what the job has decided:
 events, each with its round, in the order in which they were decided. What the job decides comes as the member's own
-commands (`core.node.messages`): `Formed` (rank 0's store was seen to be reachable: start the workers), `Warned`,
+commands (`core.job.node_events`): `Formed` (rank 0's store was seen to be reachable: start the workers), `Warned`,
 `Halted`, `Refused` and `Ended`. What only the rendezvous knows stands here. An event is made once and never changed.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.node.config import NodeConfig
-    from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+    from elastic_run.core.job.node_config import NodeConfig
+    from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
     from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, StoreAddress
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
@@ -27,7 +27,7 @@ from elastic_run.store.tcpstore.listener import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.protocol.documents import Assignment
+    from elastic_run.core.job.assignment import Assignment
     from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.store.tcpstore.client import StoreClient
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 
-from elastic_run.core.agent.restart_policy import RULE_DECISIONS
 from elastic_run.core.failure.evidence import Rule
+from elastic_run.core.job.restart_policy import RULE_DECISIONS
 from elastic_run.user_file import read_toml
 
 TYPE_CHECKING = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from elastic_run.core.agent.restart_policy import Failure
+    from elastic_run.core.job.restart_policy import Failure
 
 #: Characters of each line of stderr and of a traceback that travel.
 _LINE_LENGTH = 400

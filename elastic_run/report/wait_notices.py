@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-from elastic_run.core.node.state import BEGINNING, READY, WAITING
 from elastic_run.rendezvous.session import Notice, Waiting
 from elastic_run.report.wait_texts import (
     FIRST,
@@ -25,11 +24,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.protocol.documents import Status
+    from elastic_run.core.job.wait_status import WaitStatus
 
-__all__ = ["WaitNotices"]
+__all__ = ["NEW", "READY", "WaitNotices"]
 
-_WAITING = (BEGINNING, WAITING, READY)
+# Why a node waits: it has not been in a round yet, or its last round is over.
+NEW = "new"
+READY = "ready"
 #: Phases of the job, as its status names them.
 _GATHERING = "gathering"
 _RUNNING = ("running", "warned")
@@ -43,7 +44,7 @@ class WaitNotices:
     """One node's view of the nodes that are there.
 
     Args:
-        state: Gives the state of this node's member, or None before the store was reached.
+        state: Says why this node waits for a round, `new` or `ready`; None while it doesn't.
         doubt: Returns a mistake that the user may have made, or ""; the argument says whether no other node is there.
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
@@ -113,7 +114,7 @@ class WaitNotices:
         """Note that the status was asked for."""
         self._last_look = now
 
-    def take(self, status: Status, now: float) -> None:
+    def take(self, status: WaitStatus, now: float) -> None:
         """Tell the agent what the status says, if that is due."""
         # Before it has heard of any node the coordinator, elected just now, knows nothing.
         if status.present and self._is_waiting:
@@ -123,9 +124,9 @@ class WaitNotices:
 
     @property
     def _is_waiting(self) -> bool:
-        return self._state() in _WAITING
+        return self._state() is not None
 
-    def _tell(self, status: Status, now: float) -> None:
+    def _tell(self, status: WaitStatus, now: float) -> None:
         is_spare = status.phase in _RUNNING and self._state() != READY
         self.described = ""
         if status.phase == _GATHERING:
@@ -136,7 +137,7 @@ class WaitNotices:
         else:
             self._hide()
 
-    def _tell_missing(self, status: Status, now: float) -> None:
+    def _tell_missing(self, status: WaitStatus, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
         starts = status.starts
         doubt = self._doubt(present == 1)

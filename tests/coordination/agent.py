@@ -27,9 +27,9 @@ from elastic_run.core.job.discovery import (
 )
 from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.membership import Member, Search
+from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.job.state import HALTING, RUNNING, WARNED
 from elastic_run.core.job.succession import LEASE, find_base, find_possible
-from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.records import replace

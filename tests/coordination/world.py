@@ -22,8 +22,8 @@ from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, Closed, Coo
 from elastic_run.core.job.discovery import LEASE_STORE, REFUSES, Answer
 from elastic_run.core.job.documents import RUNS, NodeState, Order, Round
 from elastic_run.core.job.membership import OrderRead
+from elastic_run.core.job.node_events import CutOff
 from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
-from elastic_run.core.node.messages import CutOff
 from elastic_run.records import replace
 from tests.coordination.agent import Agent
 from tests.coordination.lease_store import TIME_TO_LIVE, LeaseStore, Reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack
 
-from elastic_run.core.node.messages import Ended, Formed, Halted
+from elastic_run.core.job.node_events import Ended, Formed, Halted
 from tests.support.sessions import NodeProcess, free_port, tcp_node
 
 _SIZE = (1, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from elastic_run.core.node.config import NodeConfig
-from elastic_run.core.node.messages import Ended, Formed, Halted
+from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.node_events import Ended, Formed, Halted
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.session import Notice
 from tests.support.configs import plain_setup

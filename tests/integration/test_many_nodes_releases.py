@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-
 from elastic_run.core.protocol.messages import PROTOCOL
+
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import stretched

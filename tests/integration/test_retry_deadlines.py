@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.node.messages import Ended, Formed
+from elastic_run.core.job.node_events import Ended, Formed
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.session import Lost, Notice
 from tests.support.etcd import Etcd

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from elastic_run.core.job import formation, job_document, store_change
-from elastic_run.core.job import machine as coordination
-from elastic_run.core.job.config import Window
 from elastic_run.core.job.machine import Job, Silent
-from elastic_run.core.job.state import GATHERING
-from elastic_run.core.protocol.facts import ErrorCount
 from elastic_run.core.protocol.messages import (
     SEAT_UNTOLD,
     Failing,
@@ -30,14 +24,16 @@ from elastic_run.core.protocol.messages import (
     Form,
     Join,
     Leave,
-    NodeEnds,
-    NodeInfo,
     PreviousRound,
     Ready,
     SeatDead,
-    StoreAddress,
-    StuckRank,
 )
+
+from elastic_run.core.job import formation, job_document, store_change
+from elastic_run.core.job import machine as coordination
+from elastic_run.core.job.config import Window
+from elastic_run.core.job.state import GATHERING
+from elastic_run.core.protocol.facts import ErrorCount, NodeEnds, NodeInfo, StoreAddress, StuckRank
 from tests.support.configs import plain_config
 
 if TYPE_CHECKING:

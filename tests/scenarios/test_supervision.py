@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.agent.restart_policy import Failure
-from elastic_run.core.agent.shutdown import CAUSE_WAIT
 from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.restart_policy import CAUSE_WAIT, Failure
 from elastic_run.records import replace
 
 SCRIPTS = sorted((Path(__file__).parent / "supervision").glob("*.txt"))

@@ -13,9 +13,9 @@ from collections import Counter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.exclusion import judge, note_incident
+from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Node, Root, Seat
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace

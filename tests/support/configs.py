@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.core.protocol.facts import NodeInfo
 from elastic_run.rendezvous.session import Setup
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+
+from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.http_client import Credentials, Endpoint, HttpClient, make_tls
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous import get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
+from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.session import Lost, Notice, Setup
 from elastic_run.store.tcpstore.listener import open_public_listener
 from tests.support.configs import plain_setup
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from elastic_run.core.protocol.documents import Assignment
+    from elastic_run.core.job.assignment import Assignment
     from elastic_run.rendezvous import RendezvousParameters
     from elastic_run.rendezvous.session import Session, SessionEvent
 

@@ -10,8 +10,8 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.coordination import ENDED, Closed, Coordination, MayFound, Said
 from elastic_run.core.job.documents import Promise
 from elastic_run.core.job.membership import Member, OrderRead
+from elastic_run.core.job.node_events import WorkersGone
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
-from elastic_run.core.node.messages import WorkersGone
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 

@@ -10,9 +10,9 @@ from elastic_run.core.job.coordination import BROKEN, SILENT, Closed, LeaseRenew
 from elastic_run.core.job.documents import NodeState, Order, Promise, Proposal, Round, RoundEnd
 from elastic_run.core.job.membership import OrderRead, Search, make_state
 from elastic_run.core.job.memory import LARGEST_MEMORY, write_memory
+from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Leaving, Refused, Settled, WorkersFailing
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, Job
 from elastic_run.core.job.succession import LEASE, MAJORITY, Knowledge, describe_majority
-from elastic_run.core.node.messages import CutOff, Ended, Formed, Halted, Leaving, Refused, Settled, WorkersFailing
 from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_document
 from elastic_run.core.protocol.facts import ErrorCount, NodeEnds, StoreAddress
 from elastic_run.records import replace
@@ -274,7 +274,7 @@ def test_a_job_with_several_endpoints_needs_more_than_half() -> None:
     assert any(isinstance(one, Search) for one in second.commands["c"])
     third = SmallJob(MAJORITY, term=9, max_nodes=3, has_successors=True, join_timeout=1.0)
     third.config = first.config
-    third.move("c", replace(lone, config=replace(first.config, join_timeout=1.0)))
+    third.move("c", replace(lone, config=replace(first.config, min_nodes=1, join_timeout=1.0)))
     third.wait(12.1)
     third.wait(1.1)
     assert "1 of the last round's 3 nodes are here, 2 are needed" in _end(third, "c").end.detail
@@ -340,11 +340,11 @@ def test_a_node_may_bring_the_proof_that_the_last_coordinator_is_dead() -> None:
     first.decide(MayFound())
     first.add("a", "b")
     left = replace(first.members["b"], phase="idle", ended=RoundEnd("stopped"))
-    for dead, status in (("", "awaited"), ("a", "void")):
+    for dead, is_awaited in (("", True), ("a", False)):
         state = coordinating.begin(Promise(2, "n"), MAJORITY, 0.0)
         said = replace(make_state(left, 0.0, is_first=True, dead=dead), promise=state.promise)
         seats = coordinating.decide(state, [Said(said)], now=0.0).job.seats
-        assert [seat.status for seat in seats] == [status, "live"]
+        assert [seat.is_awaited for seat in seats] == [is_awaited, False]
 
 
 def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:

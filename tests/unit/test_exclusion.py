@@ -7,14 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from elastic_run.core.job.job_document import job_from_document, job_to_document
+from elastic_run.core.protocol.messages import Failing, Join, Leave, Ready, Refuse
 
-from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.job import machine
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
-from elastic_run.core.job.job_document import job_from_document, job_to_document
+from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Root
-from elastic_run.core.protocol.messages import Failing, Join, Leave, NodeInfo, Ready, Refuse, StoreAddress
+from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from tests.simulation.exclusion import Setting, begin, measure, measure_lemons, play
 
 if TYPE_CHECKING:

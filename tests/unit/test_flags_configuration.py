@@ -17,7 +17,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cluster import cpus, devices
 from elastic_run.core.job.config import Window
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.errors import UsageError
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std

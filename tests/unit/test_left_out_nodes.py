@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from elastic_run.core.protocol.messages import Leave
+
 from elastic_run.core.job.config import Window
 from elastic_run.core.job.state import Job
-from elastic_run.core.protocol.messages import Leave, NodeInfo
+from elastic_run.core.protocol.facts import NodeInfo
 from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out

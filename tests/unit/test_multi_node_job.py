@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.core.agent import messages
-from elastic_run.core.node.messages import Ended
+from elastic_run.core.job.node_events import Ended
 from elastic_run.core.protocol.decisions import End
 from elastic_run.report import wait_line
 

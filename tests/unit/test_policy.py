@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import Failure, GiveUp, Restart, decide_restart
 from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.job.restart_policy import Failure, GiveUp, Restart, decide_restart
 
 SAME = "ValueError: x"
 NOW = 1000.0

@@ -7,28 +7,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.node.state import RUNNING, WAITING
-from elastic_run.core.protocol.documents import Status
+from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.records import replace
 from elastic_run.rendezvous.session import Notice
-from elastic_run.report.wait_notices import WaitNotices
+from elastic_run.report.wait_notices import NEW, READY, WaitNotices
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous.session import Waiting
 
 _INTERVAL = 1.0
-_GATHERING = Status("gathering", 0, 2, 4, 1, ("a",), (), 30.0)
+_GATHERING = WaitStatus("gathering", 0, 2, 4, 1, ("a",), (), 30.0)
 
 
 class Node:
     """A node that waits from second 0 on; `told` has the seconds at which it was told something."""
 
     def __init__(self, *, shows_waiting: bool = False) -> None:
-        self.state: str | None = WAITING
+        self.state: str | None = NEW
         self.told: list[float] = []
         self.doubt = ""
         self.events: list[Notice | Waiting] = []
-        self.status: Status | None = None
+        self.status: WaitStatus | None = None
         self._now = 0.0
         self.notices = WaitNotices(
             state=lambda: self.state,
@@ -41,7 +40,7 @@ class Node:
         self.told.append(self._now)
         self.events.append(event)
 
-    def write(self, status: Status) -> None:
+    def write(self, status: WaitStatus) -> None:
         """Let the coordinator have this status for each question from now on."""
         self.status = status
 
@@ -105,7 +104,7 @@ def test_a_line_names_the_node_ranks_that_are_missing() -> None:
     assert isinstance(notice, Notice)
     assert notice.text == "waiting: 1/4 nodes (a), gives up in 0:30; missing: node ranks 1, 3"
     assert node.notices.described == "waiting: 1/4 nodes (a); missing: node ranks 1, 3"
-    node.state = RUNNING
+    node.state = None
     node.look(3.0)
     assert node.notices.described == ""
 
@@ -116,7 +115,7 @@ def test_a_line_that_is_rewritten_follows_each_look() -> None:
     node.write(_GATHERING)
     node.look(0.0, 1.0, 2.0, 3.0, 4.0)
     assert node.told == [2.0, 3.0, 4.0]
-    node.state = RUNNING
+    node.state = None
     node.look(5.0, 6.0)
     assert node.told[3:] == [5.0]
     assert node.notices.first_due(7.0) == math.inf
@@ -136,9 +135,9 @@ def test_another_wait_begins_anew() -> None:
     node = Node()
     node.write(_GATHERING)
     node.look(0.0, 2.0)
-    node.state = RUNNING
+    node.state = None
     node.look(3.0)
-    node.state = WAITING
+    node.state = READY
     node.look(4.0, 5.5, 6.0)
     assert node.told == [2.0, 6.0]
 
@@ -146,7 +145,7 @@ def test_another_wait_begins_anew() -> None:
 def test_a_spare_is_told_once() -> None:
     """A node beyond the maximum hears once that it is a spare, however long it waits."""
     node = Node()
-    node.write(Status("running", 1, 2, 4, 4, ("a", "b", "c", "d"), (), None))
+    node.write(WaitStatus("running", 1, 2, 4, 4, ("a", "b", "c", "d"), (), None))
     node.look(0.0, 2.0, 12.0, 22.0)
     assert node.told == [2.0]
 

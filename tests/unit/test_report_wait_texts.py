@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from elastic_run.core.node.config import JoinCommand
+from elastic_run.core.job.node_config import JoinCommand
 from elastic_run.rendezvous.join_command import describe_join_command
 from elastic_run.report.wait_texts import (
     describe_missing,

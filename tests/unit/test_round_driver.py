@@ -12,8 +12,8 @@ from elastic_run.agent import steps
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.failure import root_cause
+from elastic_run.core.job.restart_policy import Failure
 from tests.support.stream_bench import Clockwork
 
 

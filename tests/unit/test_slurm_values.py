@@ -11,7 +11,7 @@ from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cluster.slurm import count_idle_nodes
-from elastic_run.core.node.config import LaunchStep
+from elastic_run.core.job.node_config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
 from tests.support.slurm_variables import BATCH, CROWDED, HET_BATCH, HOST, MEETING, ONE_NODE, PORT, STEP, TASKS_PER_NODE

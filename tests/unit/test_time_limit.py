@@ -13,7 +13,7 @@ from elastic_run.agent.driver.time_limit import watch_time_limit
 from elastic_run.cli.config import _find_end_time, make_config
 from elastic_run.contract import ENV_STOP_TIME
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.loop import Loop
 from elastic_run.run import parse_args
 from elastic_run.worker import stopping

@@ -12,7 +12,7 @@ from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
 from elastic_run.core.agent.config import FEW_NODES
-from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.core.protocol.node_status import DRAIN, kind_of
 from elastic_run.core.protocol.outcomes import UNHEALTHY
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.context import AgentOptions
     from elastic_run.agent.driver.round_join import RoundJoin
+    from elastic_run.core.job.assignment import Assignment
     from elastic_run.core.protocol.decisions import End
-    from elastic_run.core.protocol.documents import Assignment
     from elastic_run.core.protocol.facts import NodeEnds
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run import contract
-from elastic_run.core.agent.restart_policy import STOP_JOB, Failure
+from elastic_run.core.job.restart_policy import STOP_JOB, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ It performs the machine's commands ReportFailing, ReportReady and Leave.
 from __future__ import annotations
 
 from elastic_run.core.agent import messages
-from elastic_run.core.agent.shutdown import CAUSE_WAIT
+from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.core.protocol.outcomes import FAILED, STOPPED
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.parts import AgentParts
-    from elastic_run.core.agent.restart_policy import Failure
+    from elastic_run.core.job.restart_policy import Failure
 
 
 class JobReports:

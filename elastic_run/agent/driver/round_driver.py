@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Event
-    from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.job.restart_policy import Failure
     from elastic_run.timer.requests import FileTimerRequest
 
 #: Seconds in which only the workers' first lines count: programs that are quick to start have written some by then.

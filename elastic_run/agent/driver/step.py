@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.agent.machine import Agent
     from elastic_run.core.agent.messages import Command, Event
-    from elastic_run.core.protocol.documents import Assignment
+    from elastic_run.core.job.assignment import Assignment
 
     #: Wall clock and monotonic clock, in seconds.
     Moment: TypeAlias = tuple[float, float]

@@ -24,7 +24,8 @@ from elastic_run.agent.driver.step import Step
 from elastic_run.agent.plugin_calls import PluginCalls, close_part
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.agent.shutdown import CAUSE_WAIT, KILL_LIMIT
+from elastic_run.core.agent.shutdown import KILL_LIMIT
+from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors

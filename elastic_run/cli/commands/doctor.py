@@ -13,7 +13,7 @@ from elastic_run.cli.stdout import print_json, print_text
 from elastic_run.cli.values import whole_number
 from elastic_run.cluster.slurm import StepError, find_step
 from elastic_run.core.job.config import JobConfig, Window
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.diagnosis.doctor.checks import run_checks
 from elastic_run.diagnosis.doctor.finding import PROBLEM, Subject, problem
 from elastic_run.diagnosis.doctor.python import find_version

@@ -6,6 +6,5 @@
 | `faults` | faults that a user asks for: which one, in which worker, when |
 | `machine` | the state machine of an agent: its table `TRANSITIONS`, `decide` |
 | `messages` | the machine's events and commands |
-| `restart_policy` | whether a failed round is restarted: budget, window, early failures, backoff |
 | `shutdown` | how a worker is stopped: which process gets which signal, and when |
 """

@@ -48,8 +48,7 @@ from elastic_run.core.agent.messages import (
     WorkersHung,
     WorkerStuck,
 )
-from elastic_run.core.agent.restart_policy import Failure, GiveUp, decide_restart, has_budget
-from elastic_run.core.agent.shutdown import CAUSE_WAIT
+from elastic_run.core.job.restart_policy import CAUSE_WAIT, Failure, GiveUp, decide_restart, has_budget
 from elastic_run.core.protocol.outcomes import BY_SIGNAL, CANNOT_START, DONE, FAILED, STOPPED, UNHEALTHY, UNKILLABLE
 from elastic_run.records import dataclass, replace
 

@@ -6,7 +6,7 @@ from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.agent.restart_policy import Failure
+    from elastic_run.core.job.restart_policy import Failure
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

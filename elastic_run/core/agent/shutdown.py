@@ -31,10 +31,6 @@ KILL_WAIT = 5.0
 KILL_LIMIT = 300.0
 #: Seconds between two looks at processes that were sent SIGKILL; the kernel reports no progress.
 _LOOK = 1.0
-#: Seconds for which a round is not stopped if all failed workers look as if they had lost a peer: the worker with the
-#: cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so
-#: that a node that is lost is known soon after.
-CAUSE_WAIT = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
   restarted, and what each node applies by itself, as the lease. The answer names the flag and both values.
 - Durations that only the coordinator applies (`_DECIDED_BY_FIRST`) are those of the job's first node. A node with other
   values is taken in, and one line tells its user.
-- A setting that each node may have for itself belongs into `core.node.config`.
+- A setting that each node may have for itself belongs into `core.job.node_config`.
 """
 
 from __future__ import annotations

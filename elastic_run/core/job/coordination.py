@@ -56,10 +56,10 @@ from elastic_run.core.job.documents import (
     Order,
     Promise,
 )
-from elastic_run.core.job.machine import _awaited_until, _scale_up_at
 from elastic_run.core.job.memory import take_memory, write_memory
 from elastic_run.core.job.node_changes import NodeChanges, describe_death
 from elastic_run.core.job.rank_claims import counts_at, find_disputes
+from elastic_run.core.job.round_policy import awaited_until, scale_up_at
 from elastic_run.core.job.round_steps import PATIENCE, advance
 from elastic_run.core.job.state import ENDED as JOB_ENDED
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, WARNED, Job
@@ -274,7 +274,7 @@ def next_at(coordination: Coordination, now: float) -> float | None:
     if config is None or job.phase == JOB_ENDED or coordination.is_over:
         return None
     times = [since + config.lease for since in coordination.away.values()]
-    times += [_awaited_until(job, config)] if job.is_awaiting else []
+    times += [awaited_until(job, config)] if job.is_awaiting else []
     times += [counts_at(node, config) for node, _ in find_disputes(job)]
     if job.phase == GATHERING:
         times += [job.since + config.join_timeout]
@@ -285,7 +285,7 @@ def next_at(coordination: Coordination, now: float) -> float | None:
     elif job.until is not None:
         times += [job.until]
     elif job.phase == RUNNING:
-        times += [_scale_up_at(job, config)]
+        times += [scale_up_at(job, config)]
     return min((time for time in times if now < time < math.inf), default=None)
 
 

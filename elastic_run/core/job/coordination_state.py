@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
+    from elastic_run.core.job.assignment import Assignment
     from elastic_run.core.job.documents import JobMemory, NodeState, Promise, Proposal, Round
     from elastic_run.core.protocol.decisions import End, Halt
-    from elastic_run.core.protocol.documents import Assignment
 
 # How a connection has ended.
 ENDED = "ended"

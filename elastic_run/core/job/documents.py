@@ -9,14 +9,13 @@ Times travel as ages in seconds, since each node has a clock of its own.
 
 from __future__ import annotations
 
-from elastic_run.core.agent.restart_policy import Failure  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.job.assignment import Assignment  # noqa: TC001 - importing it registers it as a field
 from elastic_run.core.job.config import JobConfig  # noqa: TC001 - ditto
-from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.job.restart_policy import Failure  # noqa: TC001 - ditto
 from elastic_run.core.job.state import Exclusion, Incident  # noqa: TC001 - ditto
 from elastic_run.core.protocol.codec import Document, MessageError, register
-from elastic_run.core.protocol.decisions import End
-from elastic_run.core.protocol.documents import Assignment
-from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, StoreAddress  # noqa: TC001 - ditto
+from elastic_run.core.protocol.decisions import End  # noqa: TC001 - ditto
+from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, RoleScript, StoreAddress  # noqa: TC001 - ditto
 from elastic_run.core.protocol.outcomes import OUTCOMES
 from elastic_run.records import dataclass
 
@@ -38,9 +37,6 @@ ORDER_PHASES = frozenset((GATHER, PROPOSE, START, WARN, HALT, END, REFUSE, SEARC
 
 #: Characters of a node's id by which a proposal names its members.
 KEY_LENGTH = 8
-
-register(Assignment)
-register(End)
 
 
 def shorten(node: str) -> str:

@@ -25,8 +25,8 @@ from __future__ import annotations
 from math import prod
 from types import MappingProxyType
 
-from elastic_run.core.agent.restart_policy import EXCLUDE_NODE
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
+from elastic_run.core.job.restart_policy import EXCLUDE_NODE
 from elastic_run.core.job.state import Exclusion, Incident, Refusal
 from elastic_run.core.protocol.outcomes import EXCLUDED
 from elastic_run.records import dataclass, replace

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from elastic_run.core.job.assignment import Assignment
 from elastic_run.core.job.host_lists import list_hosts
-from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.node_versions import describe_versions
 from elastic_run.core.job.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.round_outcome import describe_lost
 from elastic_run.core.job.state import (
-    LIVE,
     RUNNING,
     Job,
-    LeftLog,
     Node,
     Seat,
     forget_place,
 )
-from elastic_run.core.protocol.messages import Assignment
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -43,18 +40,6 @@ def last_call_ends(job: Job, config: JobConfig) -> float | None:
     return job.min_reached_at + config.last_call_timeout
 
 
-def is_formable(job: Job, config: JobConfig, now: float) -> bool:
-    """Whether a round is to be formed now, of the nodes that wait."""
-    count = len(job.waiting)
-    # A holder that still runs its workers may be counted in another store once it is ready.
-    if count < config.min_nodes or not has_majority(job, config, {node.node for node in job.waiting}):
-        return False
-    if job.round > 0 or count >= config.max_nodes:
-        return True
-    ends = last_call_ends(job, config)
-    return ends is not None and now >= ends
-
-
 def choose(job: Job, config: JobConfig) -> tuple[str, ...]:
     """Choose the nodes of the next round among those that wait: survivors first, then in order of joining.
 
@@ -62,11 +47,6 @@ def choose(job: Job, config: JobConfig) -> tuple[str, ...]:
     """
     chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: config.max_nodes]
     return tuple(node.node for node in sorted(chosen, key=lambda node: node.arrived))
-
-
-def prepare(job: Job, names: Sequence[str]) -> Job:
-    """Note the nodes of the next round, of which a majority of the last one is to know before it forms."""
-    return replace(job, prepared=tuple(names), preparation=job.copy)
 
 
 def form(job: Job, names: Sequence[str], now: float) -> Job:
@@ -83,12 +63,7 @@ def form(job: Job, names: Sequence[str], now: float) -> Job:
         gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
         round=number,
         round_id=f"{number}/{job.term}/{job.coordinator}",
-        formed_slot=job.slot,
-        seats=tuple(Seat(name, LIVE) for name in ranks),
-        prepared=(),
-        preparation=None,
-        # Nodes may still come that have confirmed a `Prepare` there.
-        left_logs=tuple(LeftLog(state) for state in job.known_states if state.round >= job.round),
+        seats=tuple(Seat(name, is_awaited=False) for name in ranks),
         round_restarts=job.restart_count,
         since=now,
         min_reached_at=None,

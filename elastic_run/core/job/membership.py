@@ -29,7 +29,9 @@ from elastic_run.core.job.documents import (
     Round,
     RoundEnd,
 )
-from elastic_run.core.node.messages import (
+from elastic_run.core.job.node_events import (
+    FENCED,
+    REPLACED,
     CutOff,
     Ended,
     Formed,
@@ -41,7 +43,6 @@ from elastic_run.core.node.messages import (
     WorkersFailing,
     WorkersGone,
 )
-from elastic_run.core.node.state import FENCED, REPLACED
 from elastic_run.core.protocol.outcomes import STOPPED
 from elastic_run.records import dataclass, replace
 
@@ -49,12 +50,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from elastic_run.core.job.assignment import Assignment
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.protocol.documents import Assignment
     from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 
 
-# --- events and commands beside those of `core.node.messages` --------------------------------------------------------
+# --- events and commands beside those of `node_events` --------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Connected:
     """A connection to a coordinator is open: the state is to be sent on it."""

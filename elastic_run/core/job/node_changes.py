@@ -17,36 +17,30 @@ from elastic_run.core.job.refusals import forget_refused, forget_replaced
 from elastic_run.core.job.reported_failure import read_report
 from elastic_run.core.job.role_scripts import describe_other_script, settle_script
 from elastic_run.core.job.state import (
-    AWAITED,
     HALTING,
-    LIVE,
     REFUSED,
     REMEMBERED_GONE,
     RUNNING,
-    SILENT,
-    UNKNOWN,
-    VOID,
     WARNED,
     Gone,
     Job,
     Node,
     Refusal,
     Seat,
+    forget_place,
 )
 from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK
-from elastic_run.core.protocol.messages import (
+from elastic_run.core.protocol.outcomes import (
     BY_SIGNAL,
     CANNOT_START,
     DIED,
     DONE,
     EXCLUDED,
     FAILED,
-    LAST_SEQUENCE,
     STOPPED,
     UNHEALTHY,
     UNKILLABLE,
     UNREACHABLE,
-    Ready,
 )
 from elastic_run.records import replace
 
@@ -54,7 +48,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.documents import NodeState, Round, RoundEnd
-    from elastic_run.core.protocol.messages import NodeInfo
+    from elastic_run.core.protocol.facts import NodeInfo
 
 _ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 _CLAUSES = {
@@ -108,11 +102,12 @@ class NodeChanges:
         self._round = started
         self._seats = [Seat() for _ in range(started.size)]
         if is_dead and started.coordinator_rank >= 0:
-            self._seats[started.coordinator_rank] = Seat(started.coordinator, VOID, is_lost=True)
+            self._seats[started.coordinator_rank] = Seat(started.coordinator, is_awaited=False, is_lost=True)
         self._nodes = {
             name: replace(node, rank=None, is_member=False, failing=None, outcome="", is_suspecting=False)
             for name, node in self._nodes.items()
         }
+        self._gone = {name: forget_place(gone) for name, gone in self._gone.items()}
         self._set(
             phase=RUNNING,
             round=started.number,
@@ -142,7 +137,7 @@ class NodeChanges:
         config = self._job.config or state.config
         difference = self._describe_difference(state, config, "here")
         if difference:
-            self._refuse(state, difference, self._describe_difference(state, config, "there"))
+            self.refuse(state.node, difference, self._describe_difference(state, config, "there"))
             return
         self._set(
             scripts=settle_script(self._job.scripts, state.node_info.role_script),
@@ -154,7 +149,7 @@ class NodeChanges:
             node_info=_keep(state.node_info),
             store_address=state.store_address,
             has_other_config=state.config != config,
-            is_to_read=False,
+            is_away=False,
         )
         self._nodes[state.node] = node
         self._read_round(state)
@@ -169,12 +164,12 @@ class NodeChanges:
             self._job.scripts, script, here=here
         )
 
-    def _refuse(self, state: NodeState, detail: str, noted: str) -> None:
+    def refuse(self, name: str, detail: str, noted: str) -> None:
         """Refuse a node: its user reads `detail`, those of the nodes that wait read what is noted."""
-        if state.node not in self._gone or self._gone[state.node].reason != REFUSED:
-            self.drop(state.node, REFUSED, noted)
-        refusals = [one for one in self._job.refusals if one.node != state.node]
-        self._set(refusals=(*refusals, Refusal(state.node, detail)))
+        if name not in self._gone or self._gone[name].reason != REFUSED:
+            self.drop(name, REFUSED, noted)
+        refusals = [one for one in self._job.refusals if one.node != name]
+        self._set(refusals=(*refusals, Refusal(name, detail)))
 
     def _welcome(self, state: NodeState) -> Node:
         """Return a node that is new, or that was silent for a while."""
@@ -184,7 +179,7 @@ class NodeChanges:
         forget_replaced(self._gone, state.node_info.host)
         order = self._next_order()
         return Node(
-            state.node, _keep(state.node_info), state.store_address, 0, arrived=order, arrived_at=self._now, rank=None
+            state.node, _keep(state.node_info), state.store_address, arrived=order, arrived_at=self._now, rank=None
         )
 
     def _read_exclusion(self, state: NodeState, config: JobConfig) -> None:
@@ -217,7 +212,7 @@ class NodeChanges:
         """Return a node in its seat of the last round: a seat has one holder for ever."""
         if not 0 <= rank < len(self._seats) or self._seats[rank].node not in ("", node.node):
             return replace(node, rank=None, is_member=False)
-        self._seats[rank] = replace(self._seats[rank], node=node.node, status=LIVE)
+        self._seats[rank] = replace(self._seats[rank], node=node.node, is_awaited=False)
         return replace(node, rank=rank, is_member=self._job.phase in _ACTIVE)
 
     def _read_failing(self, node: Node, state: NodeState) -> Node:
@@ -243,10 +238,7 @@ class NodeChanges:
         is_hidden = end.outcome == STOPPED and end.report is not None
         if end.outcome not in (FAILED, UNREACHABLE, CANNOT_START) and not is_hidden:
             return
-        fact = Ready(
-            node.node, 0, 0, "", end.outcome, node.store_address, end.report, end.verdict, end.detail, end.ends
-        )
-        root = read_report(fact, node.failing if node.failing is not None else self._next_order())
+        root = read_report(node.node, end, node.failing if node.failing is not None else self._next_order())
         if is_hidden:
             self._set(hidden=self._job.hidden or root)
         elif end.outcome == CANNOT_START and self._job.ending is None:
@@ -263,24 +255,23 @@ class NodeChanges:
     def put_away(self, name: str) -> None:
         """Keep a node whose connection has broken: it may come back within the lease."""
         if name in self._nodes:
-            self._nodes[name] = replace(self._nodes[name], is_to_read=True)
+            self._nodes[name] = replace(self._nodes[name], is_away=True)
 
     def drop(self, name: str, reason: str, detail: str) -> None:
         """Drop a node: it left, died, is silent or is refused."""
         node = self._nodes.pop(name, None)
         before = self._gone.pop(name, None)
         was = node if node is not None or before is None else before.was
-        self._gone[name] = Gone(name, LAST_SEQUENCE, reason, detail, was)
+        self._gone[name] = Gone(name, reason, detail, was)
         if was is not None and was.rank is not None:
             is_lost = was.is_member and was.outcome != DONE
             seat = self._seats[was.rank]
-            status = UNKNOWN if reason == SILENT else VOID
-            self._seats[was.rank] = replace(seat, status=status, is_lost=seat.is_lost or is_lost)
+            self._seats[was.rank] = replace(seat, is_awaited=False, is_lost=seat.is_lost or is_lost)
 
     def give_up_awaited(self) -> None:
         """Count the members that have not come after a change of the coordinator as lost."""
         self._seats = [
-            replace(seat, status=UNKNOWN, is_lost=True) if seat.status == AWAITED else seat for seat in self._seats
+            replace(seat, is_awaited=False, is_lost=True) if seat.is_awaited else seat for seat in self._seats
         ]
 
     # --- the state ---------------------------------------------------------------------------------------------------

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from elastic_run.core.job.host_lists import fold_clauses
 from elastic_run.core.job.state import REFUSED, Gone, name_host
-from elastic_run.core.protocol.messages import Join
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.job.state import Job, Node
-
-
-def note_refused(job: Job, name: str) -> Job:
-    """Return the state in which a refused node has the number of the slot that refuses it."""
-    gone = job.gone.get(name)
-    if gone is None or gone.reason != REFUSED:
-        return job
-    return replace(job, gone=MappingProxyType({**job.gone, name: replace(gone, refused_in=job.slot)}))
-
-
-def has_missed_refusal(known: Node | Gone, event: object) -> bool:
-    """Whether a refused node has never read its refusal: it read so slowly that the slot was trimmed before."""
-    return isinstance(event, Join) and isinstance(known, Gone) and 0 <= known.refused_in <= event.seen
+    from elastic_run.core.job.state import Job
 
 
 def forget_refused(gone: dict[str, Gone]) -> None:

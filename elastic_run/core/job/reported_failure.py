@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
-from elastic_run.core.agent.restart_policy import RULE_DECISIONS, Failure
 from elastic_run.core.failure.root_cause import BARE_END, LOST_RANK
+from elastic_run.core.job.restart_policy import RULE_DECISIONS, Failure
 from elastic_run.core.job.state import Root
 from elastic_run.core.protocol.codec import encode
-from elastic_run.core.protocol.messages import CANNOT_START, UNREACHABLE
+from elastic_run.core.protocol.outcomes import CANNOT_START, UNREACHABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+    from elastic_run.core.job.documents import RoundEnd
     from elastic_run.core.protocol.codec import Document
-    from elastic_run.core.protocol.messages import Ready
 
 #: Bytes of a report that are kept, and of one of its values where it is longer.
 _REPORT_BYTES = 64 * 1024
@@ -29,26 +29,27 @@ def verdict_exit_code(verdict: str) -> int:
     return _EXIT_CODES.get(verdict, 1)
 
 
-def read_report(fact: Ready, order: int) -> Root:
+def read_report(node: str, end: RoundEnd, order: int) -> Root:
     """Return the failure that a node reports.
 
     Args:
-        fact: What became of the round on that node.
+        node: The node.
+        end: How the round has ended on it.
         order: The failure's place in the order in which the failures of the round were heard.
 
     Returns:
         The failure; values that are missing or garbage have their defaults.
     """
-    report = fact.report or {}
+    report = end.report or {}
     decision, rule = report.get("decision"), report.get("rule")
     code, uptime, severity = report.get("exit_code"), report.get("uptime"), report.get("severity")
     signature = report.get("signature")
-    own = {UNREACHABLE: "rendezvous", CANNOT_START: fact.verdict or "cannot_start"}.get(fact.outcome, "")
-    fallback = EXIT_RENDEZVOUS if fact.outcome == UNREACHABLE else verdict_exit_code(own)
+    own = {UNREACHABLE: "rendezvous", CANNOT_START: end.verdict or "cannot_start"}.get(end.outcome, "")
+    fallback = EXIT_RENDEZVOUS if end.outcome == UNREACHABLE else verdict_exit_code(own)
     return Root(
-        node=fact.node,
+        node=node,
         # Who could not reach the master's node may see no more than that it died.
-        severity=LOST_RANK if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        severity=LOST_RANK if end.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
         order=order,
         failure=Failure(
             exit_code=code if _is_integer(code) and code != 0 else fallback,
@@ -59,8 +60,8 @@ def read_report(fact: Ready, order: int) -> Root:
             rule=rule[:_RULE_LENGTH] if isinstance(rule, str) else "",
         ),
         verdict=own,
-        detail=fact.detail,
-        report=_cut(fact.report),
+        detail=end.detail,
+        report=_cut(end.report),
     )
 
 

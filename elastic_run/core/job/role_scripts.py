@@ -9,41 +9,12 @@ content, since nodes may have it in different directories. Else they are two: ev
 
 from __future__ import annotations
 
-from elastic_run.core.protocol.codec import register
-from elastic_run.records import dataclass
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.protocol.facts import RoleScript
 
 #: Roles whose scripts are remembered.
 _REMEMBERED = 64
-
-
-@register
-@dataclass(frozen=True, slots=True)
-class ScriptFile:
-    """The file of a script on a node.
-
-    Args:
-        path: Its absolute path.
-        digest: Of its content.
-    """
-
-    path: str
-    digest: str
-
-
-@register
-@dataclass(frozen=True, slots=True)
-class RoleScript:
-    """The script of a role.
-
-    Args:
-        role: The role.
-        script: Its name, "" for unknown.
-        file: Where the first node of the role has it; None for a module, a function or a file that can't be read.
-    """
-
-    role: str
-    script: str
-    file: ScriptFile | None = None
 
 
 def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript, *, here: str = "here") -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from types import MappingProxyType
 
-from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
 from elastic_run.core.failure.root_cause import LOST_RANK, SECONDARY_FAILURE
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.host_lists import fold_clauses, fold_hosts, list_hosts
 from elastic_run.core.job.ranks import assign_worker_ranks, list_ranks
 from elastic_run.core.job.reported_failure import verdict_exit_code
+from elastic_run.core.job.restart_policy import GiveUp, decide_restart
 from elastic_run.core.job.state import (
-    AWAITED,
     GATHERING,
     PAUSING,
     REMEMBERED,
@@ -22,8 +21,8 @@ from elastic_run.core.job.state import (
     name_host,
     remember,
 )
-from elastic_run.core.protocol.decisions import EqualErrors
-from elastic_run.core.protocol.messages import DONE, UNHEALTHY, End
+from elastic_run.core.protocol.decisions import End, EqualErrors
+from elastic_run.core.protocol.outcomes import DONE, UNHEALTHY
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.state import Node
-    from elastic_run.core.protocol.messages import StuckRank
+    from elastic_run.core.protocol.facts import StuckRank
 
 #: Characters of what a node says of its failure in a line.
 _SUMMARY_LENGTH = 200
@@ -95,7 +94,7 @@ def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
 def _is_lost(job: Job, gone: Gone) -> bool:
     if gone.was is None or gone.was.rank is None:
         return gone.reason == UNHEALTHY and not gone.is_told
-    return job.seats[gone.was.rank].status != AWAITED
+    return not job.seats[gone.was.rank].is_awaited
 
 
 def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
@@ -127,7 +126,7 @@ def _settle_change(job: Job, config: JobConfig, now: float, *, is_loss: bool) ->
 def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitter: float) -> Settled:
     failures = (*job.failures, root.failure)[-REMEMBERED:]
     # Restarts that are too old to be remembered count, and are out of every window.
-    # The restart after this round may have been decided in another store already.
+    # Another coordinator may have decided the restart after this round already.
     used = max(job.round_restarts, job.restart_count - 1)
     answer = decide_restart(config, failures, job.restart_times, now, jitter, used=used)
     if isinstance(answer, GiveUp):

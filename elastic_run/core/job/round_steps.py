@@ -13,20 +13,21 @@ from types import MappingProxyType
 from elastic_run.core.job import formation
 from elastic_run.core.job.coordination_state import Coordination, Proposed
 from elastic_run.core.job.documents import Proposal, Round, shorten
-from elastic_run.core.job.machine import (
-    _awaited_until,
-    _conclude,
-    _end,
-    _give_up_waiting,
-    _settle_ranks,
-    _watch_round,
-)
 from elastic_run.core.job.node_changes import NodeChanges
 from elastic_run.core.job.round_outcome import end_with
+from elastic_run.core.job.round_policy import (
+    awaited_until,
+    conclude,
+    end_job,
+    give_up_waiting,
+    settle_ranks,
+    watch_round,
+)
 from elastic_run.core.job.state import ENDED as JOB_ENDED
-from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, Refusal
-from elastic_run.core.job.succession import MAJORITY, describe_majority, find_base, find_possible, list_needed, may_form
-from elastic_run.core.protocol.decisions import End, Halt, Refuse
+from elastic_run.core.job.state import GATHERING, HALTING, PAUSING
+from elastic_run.core.job.succession import MAJORITY, find_base, find_possible, list_needed, may_form
+from elastic_run.core.job.wait_status import describe_missing_seats
+from elastic_run.core.protocol.decisions import End, Halt
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -48,13 +49,11 @@ def advance(  # noqa: C901, PLR0911, PLR0912 - one branch for each phase
     if config is None or job.phase == JOB_ENDED:
         return coordination
     if job.rank_claims:
-        job, decision = _settle_ranks(job, config, now)
-        if isinstance(decision, Refuse):
-            job = replace(job, refusals=(*job.refusals, Refusal(decision.node, decision.detail)))
-        coordination = replace(coordination, job=job)
-        if isinstance(decision, End):
-            return replace(coordination, end=decision)
-    if job.is_awaiting and now >= _awaited_until(job, config):
+        step = settle_ranks(job, config, now)
+        job, coordination = step.job, replace(coordination, job=step.job)
+        if isinstance(step.decision, End):
+            return replace(coordination, end=step.decision)
+    if job.is_awaiting and now >= awaited_until(job, config):
         changes = NodeChanges(job, coordination.round, now)
         changes.give_up_awaited()
         job = changes.close()
@@ -67,16 +66,16 @@ def advance(  # noqa: C901, PLR0911, PLR0912 - one branch for each phase
             replace(coordination, job=replace(job, phase=GATHERING, since=now, until=None)) if is_over else coordination
         )
     if job.ending is not None:
-        step = _end(job, end_with(job, job.ending, job.ending.verdict, job.ending.detail))
+        step = end_job(job, end_with(job, job.ending, job.ending.verdict, job.ending.detail))
     elif any(not member.outcome for member in job.members) or job.is_awaiting:
         if job.phase == HALTING:
             return coordination
-        step = _watch_round(job, config, now)
+        step = watch_round(job, config, now)
     elif job.phase == HALTING and coordination.memory is not None and coordination.memory.settled_round == job.round_id:
         # The coordinator before this one has settled the round, and has told so: its failure counts once.
         return replace(coordination, job=clear_round(job, now))
     else:
-        step = _conclude(job, config, now, jitter)
+        step = conclude(job, config, now, jitter)
     after = replace(coordination, job=step.job)
     if isinstance(step.decision, Halt):
         return replace(after, halt=step.decision)
@@ -107,10 +106,7 @@ def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordi
     if chosen and _may_propose(coordination, config, chosen, now):
         return _propose(replace(coordination, short_since=None), chosen, now)
     if now >= job.since + config.join_timeout:
-        end = _give_up_waiting(job, config)
-        missing = describe_majority(coordination.knowledge, set(coordination.here))
-        if missing and coordination.choice == MAJORITY:
-            end = replace(end, detail=f"{missing} within {config.join_timeout:g} s")
+        end = give_up_waiting(job, config, describe_missing_seats(coordination))
         return replace(coordination, job=replace(job, phase=JOB_ENDED), end=end)
     if coordination.choice == MAJORITY and _lacks_majority(coordination, config):
         short_since = now if coordination.short_since is None else coordination.short_since

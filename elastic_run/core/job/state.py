@@ -1,4 +1,4 @@
-"""The coordinator's knowledge of its job: one frozen record, of which the next coordinator gets a copy.
+"""The job as its coordinator's policy sees it: one frozen record.
 
 The record is bounded: it has the last failures, the causes of the last attempts, and the last nodes that are gone and
 may come back. Times are monotonic seconds of the coordinator.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.agent.restart_policy import Failure
-from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.protocol.codec import Document, encode, register
-from elastic_run.core.protocol.messages import Copy, NodeEnds, NodeInfo, StoreAddress, read_term
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, RoleScript, StoreAddress
 
 GATHERING = "gathering"
 RUNNING = "running"
@@ -26,19 +25,10 @@ WARNED = "warned"
 HALTING = "halting"
 PAUSING = "pausing"
 ENDED = "ended"
-PHASES = (GATHERING, RUNNING, WARNED, HALTING, PAUSING, ENDED)
 
-# Why a node is gone, beside the reasons of its `Leave`.
+# Why a node is gone, beside the reasons for which it leaves (`core.protocol.outcomes`).
 SILENT = "silent"
 REFUSED = "refused"
-MOVED = "moved"
-
-# What is known of a seat in the last round.
-LIVE = "live"
-AWAITED = "awaited"
-UNKNOWN = "unknown"
-DEAD_ELSEWHERE = "dead_elsewhere"
-VOID = "void"
 
 #: Failures, restart times and attempts that are remembered.
 REMEMBERED = 64
@@ -48,7 +38,6 @@ REMEMBERED_BYTES = 256 * 1024
 REMEMBERED_GONE = 256
 
 
-@register
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node that is there.
@@ -57,102 +46,75 @@ class Node:
         node: Its id.
         node_info: What it tells of itself.
         store_address: Where its workers' store of the next round listens.
-        sequence: Number of the last fact that it said.
         arrived: Its place in the order of joining.
         arrived_at: When it joined.
         rank: Its group rank in the last round, which is its seat, or None.
         is_member: Whether it belongs to the round that runs or is being stopped.
         is_busy: Whether it still runs workers of an older round.
-        is_to_read: Whether it has yet to read that the last round was formed with it, though it is no member any more.
+        is_away: Whether its connection is broken; it may come back within the lease.
         failing: Place of its first sign of failure in the order of facts, or None.
         outcome: How the round ended on it, "" while it runs.
         ends: How its workers of the round ended, or None if all of them obeyed the stop.
         is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
         has_other_config: Whether it was told a configuration that is not the job's, and has not taken the job's yet.
-        prepared: The state beside the newest `Prepare` that it has confirmed, in whatever store, or None.
         is_excluded: Whether the job goes on without it: it is in no round any more.
     """
 
     node: str
     node_info: NodeInfo
     store_address: StoreAddress
-    sequence: int
     arrived: int
     arrived_at: float
     rank: int | None = None
     is_member: bool = False
     is_busy: bool = False
-    is_to_read: bool = False
+    is_away: bool = False
     failing: int | None = None
     outcome: str = ""
     ends: NodeEnds | None = None
     is_suspecting: bool = False
     has_other_config: bool = False
-    prepared: Copy | None = None
     is_excluded: bool = False
 
 
-@register
 @dataclass(frozen=True, slots=True)
 class Gone:
     """A node that is no longer there.
 
     Args:
         node: Its id.
-        sequence: Number of the last fact that it said; nothing up to this is heard any more.
-        reason: `silent`, `refused`, `moved` (it has not followed the store yet), or that of its `Leave`.
+        reason: `silent`, `refused`, or that for which it has left.
         detail: A clause for the user.
         was: What it was, or None where it never was one of the job's.
         is_told: Whether nodes that wait need not be told of it any more: a round was formed since then, or a node of
             a refused node's host has joined in its place.
-        refused_in: The slot of its `Refuse`, -1 for none.
     """
 
     node: str
-    sequence: int
     reason: str
     detail: str
     was: Node | None = None
     is_told: bool = False
-    refused_in: int = -1
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class LeftLog:
-    """The log of a store that was left, as far as it was taken in.
-
-    Args:
-        state: The newest state of it that is known.
-        prepared: The nodes of the round that may have been formed there since then, by id; () for none.
-    """
-
-    state: Copy
-    prepared: tuple[str, ...] = ()
-
-
-@register
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A place in the last round; its index among the seats is the group rank.
 
     Args:
         node: Its holder, "" while it isn't known by name.
-        status: `live` (the holder is here), `awaited` (unknown, and may still come from a store that was left),
-            `unknown` (it may live, also without this log), `dead_elsewhere` (it is dead, but another store's log may
-            have counted it for a newer round), or `void` (it is known not to run anywhere).
+        is_awaited: Whether the holder may still come after a change of the coordinator.
         is_lost: Whether the holder went before it was done, so that the round can't succeed.
     """
 
     node: str = ""
-    status: str = AWAITED
+    is_awaited: bool = True
     is_lost: bool = False
 
 
 register(Failure)
 
 
-@register
 @dataclass(frozen=True, slots=True)
 class Root:
     """The likeliest cause of a round's failure so far, as the node that had it reported it.
@@ -176,10 +138,15 @@ class Root:
     report: Document | None = None
 
 
-@register
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A node that is to be told that it is not taken in, or is excluded, and why; see `Refuse`."""
+    """A node that is to be told that it is not taken in, or is excluded.
+
+    Args:
+        node: The node.
+        detail: Why, a clause for its user.
+        verdict: `refused` or `excluded`.
+    """
 
     node: str
     detail: str
@@ -230,9 +197,7 @@ class Job:
 
     Args:
         term: The coordinator's term.
-        slot: Where its next decision goes.
         coordinator: The coordinator's node.
-        store_id: The id of the store in which the log is.
         phase: One of the phases above.
         config: The first joiner's, None before.
         nodes: The nodes that are there, by id.
@@ -241,14 +206,10 @@ class Job:
         round: The last round that was formed, 0 for none.
         round_id: Its unique id: number, term and coordinator.
         highest_round: The highest number of a round of which any node here has heard, of whatever job.
-        formed_slot: The slot in which it was, -1 for none.
         seats: Its configuration: one seat for each group rank.
-        prepared: The nodes of the next round, by id, as the last `Prepare` of this log has them; () without one.
-        preparation: The state beside that `Prepare`, as a node that has read it names it, or None.
-        left_logs: The logs of other stores, one for each store: the next round may have been formed there.
         restart_count: Restarts so far.
-        round_restarts: Restarts until the last round was formed. Its failure counts once, also where the restart that
-            follows it was decided in several stores.
+        round_restarts: Restarts until the last round was formed. Its failure counts once, also where two coordinators
+            have decided the restart that follows it.
         since: When the phase began.
         min_reached_at: When enough nodes for the first round were there, or None.
         until: When the pause, the grace or the wait for the cause of a failure ends, or None.
@@ -262,8 +223,7 @@ class Job:
         restart_times: When the last restarts were decided.
         changes: When the membership changed, as far as the configuration still asks for it.
         attempts: The causes of the attempts before, oldest first.
-        incarnation: What tells its rounds from those of another job that has begun in the same place; see
-            `facts.is_related`.
+        incarnation: The founding of the job; see `documents.Round.root`.
         scripts: What each role runs, as the first of its nodes said.
         rank_claims: Nodes that came with a fixed rank which another node had; see `rank_claims`.
         incidents: Failures and the machines on which they began, oldest first.
@@ -271,9 +231,7 @@ class Job:
     """
 
     term: int = 0
-    slot: int = 0
     coordinator: str = ""
-    store_id: str = ""
     phase: str = GATHERING
     config: JobConfig | None = None
     nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
@@ -282,11 +240,7 @@ class Job:
     round: int = 0
     round_id: str = ""
     highest_round: int = 0
-    formed_slot: int = -1
     seats: tuple[Seat, ...] = ()
-    prepared: tuple[str, ...] = ()
-    preparation: Copy | None = None
-    left_logs: tuple[LeftLog, ...] = ()
     restart_count: int = 0
     round_restarts: int = 0
     since: float = 0.0
@@ -308,20 +262,9 @@ class Job:
     exclusions: tuple[Exclusion, ...] = ()
 
     @property
-    def copy(self) -> Copy:
-        """Which copy of the state this is, as a node that keeps it names it."""
-        formed_term = read_term(self.round_id)
-        return Copy(self.incarnation, self.round, self.term, self.slot, formed_term, self.store_id)
-
-    @property
-    def known_states(self) -> tuple[Copy, ...]:
-        """The newest state of each log that was left."""
-        return tuple(log.state for log in self.left_logs)
-
-    @property
     def is_awaiting(self) -> bool:
-        """Whether a seat's holder may still come from a store that was left."""
-        return any(seat.status == AWAITED for seat in self.seats)
+        """Whether a seat's holder may still come after a change of the coordinator."""
+        return any(seat.is_awaited for seat in self.seats)
 
     @property
     def has_lost(self) -> bool:
@@ -344,7 +287,7 @@ class Job:
         return tuple(
             node
             for node in self.nodes.values()
-            if not (node.is_member or node.is_busy or node.is_to_read or node.is_excluded)
+            if not (node.is_member or node.is_busy or node.is_away or node.is_excluded)
         )
 
 

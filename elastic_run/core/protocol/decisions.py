@@ -1,15 +1,13 @@
-"""What the coordinator decides: the entries of the job's log, each with its writer's term."""
+"""What the coordinator decides of a round that runs, or of the whole job, each with the coordinator's term."""
 
 from __future__ import annotations
 
 from elastic_run.core.protocol.codec import register
-from elastic_run.core.protocol.facts import Copy, StuckRank  # noqa: TC001 - importing them registers them as fields
+from elastic_run.core.protocol.facts import StuckRank  # noqa: TC001 - importing it registers it as a field
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from elastic_run.core.protocol.codec import Document
 
 # Reasons to halt a round.
@@ -20,144 +18,12 @@ JOIN = "join"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The node is the coordinator of this term."""
-
-    term: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Resign:
-    """The coordinator of this term ends its work in order; any node may claim the next term."""
-
-    term: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """The next round is to have other nodes than the last: more than half of the last one must have read this first.
-
-    Until then the round may not form: the others would be a majority of the last round that knows nothing of it. The
-    state beside this slot names the nodes of the next round.
-
-    Args:
-        term: The coordinator's.
-        round: The last round that was formed.
-        round_id: Its unique id.
-        incarnation: Of the job; see `facts.is_related`.
-        store_id: The id of the store of this log.
-        known: The newest state of each log of another store that this log has taken in. A node that has confirmed a
-            `Prepare` which is newer than these does not confirm this one.
-    """
-
-    term: int
-    round: int
-    round_id: str
-    incarnation: str
-    store_id: str = ""
-    known: tuple[Copy, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A round begins; each of its members finds its assignment beside this slot.
-
-    Args:
-        term: The coordinator's.
-        round: Number of the round; it only grows.
-        restart_count: Restarts of the whole job so far.
-        nodes: The number of members.
-        world_size: The number of workers.
-        incarnation: Of the job; see `facts.is_related`.
-    """
-
-    term: int
-    round: int
-    restart_count: int
-    nodes: int
-    world_size: int
-    incarnation: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """The workers of the round will be stopped for a change of membership."""
-
-    term: int
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
 class Halt:
     """The workers of the round are to be stopped: `failure`, `loss`, `leave` or `join`."""
 
     term: int
     round: int
     reason: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """A node is not taken in, or is excluded; the job goes on without it.
-
-    Args:
-        term: The coordinator's.
-        node: The node.
-        detail: Why, a clause for its user.
-        verdict: `refused` or `excluded`.
-    """
-
-    term: int
-    node: str
-    detail: str
-    verdict: str = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Resync:
-    """The state of the job is lost: every node is to say again where it stands.
-
-    Args:
-        term: The coordinator's.
-        node: The coordinator: in a store that was restored another node may have claimed this term, and asked, too.
-        detail: What was wrong with the state.
-    """
-
-    term: int
-    node: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """The log of this store goes on from what a majority of the last round knew; see `job.view_change`.
-
-    Args:
-        term: From now on; above that of any decision from which the log goes on.
-        node: The coordinator.
-        round: The last round that was formed.
-        round_id: Its unique id; a node that runs another round is no member.
-        restart_count: Restarts of the whole job so far.
-        incarnation: Of the job; see `facts.is_related`.
-    """
-
-    term: int
-    node: str
-    round: int
-    round_id: str
-    restart_count: int
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failover:
-    """The store moves to another host; the log goes on there."""
-
-    term: int
-    endpoint: str
     detail: str = ""
 
 
@@ -181,6 +47,7 @@ class EqualErrors:
     of_nodes: int
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class End:
     """The job is over; nothing is decided after this.
@@ -207,6 +74,3 @@ class End:
     nodes: int = 0
     stuck: tuple[StuckRank, ...] = ()
     equal_errors: EqualErrors | None = None
-
-
-Decision: TypeAlias = Claim | Resign | Prepare | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End

@@ -1,8 +1,18 @@
 """The coordination of a job of several nodes: one agent coordinates, and each node has one connection to it.
 
-- `frames`: the messages of a connection; `link`: a connection on a loop.
-- `opening`: how a node comes to an agent's port, and what it is answered.
-- `listener`: an agent's port; `coordinator_thread`: the coordinator of a job, which decides with `core.job.coordination`.
-- `node_thread`: a node's side: it looks for the coordinator, and obeys it.
-- `session`: what the agent sees of all this; `handler`: the rendezvous handler.
+| module | what it holds |
+|---|---|
+| `coordinator_thread` | the coordinator of a job, which decides with `core.job.coordination`; an agent's port |
+| `frames` | the messages of a connection |
+| `handler` | the rendezvous handler |
+| `hosting` | a workers' store that an agent serves for agents written against torch |
+| `left_out_nodes` | the nodes that the job goes on without, for `elastic-run status` |
+| `link` | a connection on a loop |
+| `listener` | what comes to an agent's port |
+| `node_thread` | a node's side: it looks for the coordinator, and obeys it |
+| `opening` | how a node comes to an agent's port, and what it is answered |
+| `outage` | how long a node looks for a coordinator, and what its user is told |
+| `places` | where the nodes of a job meet |
+| `questions` | questions to all nodes of a job |
+| `session` | what the agent sees of all this |
 """

@@ -19,9 +19,9 @@ from elastic_run.core.job.coordination import BROKEN, Closed, Said, StepDown, ma
 from elastic_run.core.job.discovery import COORDINATES, SEARCHES, compute_standing
 from elastic_run.core.job.documents import NodeState, Promise
 from elastic_run.core.job.host_lists import list_hosts
-from elastic_run.core.job.machine import describe
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.succession import LEASE
+from elastic_run.core.job.wait_status import describe_wait
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
 from elastic_run.core.protocol.decisions import End
 from elastic_run.loop import Loop
@@ -360,7 +360,7 @@ class CoordinatorThread:
     def _read_message(self, node: str, link: Link, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "wait" and self._coordination is not None:
-            status = describe(self._coordination.job, time.monotonic())
+            status = describe_wait(self._coordination, time.monotonic())
             link.send({"kind": "wait", "status": to_document(status)})
         elif kind == "ask":
             self._questions.ask(link, message, self._links)

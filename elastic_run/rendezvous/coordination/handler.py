@@ -13,7 +13,7 @@ from elastic_run import __version__
 from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import NodeState
-from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.core.protocol.codec import from_document, to_document
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace

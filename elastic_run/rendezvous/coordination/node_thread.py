@@ -30,11 +30,10 @@ from elastic_run.core.job.discovery import (
 )
 from elastic_run.core.job.documents import IDLE, RUNS, Order, Promise
 from elastic_run.core.job.membership import Member, OrderRead, Search
+from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
-from elastic_run.core.node.messages import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
-from elastic_run.core.node.state import HALTING, READY, RUNNING, WAITING
+from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
-from elastic_run.core.protocol.documents import Status
 from elastic_run.core.protocol.outcomes import STOPPED, UNREACHABLE
 from elastic_run.loop import Loop
 from elastic_run.records import replace
@@ -45,7 +44,7 @@ from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, ask
 from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
-from elastic_run.report.wait_notices import WaitNotices
+from elastic_run.report.wait_notices import NEW, READY, WaitNotices
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
@@ -72,7 +71,6 @@ _LOOK_UP = 3.0
 #: Seconds for one attempt to reach an agent.
 _ANSWER = 3.0
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_STATES = {IDLE: READY, RUNS: RUNNING}
 
 
 class NodeThread:
@@ -654,7 +652,7 @@ class NodeThread:
         kind = message.get("kind")
         if kind == "wait":
             try:
-                status = from_document(Status, message.get("status"))
+                status = from_document(WaitStatus, message.get("status"))
             except MessageError:
                 return
             self.notices.take(status, self._loop.now())
@@ -681,8 +679,8 @@ class NodeThread:
         if member is None or self._has_end or self._link is None:
             return None
         if member.started is None:
-            return WAITING
-        return _STATES.get(member.phase, HALTING)
+            return NEW
+        return READY if member.phase == IDLE else None
 
     def _plan_wait(self) -> None:
         """Ask the coordinator who is there when a line may be due."""

@@ -19,7 +19,7 @@ from elastic_run.store.errors import REFUSED, SILENT, UNREADY, UNRESOLVED
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.node.config import NodeConfig
+    from elastic_run.core.job.node_config import NodeConfig
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.store.errors import StoreError
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from elastic_run.contract import LONGEST_WAIT
-from elastic_run.core.node.messages import Ended, Leaving, Refused, WorkersFailing, WorkersGone
+from elastic_run.core.job.node_events import Ended, Leaving, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.node_thread import NodeThread

@@ -26,7 +26,11 @@ EARLY = 10.0
 #: Seconds. An error of the program itself (an import, a syntax error) shows up within this time.
 DETERMINISTIC_EARLY = 60.0
 FIRST_PAUSE = 0.1
-#: The decisions of a user's rule; `EXCLUDE_NODE` is for jobs of several nodes, see `core.job.exclusion`.
+#: Seconds for which a round is not stopped if all failed workers look as if they had lost a peer: the worker with the
+#: cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so that a
+#: node that is lost is known soon after.
+CAUSE_WAIT = 5.0
+#: The decisions of a user's rule; `EXCLUDE_NODE` is for jobs of several nodes, see `exclusion`.
 RESTART_JOB, STOP_JOB, EXCLUDE_NODE = RULE_DECISIONS = ("restart", "stop", "exclude")
 
 
