@@ -143,9 +143,15 @@ def _integer(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError  # noqa: TRY004 - `_check` makes the message
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of some hundred digits
+        raise ValueError from None
+    if not math.isfinite(number):
         raise ValueError
-    return float(value)
+    return number
 
 
 def _boolean(value: object) -> bool:

@@ -165,7 +165,13 @@ def ask(
     try:
         connected.sendall(PREAMBLE + encode_frame(MESSAGE, {key: getattr(hello, key) for key in Hello.__slots__}))
         answer, rest = _receive_answer(connected, deadline, name)
-        _check_token(answer, hello, credentials, name)
+        try:
+            _check_token(answer, hello, credentials, name)
+        except StoreTokenError:
+            if hello.node and hello.nonce and answer.role == COORDINATES:
+                # So the other side's user is told as well.
+                connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": ""}))
+            raise
         if answer.role != COORDINATES or not hello.node:
             connected.close()
             return answer, None, b""
@@ -234,7 +240,8 @@ def _read_answer(content: dict[str, Any]) -> Answer:
 
 def _read_text(message: dict[str, Any], name: str) -> str:
     value = message.get(name, "")
-    if not isinstance(value, str) or len(value) > _LONGEST:
-        found = f"{name} must be a text, not {value!r:.80}"
+    # What is not printable would move the cursor of a terminal that shows it.
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+        found = f"{name} must be a printable text, not {value!a:.80}"
         raise MessageError(found)
     return value
