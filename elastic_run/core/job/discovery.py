@@ -314,6 +314,9 @@ def _follow(discovery: Discovery, answer: Answer, *actions: Action) -> Decision:
 
 def _coordinate(discovery: Discovery, now: float, *lease: Answer) -> Decision:
     heard = MappingProxyType({answer.endpoint: answer for answer in lease})
+    if discovery.has_ended and discovery.own and discovery.coordinator[0] == discovery.own:
+        # This agent could listen at the port of the one before, so nobody else does.
+        discovery = replace(discovery, dead=discovery.coordinator[1])
     discovery = replace(discovery, role=COORDINATES, heard=heard, since=now, to_ask=_list_others(discovery))
     after, actions = _go_on(discovery, now, KNOWS_NOTHING)
     return after, (BecomeCoordinator(discovery.dead), *actions)

@@ -306,8 +306,14 @@ class NodeThread:
         if isinstance(action, Ask):
             self._ask(action.endpoint)
         elif isinstance(action, Follow):
-            connected, rest = self._opened.pop(action.endpoint)
-            self._use(connected, rest)
+            opened = self._opened.pop(action.endpoint, None)
+            if opened is None:
+                # It was asked by a coordinator, which joined nothing; now a node asks.
+                self._drop_link()
+                self._outage.begin()
+                self._advance(CoordinatorLost(BROKEN, action.endpoint))
+            else:
+                self._use(*opened)
         elif isinstance(action, AcquireLease):
             self._use_lease(lambda place: place.acquire(action.instead_of))
         elif isinstance(action, BecomeCoordinator):
