@@ -5,7 +5,6 @@
 | `coordinator_thread` | the coordinator of a job, which decides with `core.job.coordination`; an agent's port |
 | `frames` | the messages of a connection |
 | `handler` | the rendezvous handler |
-| `hosting` | a workers' store that an agent serves for agents written against torch |
 | `left_out_nodes` | the nodes that the job goes on without, for `elastic-run status` |
 | `link` | a connection on a loop |
 | `listener` | what comes to an agent's port |
@@ -15,4 +14,5 @@
 | `places` | where the nodes of a job meet |
 | `questions` | questions to all nodes of a job |
 | `session` | what the agent sees of all this |
+| `token_proof` | the proof that one end of a connection knows the job's token |
 """

@@ -276,18 +276,18 @@ class Listener:
         if not hello.nonce:
             self._tell_refused("it has no token, and this job has one", visitor.peer)
             return Answer(REFUSED, nonce=nonce)
-        from elastic_run.store.tcpstore.token_proof import SERVER  # noqa: PLC0415 - only with a token
+        from elastic_run.rendezvous.coordination.token_proof import SERVER  # noqa: PLC0415 - only with a token
 
         proof = self._credentials.prove(SERVER, hello.nonce, nonce)
         return replace(answer, nonce=nonce, proof=proof)
 
     def _check_proof(self, visitor: _Visitor, message: dict[str, object]) -> None:
-        from elastic_run.store.tcpstore.token_proof import AGENT  # noqa: PLC0415 - only with a token
+        from elastic_run.rendezvous.coordination.token_proof import NODE  # noqa: PLC0415 - only with a token
 
         hello = visitor.hello
         if hello is None or self._credentials is None:
             self._close(visitor, "it says more than an opening has")
-        elif self._credentials.is_proof(message.get("proof"), AGENT, hello.nonce, visitor.nonce):
+        elif self._credentials.is_proof(message.get("proof"), NODE, hello.nonce, visitor.nonce):
             self._let_in(visitor, hello)
         else:
             self._tell_refused("it has another token than this job", visitor.peer)

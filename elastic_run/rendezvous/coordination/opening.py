@@ -97,7 +97,7 @@ class Credentials:
     def prove(self, role: bytes, client_nonce: str, server_nonce: str) -> str:
         """Return the proof of one side."""
         # Imported only with a token: hashing costs milliseconds to import.
-        from elastic_run.store.tcpstore import token_proof  # noqa: PLC0415
+        from elastic_run.rendezvous.coordination import token_proof  # noqa: PLC0415
 
         if self._key is None:
             self._key = token_proof.derive_key(self._token)
@@ -176,9 +176,9 @@ def ask(
             connected.close()
             return answer, None, b""
         if credentials is not None:
-            from elastic_run.store.tcpstore.token_proof import AGENT  # noqa: PLC0415 - only with a token
+            from elastic_run.rendezvous.coordination.token_proof import NODE  # noqa: PLC0415 - only with a token
 
-            proof = credentials.prove(AGENT, hello.nonce, answer.nonce)
+            proof = credentials.prove(NODE, hello.nonce, answer.nonce)
             connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": proof}))
     except OSError as error:
         connected.close()
@@ -219,7 +219,7 @@ def _check_token(answer: Answer, hello: Hello, credentials: Credentials | None, 
             message = f"the job at {name} has a token, and this node was given none"
             raise StoreTokenError(message)
         return
-    from elastic_run.store.tcpstore.token_proof import SERVER  # noqa: PLC0415 - only with a token
+    from elastic_run.rendezvous.coordination.token_proof import SERVER  # noqa: PLC0415 - only with a token
 
     if not answer.nonce:
         message = f"the job at {name} has no token, and this node was given one"
