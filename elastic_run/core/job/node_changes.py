@@ -262,6 +262,8 @@ class NodeChanges:
         node = self._nodes.pop(name, None)
         before = self._gone.pop(name, None)
         was = node if node is not None or before is None else before.was
+        if node is None and before is not None:
+            reason, detail = before.reason, before.detail  # why it is not in the job; that it has ended adds nothing
         self._gone[name] = Gone(name, reason, detail, was)
         if was is not None and was.rank is not None:
             is_lost = was.is_member and was.outcome != DONE
