@@ -201,18 +201,64 @@ def test_a_stopped_coordinator_spends_no_second_budget(
     assert "restart 2" not in said
 
 
-def test_two_nodes_of_a_job_whose_host_is_stopped_agree(launch: Launch, worker: Worker) -> None:
-    """A host that was stopped for longer than the lease joins again when it goes on, and decides nothing meanwhile."""
-    job = Job(launch, worker(RUNS), "--nnodes=1:3", "--scale-up-delay=0", conf="keep_alive_interval=0.3")
+@pytest.mark.parametrize("stopped", [0, 1], ids=["the coordinator", "another"])
+def test_a_stopped_agent_is_not_missed_while_nobody_asks_it(launch: Launch, worker: Worker, stopped: int) -> None:
+    """An agent that is stopped for longer than the lease costs no round: its workers run on, and its machine answers."""
+    job = Job(launch, worker(RUNS), "--nnodes=1:3", conf="keep_alive_interval=0.3")
     for _ in range(3):
         job.start()
     job.wait_round(3)
-    host, *others = job.nodes
-    host.send(signal.SIGSTOP)
-    for node in others:
-        node.wait_line("round of 2 ")
-    host.send(signal.SIGCONT)
-    job.wait_round(3, count=2)
+    job.nodes[stopped].send(signal.SIGSTOP)
+    threading.Event().wait(2.0)  # the subject: more than two leases
+    job.nodes[stopped].send(signal.SIGCONT)
+    job.finish()
+    assert all(node.stdout.count("round of") == 1 for node in job.nodes)
+
+
+def test_a_spare_takes_the_rank_of_a_killed_node(launch: Launch, worker: Worker) -> None:
+    """A node beyond the maximum waits, and runs with the rank of a node that is lost; this uses no restart."""
+    job = Job(launch, worker(RUNS), "--nnodes=2", conf="keep_alive_interval=20")
+    for _ in range(2):
+        job.start()
+    job.wait_round(2)
+    spare = job.start()
+    spare.wait_line("waiting: as a spare")
+    victim = job.nodes[1]
+    rank = victim.wait_line(r"round of 2 restart 0 rank (\d)")[1]
+    job.kill(victim)
+    spare.wait_line(f"round of 2 restart 0 rank {rank}")
+    job.nodes[0].wait_lines("round of 2 restart 0", count=2)
+    job.finish()
+
+
+def test_the_next_host_goes_on_with_the_budget_of_the_job(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Restarts that a coordinator has spent are spent for the coordinator after it, too."""
+    job = Job(launch, worker(FAILS), "--nnodes=1:3", "--max-restarts=1")
+    for _ in range(3):
+        job.start()
+    job.wait_round(3)
+    (tmp_path / "fail-0-0").touch()
+    job.wait_round(3, restart=1)
+    job.kill(job.nodes[0])
+    job.wait_round(2, restart=1)
+    (tmp_path / "fail-1-0").touch()
+    assert [node.wait_exit() for node in job.nodes] == [5, 5]
+    assert all("restart 1 of 1" in node.stderr for node in job.nodes)
+
+
+@pytest.mark.parametrize("leaving", [0, 1], ids=["the coordinator", "another"])
+def test_a_node_that_is_told_to_stop_leaves_a_round_to_the_others(launch: Launch, worker: Worker, leaving: int) -> None:
+    """An agent that gets SIGTERM ends with 143; with several endpoints the others are the next round at once."""
+    job = Job(launch, worker(RUNS), "--nnodes=1:3", conf="keep_alive_interval=20")
+    for _ in range(3):
+        job.start()
+    job.wait_round(3)
+    gone = job.nodes.pop(leaving)
+    begun = time.monotonic()
+    gone.send(signal.SIGTERM)
+    job.wait_round(2)
+    assert time.monotonic() - begun < stretched(3)
+    assert gone.wait_exit() == 143
     job.finish()
 
 
