@@ -10,6 +10,7 @@ from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
     COORDINATES,
+    FIRST_RETRY,
     FOLLOWS,
     KNOWS_NOTHING,
     KNOWS_ROUND,
@@ -97,7 +98,7 @@ def test_others_ask_the_only_endpoint_until_its_agent_coordinates() -> None:
     assert agent.tell(Answer("a", COORDINATES, "x")) == [Follow("a")]
     assert agent.tell(after=99.0) == []
     assert agent.tell(CoordinatorLost(ENDED)) == [Ask("a")]
-    assert agent.tell(Answer("a", REFUSES))[:1] == [WaitUntil(agent.now + 0.5)]
+    assert agent.tell(Answer("a", REFUSES))[:1] == [WaitUntil(agent.now + FIRST_RETRY)]
 
 
 # --- several endpoints -----------------------------------------------------------------------------------------------
