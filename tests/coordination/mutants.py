@@ -6,7 +6,7 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from elastic_run.core.job import coordination, membership, node_changes, round_steps, succession
+from elastic_run.core.job import coordination, discovery, membership, node_changes, round_steps, succession
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,11 +51,8 @@ MUTANTS = {
     "a state from before the start says that the workers have stopped": Mutant(
         node_changes,
         "NodeChanges._read_round",
-        "if self._round is None or state.started != self._round:",
-        "if node.is_member and state.started != self._round:\n"
-        "        self._nodes[state.node] = replace(node, outcome=STOPPED)\n"
-        "        return\n"
-        "    if self._round is None or state.started != self._round:",
+        "# What a member that has yet to read its `start` says of its workers is of a round before.",
+        "if node.is_member and not has_started:\n        node = replace(node, outcome=STOPPED)",
     ),
     "a round starts before all have accepted it": Mutant(
         round_steps, "_gather", "is_accepted = all(", "is_accepted = any("
@@ -75,8 +72,44 @@ MUTANTS = {
     "any proposal may have started": Mutant(
         succession, "_may_have_started", "members = frozenset(proposal.members)", "members = frozenset()"
     ),
-    "a coordinator that saw a higher term goes on with its round": Mutant(
-        coordination, "_raise_term", "return _stop_round(", "return coordination\n    return _stop_round("
+    "only the newest proposal that may have started counts": Mutant(
+        succession, "list_needed", "*find_possible(known, base)", "*find_possible(known, base)[-1:]"
+    ),
+    "no proof of a dead coordinator counts": Mutant(
+        succession, "_count_seats", "return one.size - is_void", "return one.size"
+    ),
+    "a coordinator starts rounds after its lease": Mutant(
+        round_steps, "_gather", "may_start = is_accepted and now < coordination.lease_until", "may_start = is_accepted"
+    ),
+    "a coordinator proposes after its lease": Mutant(
+        round_steps, "_may_propose", "if now >= coordination.lease_until:", "if False:"
+    ),
+    "a coordinator goes on when another node holds the lease": Mutant(
+        coordination,
+        "_take_lease",
+        "return replace(coordination, is_over=True, successor=event.to)",
+        "return coordination",
+    ),
+    "a lease that was over keeps its term": Mutant(
+        coordination, "_take_lease", "if event.term == coordination.promise.term", "if True"
+    ),
+    "a holder of a lease founds at once": Mutant(
+        discovery, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first"
+    ),
+    "a candidate founds beside a job that another endpoint knows": Mutant(
+        discovery, "_may_found", "if knows not in ([], [LEASE_STORE]):", "if False:"
+    ),
+    "the end of a connection alone proves death": Mutant(
+        discovery, "_read", 'is_gone = answer.role == REFUSES or answer.node not in ("", node)', "is_gone = True"
+    ),
+    "a node keeps no older proposal": Mutant(
+        membership, "_accept", "accepted=(*kept, (proposal, place))", "accepted=((proposal, place),)"
+    ),
+    "nodes that ended before a round was known live on": Mutant(
+        coordination, "_change_nodes", "[*ended.values(), *closed,", "[*ended.values(),"
+    ),
+    "a proposal waits for a member that runs workers": Mutant(
+        coordination, "_can_accept", "state is None or state.phase != IDLE", "state is None"
     ),
 }
 

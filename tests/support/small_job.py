@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import coordination_state, membership
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.coordination import ENDED, Closed, Coordination, Said
+from elastic_run.core.job.coordination import ENDED, Closed, Coordination, MayFound, Said
 from elastic_run.core.job.documents import Promise
 from elastic_run.core.job.membership import Member, OrderRead
-from elastic_run.core.job.succession import ONLY_ONE
+from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.core.node.messages import WorkersGone
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
@@ -34,6 +34,8 @@ class SmallJob:
         self.config = JobConfig(**{"min_nodes": 2, "max_nodes": 2, "last_call_timeout": 0.0, **config})
         self.now = 100.0
         self.state: Coordination = coordinating.begin(Promise(term, "a"), choice, self.now)
+        if choice != MAJORITY:
+            self.state = coordinating.decide(self.state, [MayFound()], now=self.now)
         self.members: dict[str, Member] = {}
         self.commands: dict[str, list[membership.Command]] = {}
         self.said: dict[str, NodeState] = {}

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job.config import JobConfig, Window
-from elastic_run.core.job.coordination import BROKEN, SILENT, Closed, MayFound, Said
+from elastic_run.core.job.coordination import BROKEN, SILENT, Closed, LeaseRenewed, MayFound, Said, StepDown
 from elastic_run.core.job.documents import NodeState, Order, Promise, Proposal, Round, RoundEnd
 from elastic_run.core.job.membership import OrderRead, Search, make_state
 from elastic_run.core.job.memory import LARGEST_MEMORY, write_memory
@@ -281,14 +281,100 @@ def test_a_job_with_several_endpoints_needs_more_than_half() -> None:
 
 
 def test_a_higher_term_is_taken_over() -> None:
-    """A node that has followed a higher coordinator makes this one take a higher term, and stop its round."""
+    """A node that has followed a higher coordinator makes this one take a higher term; its round runs on."""
     job = SmallJob(MAJORITY, has_successors=True)
     job.decide(MayFound())
     job.add("a", "b")
     job.add("c")
     job.feed("c", OrderRead(Order(Promise(7, "x"), "gather")))
     assert job.state.promise == Promise(8, "a")
-    assert _halts(job, "a")[-1][0] == "loss"
+    assert job.told("a") == ["Formed"]
+
+
+def test_a_coordinator_starts_nothing_after_its_lease() -> None:
+    """It proposes and starts no round until the lease is renewed; a lease that was over has a higher term then."""
+    job = SmallJob(LEASE)
+    job.decide(LeaseRenewed(job.now + 5.0, 1))
+    job.wait(5.0)
+    job.add("a", "b")
+    assert job.state.proposed is None
+    job.decide(LeaseRenewed(job.now + 5.0, 3))
+    assert (job.state.promise, job.state.job.phase) == (Promise(3, "a"), RUNNING)
+    job.wait(9.0)
+    assert job.state.job.phase == RUNNING
+
+
+def test_an_accepted_round_waits_for_the_lease() -> None:
+    """What all have accepted when the lease is over starts when it is renewed."""
+    job = SmallJob(LEASE)
+    for name in "ab":
+        job.members[name] = job.make_member(name, job.config)
+        job.commands[name] = []
+    job.exchange(away=("b",))
+    job.state = coordinating.decide(job.state, [Said(make_state(job.members["b"], 0.0, is_first=True))], now=job.now)
+    job.state = replace(job.state, lease_until=job.now + 1.0)
+    states = {
+        name: replace(make_state(job.members[name], 0.0, is_first=False), promise=job.state.promise) for name in "ab"
+    }
+    job.state = coordinating.decide(job.state, [Said(state) for state in states.values()], now=job.now)
+    assert job.state.proposed is not None
+    proposals = job.state.proposed.proposals
+    accepted = [Said(replace(state, accepted=(proposals[name],))) for name, state in states.items()]
+    state = coordinating.decide(job.state, accepted, now=job.now + 1.0)
+    assert state.round is None
+    assert coordinating.decide(state, [LeaseRenewed(job.now + 5.0, 1)], now=job.now + 2.0).round is not None
+
+
+def test_a_coordinator_that_steps_down_sends_its_nodes_to_the_other_one() -> None:
+    """Their workers run on, and the next coordinator goes on with their round."""
+    job = SmallJob(LEASE)
+    job.add("a", "b")
+    job.decide(StepDown("elsewhere"))
+    assert job.commands["b"][1:] == [Search("elsewhere")]
+    assert job.members["b"].phase == "runs"
+
+
+def test_a_node_may_bring_the_proof_that_the_last_coordinator_is_dead() -> None:
+    """Of two nodes one is left, which tells the next coordinator, and they go on without the dead one's seat."""
+    first = SmallJob(MAJORITY, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b")
+    left = replace(first.members["b"], phase="idle", ended=RoundEnd("stopped"))
+    for dead, status in (("", "awaited"), ("a", "void")):
+        state = coordinating.begin(Promise(2, "n"), MAJORITY, 0.0)
+        said = replace(make_state(left, 0.0, is_first=True, dead=dead), promise=state.promise)
+        seats = coordinating.decide(state, [Said(said)], now=0.0).job.seats
+        assert [seat.status for seat in seats] == [status, "live"]
+
+
+def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:
+    """A coordinator that learns late of a newer round counts the seats of the nodes that have ended since."""
+    first = SmallJob(MAJORITY, max_nodes=3, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b", "c")
+    proposal = Proposal(Round(5, 7, "x", "1/1/a", 3, 0), 1, first.state.round, ())
+    state = make_state(first.members["b"], 0.0, is_first=False)
+    first.decide(Said(replace(state, promise=first.state.promise, accepted=(proposal,))))
+    first.close("b")
+    started = proposal.round
+    state = make_state(first.members["c"], 0.0, is_first=False)
+    first.members["c"] = replace(first.members["c"], started=started, accepted=())
+    first.exchange()
+    assert first.state.round == started
+    assert "b" not in first.state.job.nodes
+
+
+def test_the_nodes_whose_seats_are_needed_are_chosen_first() -> None:
+    """A node that has accepted the last round, and has never read its start, comes before a node that is new."""
+    first = SmallJob(MAJORITY, max_nodes=2, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b")
+    second = SmallJob(MAJORITY, term=2, max_nodes=2, has_successors=True)
+    second.add("n")
+    for name in "ab":
+        second.move(name, replace(first.members[name], phase="idle", ended=RoundEnd("stopped")))
+    assert second.state.round is not None
+    assert (second.state.round.term, second.told("n")) == (2, [])
 
 
 def test_a_proposal_without_one_of_its_members_is_abandoned() -> None:

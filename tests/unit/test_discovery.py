@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job import discovery as discovering
-from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, MayFound
+from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
     COORDINATES,
     FOLLOWS,
@@ -23,7 +23,6 @@ from elastic_run.core.job.discovery import (
     BecomeCoordinator,
     CoordinatorLost,
     Follow,
-    StopCoordinating,
     WaitUntil,
 )
 
@@ -61,10 +60,10 @@ class _Agent:
 def test_the_owner_of_the_only_endpoint_coordinates() -> None:
     """It asks nobody, and again coordinates when its coordination is over."""
     agent = _Agent("a", own="a")
-    assert agent.tell() == [BecomeCoordinator("")]
+    assert agent.tell() == [BecomeCoordinator(""), MayFound()]
     assert discovering.make_answer(agent.state, RUNS_ROUND) == Answer("a", COORDINATES, "me", "", RUNS_ROUND)
-    assert agent.tell(after=99.0) == []
-    assert agent.tell(CoordinatorLost(BROKEN)) == [BecomeCoordinator("")]
+    assert agent.tell(after=99.0, standing=KNOWS_ROUND) == []
+    assert agent.tell(CoordinatorLost(BROKEN)) == [BecomeCoordinator(""), MayFound()]
 
 
 def test_others_ask_the_only_endpoint_until_its_agent_coordinates() -> None:
@@ -160,7 +159,7 @@ def test_a_candidate_leaves_for_one_that_has_more(answer: Answer, standing: int,
     agent = _Agent("a", "b", "c", own="b")
     agent.tell()
     assert agent.tell(Answer("a", REFUSES)) == [BecomeCoordinator(""), Ask("a")]
-    after = [StopCoordinating(), Follow("a")] if leaves else [Ask("c")]
+    after = [StepDown("a"), Follow("a")] if leaves else [Ask("c")]
     assert agent.tell(answer, standing=standing) == after
 
 
@@ -175,7 +174,7 @@ def test_a_candidate_stays_beside_a_later_one_and_while_it_runs_a_round() -> Non
     assert agent.tell(standing=KNOWS_ROUND) == [WaitUntil(110.0)]
     assert agent.tell(after=0.5, standing=KNOWS_ROUND) == [Ask("b")]
     answer = Answer("b", COORDINATES, "x", "", RUNS_ROUND)
-    assert agent.tell(answer, standing=KNOWS_ROUND) == [StopCoordinating(), Follow("b")]
+    assert agent.tell(answer, standing=KNOWS_ROUND) == [StepDown("b"), Follow("b")]
 
 
 def test_a_coordinator_without_majority_asks_all_others_before_it_coordinates_again() -> None:
@@ -234,8 +233,8 @@ def test_a_lease_that_nobody_holds_is_acquired() -> None:
     assert agent.tell(Answer("a", REFUSES)) == [WaitUntil(100.5)]
     agent.tell(after=0.5)
     agent.tell(Answer(LEASE_STORE, SEARCHES))
-    assert agent.tell(Answer(LEASE_STORE, COORDINATES, "me")) == [BecomeCoordinator("")]
-    assert agent.tell(after=9.0) == []
+    assert agent.tell(Answer(LEASE_STORE, COORDINATES, "me")) == [BecomeCoordinator(""), MayFound()]
+    assert agent.tell(after=9.0, standing=RUNS_ROUND) == []
     assert agent.tell(CoordinatorLost(BROKEN, to="b")) == [Ask("b")]
     assert agent.tell(Answer("b", REFUSES)) == [Ask(LEASE_STORE)]
     assert agent.tell(Answer(LEASE_STORE, FOLLOWS, "me", "own")) == [AcquireLease("me")]
@@ -250,4 +249,6 @@ def test_the_lease_of_a_dead_holder_is_acquired_instead_of_it() -> None:
     assert agent.tell(CoordinatorLost(ENDED)) == [Ask("a")]
     assert agent.tell(Answer("a", REFUSES)) == [Ask(LEASE_STORE)]
     assert agent.tell(Answer(LEASE_STORE, FOLLOWS, "x", "a")) == [AcquireLease("x")]
-    assert agent.tell(Answer(LEASE_STORE, COORDINATES, "me")) == [BecomeCoordinator("x")]
+    answer = Answer(LEASE_STORE, COORDINATES, "me", "", KNOWS_ROUND)
+    assert agent.tell(answer) == [BecomeCoordinator("x"), WaitUntil(112.0)]
+    assert agent.tell(after=12.0) == [MayFound()]

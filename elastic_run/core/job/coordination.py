@@ -16,8 +16,11 @@ Nodes
 - The end of a connection that agent and guardian hold together proves that nothing of the node lives: `ENDED`. A node
   that did not answer within the lease is `SILENT`. Any other end of a connection leaves the node away: it may come back
   within the lease, and nothing happens.
-- A node that has promised to follow a higher coordinator makes this one take a higher term, and stop its round: other
-  nodes may have gone on elsewhere.
+- A node that has promised to follow a higher coordinator makes this one take a higher term.
+
+Leases
+- A coordinator whose lease was not renewed in time proposes and starts nothing. The round that runs goes on. It goes on
+  proposing when the lease is renewed, and steps down when another node holds it.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ from elastic_run.core.job.coordination_state import (
     SILENT,
     Closed,
     Coordination,
+    LeaseRenewed,
     MayFound,
     Said,
+    StepDown,
     begin,
 )
 from elastic_run.core.job.documents import (
@@ -60,13 +65,12 @@ from elastic_run.core.job.state import ENDED as JOB_ENDED
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, WARNED, Job
 from elastic_run.core.job.state import SILENT as IS_SILENT
 from elastic_run.core.job.succession import LEASE, ONLY_ONE, find_base
-from elastic_run.core.protocol.decisions import Halt
 from elastic_run.core.protocol.outcomes import DIED
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from elastic_run.core.job.coordination_state import Event
 
@@ -79,8 +83,10 @@ __all__ = [
     "SILENT",
     "Closed",
     "Coordination",
+    "LeaseRenewed",
     "MayFound",
     "Said",
+    "StepDown",
     "begin",
     "decide",
     "make_order",
@@ -103,21 +109,21 @@ def decide(coordination: Coordination, events: Iterable[Event], *, now: float, j
     """
     if coordination.is_over:
         return coordination
-    after = _take_in(coordination, events, now)
-    after = _raise_term(after)
-    while True:
-        before = after
-        after = advance(before, now, jitter)
-        if after == before or after.is_over:
-            break
+    events = list(events)
+    for event in events:
+        if isinstance(event, (LeaseRenewed, StepDown)):
+            coordination = _take_lease(coordination, event)
+    after = _raise_term(_take_in(coordination, events, now))
+    before = None
+    while after != before and not after.is_over:
+        before, after = after, advance(after, now, jitter)
     return _keep_memory(after, now)
 
 
 def _take_in(coordination: Coordination, events: Iterable[Event], now: float) -> Coordination:
     here, ended, away = dict(coordination.here), dict(coordination.ended), dict(coordination.away)
     job, memory, may_found = coordination.job, coordination.memory, coordination.may_found
-    changed: dict[str, NodeState] = {}
-    closed: list[Closed] = []
+    happened: list[NodeState | Closed] = []
     for event in events:
         if isinstance(event, MayFound):
             may_found = True
@@ -127,9 +133,10 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             if told is not None and (memory is None or _edition(told) > _edition(memory)):
                 memory, job = told, take_memory(job, told, now)
             away.pop(state.node, None)
-            here[state.node] = changed[state.node] = state
-        elif event.node in here or event.node in away:
-            closed.append(event)
+            here[state.node] = state
+            happened.append(state)
+        elif isinstance(event, Closed) and (event.node in here or event.node in away):
+            happened.append(event)
             _take_end(coordination, event, here.pop(event.node, None), ended)
             away[event.node] = now
             if event.how != BROKEN:
@@ -138,7 +145,7 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
     ended.update({name: state for name, state in leaving.items() if state.promise == coordination.promise})
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]
-    closed += [Closed(name, SILENT, f"silent for {lease:.1f} s") for name in overdue]
+    happened += [Closed(name, SILENT, f"silent for {lease:.1f} s") for name in overdue]
     after = replace(
         coordination,
         here=MappingProxyType({name: state for name, state in here.items() if name not in leaving}),
@@ -147,9 +154,25 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
         may_found=may_found,
         memory=memory,
     )
-    if after.proposed is not None and any(name not in after.here for name in after.proposed.members):
+    if after.proposed is not None and not all(_can_accept(after, name) for name in after.proposed.members):
         after = replace(after, proposed=None)
-    return _change_nodes(after, job, changed, closed, now)
+    return _change_nodes(after, job, happened, now)
+
+
+def _can_accept(coordination: Coordination, name: str) -> bool:
+    """Whether a member of the proposal is there, and has not started a round that this coordinator had not heard of."""
+    proposed, state = coordination.proposed, coordination.here.get(name)
+    if proposed is None or state is None or state.phase != IDLE:
+        return False
+    place = proposed.assignments[name]
+    return place.group_rank != 0 or place.master == state.store_address
+
+
+def _take_lease(coordination: Coordination, event: LeaseRenewed | StepDown) -> Coordination:
+    if isinstance(event, StepDown):
+        return replace(coordination, is_over=True, successor=event.to)
+    coordination = replace(coordination, lease_until=event.until)
+    return coordination if event.term == coordination.promise.term else _take_term(coordination, event.term)
 
 
 def _take_end(coordination: Coordination, event: Closed, state: NodeState | None, ended: dict[str, NodeState]) -> None:
@@ -159,22 +182,26 @@ def _take_end(coordination: Coordination, event: Closed, state: NodeState | None
 
 
 def _change_nodes(
-    coordination: Coordination, job: Job, changed: Mapping[str, NodeState], closed: Sequence[Closed], now: float
+    coordination: Coordination, job: Job, happened: Sequence[NodeState | Closed], now: float
 ) -> Coordination:
     base = find_base(coordination.knowledge)
     is_newer = base is not None and (coordination.round is None or base.order > coordination.round.order)
-    if not (changed or closed or is_newer):
+    if not (happened or is_newer):
         return replace(coordination, job=job)
     changes = NodeChanges(job, coordination.round, now)
     if base is not None and is_newer:
-        changes.adopt_round(base, coordination.dead)
+        changes.adopt_round(base, is_dead=base.coordinator in coordination.knowledge.dead)
         coordination = replace(
             coordination, round=base, assignments=MappingProxyType({}), proposed=None, halt=None, short_since=None
         )
-        changed = {**coordination.ended, **coordination.here, **changed}
-    for state in changed.values():
-        changes.read_state(state)
-    for event in closed:
+        ended = coordination.ended
+        # Those that have ended had seats in that round, and are gone.
+        closed = [Closed(name, ENDED) for name, state in ended.items() if not state.leaving]
+        happened = [*ended.values(), *closed, *coordination.here.values(), *happened]
+    for event in happened:
+        if isinstance(event, NodeState):
+            changes.read_state(event)
+            continue
         changes.forget_refusal(event.node)
         if event.how == BROKEN:
             changes.put_away(event.node)
@@ -192,18 +219,14 @@ def _raise_term(coordination: Coordination) -> Coordination:
         return coordination
     if coordination.choice == LEASE:
         return replace(coordination, is_over=True)  # another node has the lease
-    promise = Promise(highest[0] + 1, coordination.promise.coordinator)
-    job = replace(coordination.job, term=promise.term)
-    coordination = replace(coordination, promise=promise, job=job, proposed=None, ended=MappingProxyType({}))
-    return _stop_round(coordination, "a node has followed another coordinator")
+    return _take_term(coordination, highest[0] + 1)
 
 
-def _stop_round(coordination: Coordination, detail: str) -> Coordination:
-    job = coordination.job
-    if job.phase not in (RUNNING, WARNED):
-        return coordination
-    halt = Halt(job.term, job.round, "loss", detail)
-    return replace(coordination, job=replace(job, phase=HALTING, until=None), halt=halt)
+def _take_term(coordination: Coordination, term: int) -> Coordination:
+    """Go on in a higher term. The round runs on: nobody can have formed another one without its members."""
+    promise = Promise(term, coordination.promise.coordinator)
+    job = replace(coordination.job, term=term)
+    return replace(coordination, promise=promise, job=job, proposed=None, ended=MappingProxyType({}))
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------
@@ -222,7 +245,9 @@ def make_order(coordination: Coordination, name: str) -> Order:  # noqa: PLR0911
     if coordination.end is not None:
         return Order(promise, END, end=coordination.end)
     if coordination.is_over:
-        return Order(promise, SEARCH)
+        # Where nobody can go on with the round, its workers stop; another coordinator goes on with it.
+        reason = "" if coordination.short_since is None or coordination.successor else "replaced"
+        return Order(promise, SEARCH, reason=reason, to=coordination.successor)
     proposed, node = coordination.proposed, job.nodes.get(name)
     if proposed is not None and name in proposed.proposals:
         return Order(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 from elastic_run.core.job.state import Job
-from elastic_run.core.job.succession import MAJORITY, Knowledge
+from elastic_run.core.job.succession import Knowledge
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -22,6 +23,9 @@ ENDED = "ended"
 SILENT = "silent"
 BROKEN = "broken"
 
+#: The part of the lease's time to live in which its holder acts: two clocks may drift apart by a tenth each.
+LEASE_SHARE = 0.8
+
 
 # --- events ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,12 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A node's connection is closed.
+    """A node's connection is closed: the one on which its newest state came, and not an older one.
 
     Args:
         node: The node.
-        how: `ended`, `silent` or `broken`.
+        how: `ended` by the guardian, which proves that nothing of the node lives (so a living agent closes its
+            connections by a reset); `silent` for longer than the lease; `broken` otherwise.
         detail: For the user: why the agent died, or how long it was silent, a clause; or "".
     """
 
@@ -51,8 +56,33 @@ class MayFound:
     """No other coordinator can have this job, so that nodes without a round may found it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """This coordinator holds the lease on, or again: nobody else has held it since.
+
+    Args:
+        until: Until when by this node's clock: `LEASE_SHARE` of its time to live from when it was asked for. A later
+            time would be too late by the store's clock, which may run faster.
+        term: The lease's term; a lease that was over, and that this node got again, has a higher one.
+    """
+
+    until: float
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """Another agent coordinates in this one's place: it holds the lease, or its standing is higher.
+
+    Args:
+        to: Where it listens, or "" if that is unknown.
+    """
+
+    to: str = ""
+
+
 if TYPE_CHECKING:
-    Event: TypeAlias = Said | Closed | MayFound
+    Event: TypeAlias = Said | Closed | MayFound | LeaseRenewed | StepDown
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -100,6 +130,8 @@ class Coordination:
         halt: Why the round is being stopped, or None.
         end: The verdict, or None.
         is_over: Whether it coordinates no longer: its nodes look for another coordinator.
+        successor: Where that one listens, or "" if that is unknown.
+        lease_until: Until when it may start rounds: others may hold the lease then.
         memory: The memory that travels with the orders, or None.
         memory_facts: What is in it; another memory is written when this changes.
     """
@@ -117,22 +149,31 @@ class Coordination:
     started_by: tuple[Round, ...] = ()
     dead: str = ""
     number: int = 0
-    may_found: bool = True
+    may_found: bool = False
     short_since: float | None = None
     halt: Halt | None = None
     end: End | None = None
     is_over: bool = False
+    successor: str = ""
+    lease_until: float = math.inf
     memory: JobMemory | None = None
     memory_facts: tuple[object, ...] = ()
 
     @property
     def knowledge(self) -> Knowledge:
         """What it knows of the rounds of the job."""
-        return Knowledge(self.promise, self.here, self.ended, self.started_by, self.dead)
+        dead = frozenset((self.dead, *(state.dead for state in self.here.values()))) - {""}
+        return Knowledge(self.promise, self.here, self.ended, self.started_by, dead)
 
 
 def begin(
-    promise: Promise, choice: str, now: float, *, dead: str = "", started_by: tuple[Round, ...] = ()
+    promise: Promise,
+    choice: str,
+    now: float,
+    *,
+    dead: str = "",
+    started_by: tuple[Round, ...] = (),
+    lease_until: float = math.inf,
 ) -> Coordination:
     """Return the state of a coordinator that knows nothing yet.
 
@@ -142,7 +183,7 @@ def begin(
         now: Monotonic seconds.
         dead: The coordinator that is surely dead; see `Knowledge`.
         started_by: The rounds that this agent has started as a coordinator before.
+        lease_until: See `LeaseRenewed`.
     """
     job = Job(term=promise.term, coordinator=promise.coordinator, since=now)
-    may_found = choice != MAJORITY
-    return Coordination(promise, choice, now, job, started_by=started_by, dead=dead, may_found=may_found)
+    return Coordination(promise, choice, now, job, started_by=started_by, dead=dead, lease_until=lease_until)

@@ -11,7 +11,7 @@ standing of its coordinator changes.
 | `AcquireLease(instead_of)` | acquires the lease if nobody holds it, or if this node does | `Answer` of `LEASE_STORE` |
 | `BecomeCoordinator(dead)` | begins a `Coordination`, and is a node of it | `CoordinatorLost` when it is over |
 | `MayFound()` | gives this event to its coordination | |
-| `StopCoordinating()` | sends `search` to its nodes; what follows says whom it follows | |
+| `StepDown(to)` | gives this event to its coordination | none: `Follow` comes next |
 | `WaitUntil(at)` | waits for other facts, or for this time | None |
 
 - One endpoint (static too): the agent that serves it coordinates, and the others ask it until it does.
@@ -20,7 +20,8 @@ standing of its coordinator changes.
   asking the others, and leaves for a coordinator of higher standing, or of the same at an endpoint before its own.
 - Lease: its store redirects to its holder. Nobody holds it: acquire it. Its holder is dead: acquire it instead.
 - Founding: at the first endpoint when each other one refuses or knows of no round; with one out of reach, or at another
-  endpoint, after two leases. As long as an agent that answers knows of a round, never: that job is to be joined.
+  endpoint, after two leases. As long as an agent that answers knows of a round, never: that job is to be joined. With a
+  lease at once, if nobody has held it before; else after two leases, in which the nodes of that coordinator may come.
 - A coordinator is surely dead if its connection ended by its guardian, and its port then refuses or another node
   answers there. The end alone proves nothing: a living agent may have closed the connection.
 """
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.job.coordination_state import ENDED, SILENT, Coordination, MayFound
+from elastic_run.core.job.coordination_state import ENDED, SILENT, Coordination, MayFound, StepDown
 from elastic_run.core.job.round_steps import PATIENCE
 from elastic_run.records import dataclass, field, replace
 
@@ -66,7 +67,8 @@ class Answer:
             (`follows`), nobody does (`searches`), this agent has just acquired it (`coordinates`).
         node: The node that answers; of `LEASE_STORE`, the node that holds it.
         to: With `follows`: where the coordinator listens.
-        standing: How much it knows of the job, a number above.
+        standing: How much it knows of the job, a number above. Of `LEASE_STORE`, acquired: `KNOWS_ROUND` if another
+            agent has held the lease before.
     """
 
     endpoint: str
@@ -118,11 +120,6 @@ class BecomeCoordinator:
 
 
 @dataclass(frozen=True, slots=True)
-class StopCoordinating:
-    """Leave the coordination to another agent."""
-
-
-@dataclass(frozen=True, slots=True)
 class WaitUntil:
     """Wait for the time, or for the next fact."""
 
@@ -131,7 +128,7 @@ class WaitUntil:
 
 if TYPE_CHECKING:
     Fact: TypeAlias = Answer | CoordinatorLost | None
-    Action: TypeAlias = Ask | Follow | AcquireLease | BecomeCoordinator | MayFound | StopCoordinating | WaitUntil
+    Action: TypeAlias = Ask | Follow | AcquireLease | BecomeCoordinator | MayFound | StepDown | WaitUntil
     Decision: TypeAlias = tuple["Discovery", tuple[Action, ...]]
 
 
@@ -210,7 +207,7 @@ def decide(discovery: Discovery, fact: Fact, now: float, *, standing: int = KNOW
 def _go_on(discovery: Discovery, now: float, standing: int) -> Decision:
     """Ask the next endpoint, or pause after the last one."""
     is_coordinator, others = discovery.role == COORDINATES, _list_others(discovery)
-    is_settled = standing == RUNS_ROUND or not others if is_coordinator else discovery.role == FOLLOWS
+    is_settled = standing == RUNS_ROUND if is_coordinator else discovery.role == FOLLOWS
     if is_settled or discovery.asking:
         return discovery, ()
     if now < discovery.pauses_until:
@@ -219,10 +216,13 @@ def _go_on(discovery: Discovery, now: float, standing: int) -> Decision:
         endpoint = discovery.to_ask[0]
         discovery = replace(discovery, to_ask=discovery.to_ask[1:])
         if endpoint == discovery.own:
-            return _coordinate(discovery, now, standing)
+            return _coordinate(discovery, now)
         return replace(discovery, asking=endpoint), (Ask(endpoint),)
     is_new = is_coordinator and standing == KNOWS_NOTHING
     found = (MayFound(),) if is_new and _may_found(discovery, now) else ()
+    if is_coordinator and not others:
+        is_waiting = is_new and not found
+        return discovery, (WaitUntil(discovery.since + PATIENCE * discovery.lease),) if is_waiting else found
     to_ask = others if is_coordinator else _list_before(discovery.endpoints, discovery.own)
     discovery = replace(discovery, to_ask=to_ask, pauses_until=now + RETRY)
     return discovery, (*found, WaitUntil(discovery.pauses_until))
@@ -231,9 +231,13 @@ def _go_on(discovery: Discovery, now: float, standing: int) -> Decision:
 def _may_found(discovery: Discovery, now: float) -> bool:
     """Whether no other agent can have the job, after all other endpoints have been asked."""
     answers = discovery.heard.values()
-    if any(answer.standing != KNOWS_NOTHING for answer in answers):
+    # What a follower of this agent knows of, this agent's coordinator knows.
+    others = [one for one in answers if not one.to or one.to != discovery.own]
+    knows = [one.endpoint for one in others if one.standing != KNOWS_NOTHING]
+    if knows not in ([], [LEASE_STORE]):
         return False
-    is_sure = discovery.own == discovery.endpoints[0] and all(answer.role != SILENT for answer in answers)
+    is_first = discovery.endpoints[0] in (discovery.own, LEASE_STORE)
+    is_sure = is_first and not knows and all(answer.role != SILENT for answer in answers)
     return is_sure or now >= discovery.since + PATIENCE * discovery.lease
 
 
@@ -280,10 +284,10 @@ def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> De
         rank, own = discovery.endpoints.index, discovery.own
         is_higher = (answer.standing, rank(own)) > (standing, rank(answer.endpoint))
         if answer.role == COORDINATES and is_higher and standing != RUNS_ROUND:
-            return _follow(discovery, answer, StopCoordinating())
+            return _follow(discovery, answer, StepDown(answer.endpoint))
         return _go_on(discovery, now, standing)
     if answer.endpoint == LEASE_STORE and answer.role == COORDINATES:
-        return _coordinate(discovery, now, standing)
+        return _coordinate(discovery, now, answer)
     if answer.role == COORDINATES:
         return _follow(discovery, answer)
     is_free = answer.role == SEARCHES or (answer.role == FOLLOWS and answer.node in (discovery.dead, discovery.node))
@@ -302,8 +306,8 @@ def _follow(discovery: Discovery, answer: Answer, *actions: Action) -> Decision:
     return discovery, (*actions, Follow(answer.endpoint))
 
 
-def _coordinate(discovery: Discovery, now: float, standing: int) -> Decision:
-    nothing: Mapping[str, Answer] = MappingProxyType({})
-    discovery = replace(discovery, role=COORDINATES, heard=nothing, since=now, to_ask=_list_others(discovery))
-    after, actions = _go_on(discovery, now, standing)
+def _coordinate(discovery: Discovery, now: float, *lease: Answer) -> Decision:
+    heard = MappingProxyType({answer.endpoint: answer for answer in lease})
+    discovery = replace(discovery, role=COORDINATES, heard=heard, since=now, to_ask=_list_others(discovery))
+    after, actions = _go_on(discovery, now, KNOWS_NOTHING)
     return after, (BecomeCoordinator(discovery.dead), *actions)

@@ -201,6 +201,7 @@ class NodeState:
         leaving_detail: One sentence for the user, or "".
         memory: The newest memory of the job that it was given, in its first document after a connection; else None.
         known_round: The highest number of a round of which it has heard.
+        dead: A coordinator that is surely dead, as the node has seen; "" for none.
     """
 
     node: str
@@ -219,6 +220,7 @@ class NodeState:
     leaving_detail: str = ""
     memory: JobMemory | None = None
     known_round: int = 0
+    dead: str = ""
 
     def __post_init__(self) -> None:
         if self.phase not in NODE_PHASES:
@@ -247,10 +249,12 @@ class Order:
         round: The round of `start`, `warn` and `halt`; None for `halt` of whatever else the node runs.
         assignment: The node's place in the proposed or the started round.
         proposal: With `propose`: what to accept.
-        reason: Of `halt`, see `core.protocol.decisions`; of `refuse`: `refused` or `excluded`.
+        reason: Of `halt`, see `core.protocol.decisions`; of `refuse`: `refused` or `excluded`; of `search`: why the
+            node stops its workers, or "" if its round runs on.
         detail: One clause for the user, or "".
         end: With `end`: the verdict.
         memory: The memory of the job, where another coordinator may follow; else None.
+        to: Of `search`: where a higher coordinator listens, or "" if that is unknown.
     """
 
     promise: Promise
@@ -262,6 +266,7 @@ class Order:
     detail: str = ""
     end: End | None = None
     memory: JobMemory | None = None
+    to: str = ""
 
     def __post_init__(self) -> None:
         if self.phase not in ORDER_PHASES:

@@ -69,7 +69,9 @@ class OrderRead:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Close the connection, and look for another coordinator."""
+    """Close the connection, and look for another coordinator; `to` is where it listens, or ""."""
+
+    to: str
 
 
 if TYPE_CHECKING:
@@ -121,13 +123,14 @@ class Member:
     is_over: bool = False
 
 
-def make_state(member: Member, now: float, *, is_first: bool) -> NodeState:
+def make_state(member: Member, now: float, *, is_first: bool, dead: str = "") -> NodeState:
     """Return what the node tells its coordinator.
 
     Args:
         member: The node.
         now: Monotonic seconds.
         is_first: Whether it is the first document on this connection: only this has the memory of the job.
+        dead: See `NodeState`.
     """
     memory = member.memory if is_first else None
     return NodeState(
@@ -146,6 +149,7 @@ def make_state(member: Member, now: float, *, is_first: bool) -> NodeState:
         leaving="" if member.leaving is None else member.leaving[0],
         leaving_detail="" if member.leaving is None else member.leaving[1],
         memory=None if memory is None else replace(memory, age=memory.age + now - member.memory_at),
+        dead=dead,
         known_round=max(
             0 if member.started is None else member.started.number,
             *(proposal.round.number for proposal, _ in member.accepted),
@@ -195,8 +199,8 @@ def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR091
     if member.leaving is not None:
         return member, ()
     if order.phase == SEARCH:
-        member, commands = _halt(member, REPLACED, "")
-        return member, (*commands, Search())
+        member, commands = _halt(member, order.reason, order.detail) if order.reason else (member, ())
+        return member, (*commands, Search(order.to))
     if order.phase == PROPOSE:
         return _accept(member, order), ()
     if order.phase in (START, WARN, HALT) and order.round is not None:
@@ -214,7 +218,10 @@ def _accept(member: Member, order: Order) -> Member:
         return member
     if any(one.round == proposal.round for one, _ in member.accepted):
         return member
-    return replace(member, accepted=(*member.accepted, (proposal, place)))
+    # Of one coordinator's older proposals, the parent alone may have started.
+    coordinator, parent = proposal.round.coordinator, proposal.parent
+    kept = [pair for pair in member.accepted if pair[0].round.coordinator != coordinator or pair[0].round == parent]
+    return replace(member, accepted=(*kept, (proposal, place)))
 
 
 def _follow_round(member: Member, started: Round, order: Order) -> Decision:

@@ -98,17 +98,17 @@ class NodeChanges:
             seats=tuple(self._seats),
         )
 
-    def adopt_round(self, started: Round, dead: str) -> None:
+    def adopt_round(self, started: Round, *, is_dead: bool) -> None:
         """Go on from a round that has started under another coordinator: its members have yet to come.
 
         Args:
             started: The round.
-            dead: A coordinator that is surely dead, or "".
+            is_dead: Whether its coordinator is surely dead.
         """
         self._round = started
         self._seats = [Seat() for _ in range(started.size)]
-        if started.coordinator == dead and started.coordinator_rank >= 0:
-            self._seats[started.coordinator_rank] = Seat(dead, VOID, is_lost=True)
+        if is_dead and started.coordinator_rank >= 0:
+            self._seats[started.coordinator_rank] = Seat(started.coordinator, VOID, is_lost=True)
         self._nodes = {
             name: replace(node, rank=None, is_member=False, failing=None, outcome="", is_suspecting=False)
             for name, node in self._nodes.items()
@@ -200,13 +200,14 @@ class NodeChanges:
         node = self._nodes.get(state.node)
         if node is None:
             return
-        if self._round is None or state.started != self._round:
-            # A member that has yet to read its `start` stays a member; other rounds have to be stopped first.
-            self._nodes[state.node] = replace(node, is_busy=state.phase != IDLE and not node.is_member)
-            return
-        node = self._take_seat(node, state.rank)
+        # A node that has accepted a newer proposal never starts this round.
+        accepted = next((one for one in state.accepted[-1:] if one.round == self._round), None)
+        has_started = self._round is not None and state.started == self._round
+        if accepted is not None or has_started:
+            node = self._take_seat(node, state.rank if accepted is None else accepted.rank)
         node = replace(node, is_busy=state.phase != IDLE and not node.is_member)
-        if node.is_member and not node.outcome:
+        # What a member that has yet to read its `start` says of its workers is of a round before.
+        if has_started and node.is_member and not node.outcome:
             node = self._read_failing(node, state)
             if state.ended is not None:
                 node = self._read_end(node, state.ended)

@@ -25,7 +25,7 @@ from elastic_run.core.job.node_changes import NodeChanges
 from elastic_run.core.job.round_outcome import end_with
 from elastic_run.core.job.state import ENDED as JOB_ENDED
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, Refusal
-from elastic_run.core.job.succession import MAJORITY, describe_majority, find_base, find_possible, may_form
+from elastic_run.core.job.succession import MAJORITY, describe_majority, find_base, find_possible, list_needed, may_form
 from elastic_run.core.protocol.decisions import End, Halt, Refuse
 from elastic_run.records import replace
 
@@ -99,11 +99,12 @@ def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordi
             and coordination.here[name].has_accepted(proposed.round)
             for name in proposed.members
         )
-        return _start(coordination, proposed, now) if is_accepted else coordination
+        may_start = is_accepted and now < coordination.lease_until
+        return _start(coordination, proposed, now) if may_start else coordination
     job = formation.note_minimum(coordination.job, config, now)
     coordination = replace(coordination, job=job)
-    chosen = formation.choose(job, config) if _is_formable(coordination, config, now) else ()
-    if chosen and _may_propose(coordination, config, chosen):
+    chosen = _choose(coordination, config) if _is_formable(coordination, config, now) else ()
+    if chosen and _may_propose(coordination, config, chosen, now):
         return _propose(replace(coordination, short_since=None), chosen, now)
     if now >= job.since + config.join_timeout:
         end = _give_up_waiting(job, config)
@@ -130,12 +131,23 @@ def _is_formable(coordination: Coordination, config: JobConfig, now: float) -> b
     return ends is not None and now >= ends
 
 
-def _may_propose(coordination: Coordination, config: JobConfig, chosen: Sequence[str]) -> bool:
+def _choose(coordination: Coordination, config: JobConfig) -> tuple[str, ...]:
+    """Choose the nodes of the next round, in order of joining: those first whose seats are needed, then survivors."""
+    needed = list_needed(coordination.knowledge) if coordination.choice == MAJORITY else ()
+    here = coordination.here
+    seats = {name: sum(state.has_seat(one) for one in needed) for name, state in here.items()}
+    waiting = sorted(coordination.job.waiting, key=lambda one: (-seats[one.node], one.rank is None, one.arrived))
+    return tuple(one.node for one in sorted(waiting[: config.max_nodes], key=lambda one: one.arrived))
+
+
+def _may_propose(coordination: Coordination, config: JobConfig, chosen: Sequence[str], now: float) -> bool:
     """Whether the chosen nodes may be the next round."""
     if any(state.promise != coordination.promise for state in coordination.here.values()):
         return False  # what a node that has not promised yet may still accept elsewhere is unknown
     if coordination.round is None and not coordination.may_found:
         return False
+    if now >= coordination.lease_until:
+        return False  # another node may hold the lease, and form a round
     return _has_majority(coordination, config, chosen)
 
 

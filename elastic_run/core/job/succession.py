@@ -15,9 +15,10 @@ endpoints, where any of the hosts may coordinate.
 - The seat of a node counts if the node is in the new round, or if it has ended in this coordinator's hands: its
   connection ended by its guardian, or it said that it goes, after it had promised this term. Without the promise, it
   may have accepted a proposal of another coordinator before it ended.
-- The seat of the coordinator of a round may be left out if this node has seen its connection end and its port refuse:
-  it is dead, and nobody else can be told so by it. Thus a job of two nodes survives the end of its host. Only one seat:
-  with two proofs, of five nodes 3 and 4 go on beside 0, which has dropped both, gone on with 1 and 2, and ended.
+- The seat of the coordinator of a round may be left out if a node that is here has seen its connection end and its port
+  refuse: it is dead. Thus a job of two nodes survives the end of its host. Two parts still can't go on: of n other
+  seats, one part needs more than half without it, and so does the other, or half of them with it. Only this one seat of
+  a round: with two, of five nodes 3 and 4 go on beside 0, which has dropped both, gone on with 1 and 2, and ended.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class Knowledge:
         here: The newest states of the nodes that are connected, by node.
         ended: The last states of the nodes that have ended in this coordinator's hands, by node.
         started_by: The rounds whose `start` this agent has sent, as a coordinator in whatever term.
-        dead: The coordinator whose connection this node has seen end, and whose port refuses; "" for none.
+        dead: The coordinators whose connection a node here has seen end, and whose port refuses.
     """
 
     promise: Promise
     here: Mapping[str, NodeState]
     ended: Mapping[str, NodeState]
     started_by: tuple[Round, ...] = ()
-    dead: str = ""
+    dead: frozenset[str] = frozenset()
 
     def heard(self) -> Iterator[NodeState]:
         """Return the states of all nodes that count."""
@@ -80,6 +81,12 @@ def find_possible(known: Knowledge, base: Round | None) -> tuple[Round, ...]:
     return tuple(sorted(possible, key=lambda one: (one.order, one.coordinator)))
 
 
+def list_needed(known: Knowledge) -> tuple[Round, ...]:
+    """Return the rounds of each of which more than half is needed: the base, and what may have started after it."""
+    base = find_base(known)
+    return (*(() if base is None else (base,)), *find_possible(known, base))
+
+
 def may_form(known: Knowledge, members: Container[str], *, continues_alone: bool = False) -> bool:
     """Whether a round of these members may follow all rounds that have started or may have started.
 
@@ -88,18 +95,16 @@ def may_form(known: Knowledge, members: Container[str], *, continues_alone: bool
         members: The nodes of the new round.
         continues_alone: Whether the last node of a pair goes on (`--on-split=continue`).
     """
-    base = find_base(known)
-    needed = (*(() if base is None else (base,)), *find_possible(known, base))
+    needed = list_needed(known)
     return all(_has_majority(known, one, members, continues_alone=continues_alone) for one in needed)
 
 
 def describe_majority(known: Knowledge, members: Container[str]) -> str:
     """Say how many nodes of an earlier round are missing before another may form; "" if none are."""
-    base = find_base(known)
-    for one in (*(() if base is None else (base,)), *find_possible(known, base)):
+    for one in list_needed(known):
         if not _has_majority(known, one, members, continues_alone=False):
             seats = _count_seats(known, one)
-            name = "the last round's" if one == base else "another round's"
+            name = "the last round's" if one == find_base(known) else "another round's"
             count = _count_here(known, one, members)
             return f"{count} of {name} {one.size} nodes are here, {seats // 2 + 1} are needed"
     return ""
@@ -137,10 +142,12 @@ def _has_majority(known: Knowledge, one: Round, members: Container[str], *, cont
 
 
 def _count_seats(known: Knowledge, one: Round) -> int:
-    is_void = one.coordinator_rank >= 0 and one.coordinator == known.dead
+    is_void = one.coordinator_rank >= 0 and one.coordinator in known.dead
     return one.size - is_void
 
 
 def _count_here(known: Knowledge, one: Round, members: Container[str]) -> int:
     here = sum(name in members and state.has_seat(one) for name, state in known.here.items())
-    return here + sum(state.has_seat(one) for name, state in known.ended.items() if name != known.dead)
+    is_void = one.coordinator in known.dead
+    ended = [state for name, state in known.ended.items() if not (is_void and name == one.coordinator)]
+    return here + sum(state.has_seat(one) for state in ended)

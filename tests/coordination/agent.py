@@ -1,0 +1,301 @@
+"""An agent of a simulated job: the real decisions of `core.job`, and as little of a driver as they need."""
+
+# ruff: noqa: D102 - what a method of the simulation does, its name says
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_run.core.job import coordination as coordinating
+from elastic_run.core.job import coordination_state, membership
+from elastic_run.core.job import discovery as discovering
+from elastic_run.core.job.coordination import BROKEN, SILENT, Coordination, LeaseRenewed, StepDown
+from elastic_run.core.job.coordination_state import LEASE_SHARE
+from elastic_run.core.job.discovery import (
+    COORDINATES,
+    FOLLOWS,
+    KNOWS_NOTHING,
+    KNOWS_ROUND,
+    LEASE_STORE,
+    SEARCHES,
+    AcquireLease,
+    Answer,
+    Ask,
+    BecomeCoordinator,
+    CoordinatorLost,
+    Follow,
+    WaitUntil,
+)
+from elastic_run.core.job.documents import Promise, Round
+from elastic_run.core.job.membership import Member, Search
+from elastic_run.core.job.state import HALTING, RUNNING, WARNED
+from elastic_run.core.job.succession import LEASE, find_base, find_possible
+from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
+from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
+from elastic_run.records import replace
+from tests.coordination.lease_store import TIME_TO_LIVE
+from tests.coordination.properties import check_formed, check_settled, check_started
+
+if TYPE_CHECKING:
+    from elastic_run.core.job.config import JobConfig
+    from tests.coordination.lease_store import Reading
+    from tests.coordination.world import Link, World
+
+ACTIVE = frozenset((RUNNING, WARNED, HALTING))
+
+
+class Agent:
+    """A launcher on a host."""
+
+    def __init__(self, world: World, host: int, name: str, config: JobConfig) -> None:
+        self.world = world
+        self.host = host
+        self.name = name
+        self.is_alive = True
+        self.had_power = True
+        self.frozen_until = 0.0
+        self.rate = world.random.uniform(0.9, 1.1)
+        self.offset = world.random.uniform(0.0, 1000.0)
+        self.stores = 0
+        self.is_fenced = world.random.random() < 0.5
+        info = NodeInfo(f"host{host}", world.count, 1)
+        self.member = Member(name, info, config, self.open_store())
+        own = f"e{host}" if host < world.endpoints and world.choice != LEASE else ""
+        self.discovery = discovering.begin(name, world.addresses, own, TIME_TO_LIVE)
+        self.wakes_at = 0.0
+        self.link: Link | None = None
+        self.lost_at: float | None = None
+        #: The connections of the nodes that have said something.
+        self.links: dict[str, Link] = {}
+        self.coordination: Coordination | None = None
+        self.started_by: tuple[Round, ...] = ()
+        #: What was known when the last round was proposed: the round, the base, what may have started.
+        self.considered: tuple[Round, Round | None, tuple[Round, ...]] | None = None
+        self.verdict: str | None = None
+        self.runs: Round | None = None
+        self.ran: set[Round] = set()
+
+    @property
+    def clock(self) -> float:
+        """Its own monotonic seconds: no two agents' clocks agree or run equally fast."""
+        return self.offset + self.world.now * self.rate
+
+    @property
+    def acts(self) -> bool:
+        return self.is_alive and self.world.now >= self.frozen_until
+
+    @property
+    def address(self) -> str:
+        return self.name if self.world.choice == LEASE else self.discovery.own
+
+    def has_done(self, started: Round) -> bool:
+        """Whether its workers of a round have all succeeded."""
+        end = self.member.ended
+        return self.member.started == started and end is not None and end.outcome == DONE
+
+    def open_store(self) -> StoreAddress:
+        self.stores += 1
+        return StoreAddress(f"{self.name}", self.stores)
+
+    # --- which agent coordinates -------------------------------------------------------------------------------------
+    @property
+    def standing(self) -> int:
+        if self.coordination is not None:
+            return discovering.compute_standing(self.coordination)
+        knows = self.member.started is not None or self.member.accepted
+        return KNOWS_ROUND if knows else KNOWS_NOTHING
+
+    def discover(self, fact: discovering.Fact = None) -> None:
+        if self.verdict is not None or not self.is_alive:
+            return
+        self.discovery, actions = discovering.decide(self.discovery, fact, self.clock, standing=self.standing)
+        for action in actions:
+            if isinstance(action, Ask):
+                self._ask(action.endpoint)
+            elif isinstance(action, AcquireLease):
+                self._acquire(action.instead_of)
+            elif isinstance(action, BecomeCoordinator):
+                self.begin(action.dead)
+            elif isinstance(action, Follow):
+                self.world.connect(self, action.endpoint)
+            elif isinstance(action, WaitUntil):
+                if action.at != self.wakes_at:
+                    self.wakes_at = action.at
+                    seconds = (action.at - self.clock) / self.rate + 0.001
+                    self.world.after(seconds, self.world.wake, self, self._look_around)
+            else:
+                self.coordinate([action])
+
+    def _look_around(self) -> None:
+        self.wakes_at = 0.0
+        self.discover()
+
+    def _ask(self, endpoint: str) -> None:
+        if endpoint == LEASE_STORE:
+            self.world.call_store(self, lambda store: store.read(), self._read_lease)
+        else:
+            self.world.ask(self, endpoint)
+
+    def _acquire(self, instead_of: str) -> None:
+        at = self.clock
+        self.world.call_store(
+            self, lambda store: store.acquire(self.name, instead_of), lambda reading: self._read_lease(reading, at)
+        )
+
+    def _read_lease(self, reading: Reading | None, at: float | None = None) -> None:
+        if reading is None:
+            answer = Answer(LEASE_STORE, SILENT)
+        elif reading.holder == self.name and at is not None:
+            self.lease = (reading.term, at + LEASE_SHARE * TIME_TO_LIVE)
+            others = [name for name in reading.coordinators if name != self.name]
+            answer = Answer(LEASE_STORE, COORDINATES, self.name, standing=KNOWS_ROUND if others else KNOWS_NOTHING)
+            self.world.after(0.01, self.world.tell_others, self, reading.term, others)
+        else:
+            role = FOLLOWS if reading.holder else SEARCHES
+            answer = Answer(LEASE_STORE, role, reading.holder, to=reading.holder)
+        self.discover(answer)
+
+    lease = (0, 0.0)
+
+    # --- the node's side ---------------------------------------------------------------------------------------------
+    def feed(self, event: membership.Event) -> None:
+        before = self.member
+        self.member, commands = membership.decide(self.member, event, self.clock)
+        for command in commands:
+            self.perform(command)
+        if self.member != before or isinstance(event, membership.OrderRead):
+            self.say()
+
+    def perform(self, command: membership.Command) -> None:
+        world, started = self.world, self.member.started
+        if isinstance(command, Formed):
+            assert started is not None
+            check_formed(world, self, started, command.assignment)
+            self.runs = started
+            self.ran.add(started)
+            self.train(started)
+        elif isinstance(command, Halted):
+            world.after(world.random.choice((0.01, 0.1, 1.0, 5.0)), self.stop_workers, self.runs, STOPPED)
+        elif isinstance(command, Ended):
+            self.verdict = command.end.verdict
+            world.say("end", self.name, command.end.verdict)
+            self.runs = None
+        elif isinstance(command, Refused):
+            self.verdict = "refused"
+            self.runs = None
+        elif isinstance(command, Search) and self.link is not None:
+            world.close_at_node(self.link, BROKEN, command.to)
+
+    def train(self, started: Round) -> None:
+        pick = self.world.random
+        if pick.random() < 0.2:
+            self.world.after(pick.uniform(0.1, 20.0), self.fail, started)
+        elif pick.random() < 0.02:
+            self.world.after(pick.uniform(1.0, 60.0), self.stop_workers, started, DONE)
+
+    def fail(self, started: Round) -> None:
+        if self.is_alive and self.runs == started:
+            self.world.wake(self, lambda: self.feed(WorkersFailing(started.number)))
+            self.world.after(0.05, self.stop_workers, started, FAILED)
+
+    def stop_workers(self, started: Round | None, outcome: str) -> None:
+        """The workers of a round have ended."""
+        if not self.is_alive or started is None or self.runs != started:
+            return
+        self.runs = None
+        self.world.wake(self, lambda: self._tell_gone(started, outcome))
+
+    def _tell_gone(self, started: Round, outcome: str) -> None:
+        report = {"exit_code": 1, "severity": 0, "signature": "boom", "uptime": 100.0} if outcome == FAILED else None
+        self.feed(WorkersGone(started.number, outcome, self.open_store(), report))
+
+    def say(self) -> None:
+        """Send the newest state, if it differs from the last one that was sent on this connection."""
+        link = self.link
+        if link is None or self.member.is_over:
+            return
+        is_first = "up" not in link.sent
+        state = membership.make_state(self.member, self.clock, is_first=is_first, dead=self.discovery.dead)
+        if link.sent.get("up") == state:
+            return
+        link.sent["up"] = replace(state, memory=None)
+        self.world.post(link, "up", state)
+
+    def lose_coordinator(self, how: str, to: str = "") -> None:
+        self.link = None
+        self.lost_at = self.world.now
+        self.world.wake(self, lambda: self.discover(CoordinatorLost(how, to)))
+
+    # --- the coordinator's side --------------------------------------------------------------------------------------
+    def begin(self, dead: str) -> None:
+        world = self.world
+        term, until = self.lease if world.choice == LEASE else (self.member.promise.term + 1, float("inf"))
+        world.say("candidate", self.name, term, dead)
+        self.coordination = coordinating.begin(
+            Promise(term, self.name),
+            world.choice,
+            self.clock,
+            dead=dead,
+            started_by=self.started_by,
+            lease_until=until,
+        )
+        world.connect(self, self.address)
+        if world.choice == LEASE:
+            world.after(0.5, self.renew, self.coordination.since)
+
+    def renew(self, since: float) -> None:
+        """Renew the lease thrice in its time to live; a frozen agent does so later, one that steps down no more."""
+        if self.is_alive and self.coordination is not None and self.coordination.since == since:
+            if self.acts:
+                at, term = self.clock, self.coordination.promise.term
+                self.world.call_store(
+                    self,
+                    lambda store: store.renew(self.name, term),
+                    lambda reading: self._read_renewal(reading, at, since),
+                )
+            self.world.after(TIME_TO_LIVE / 3, self.renew, since)
+
+    def _read_renewal(self, reading: Reading | None, at: float, since: float) -> None:
+        if reading is None or self.coordination is None or self.coordination.since != since:
+            return
+        if reading.holder == self.name:
+            self.coordinate([LeaseRenewed(at + LEASE_SHARE * TIME_TO_LIVE, reading.term)])
+        else:
+            self.coordinate([StepDown(reading.holder)])
+
+    def coordinate(self, events: list[coordination_state.Event]) -> None:
+        before, world = self.coordination, self.world
+        if before is None or not self.acts:
+            return
+        standing = self.standing
+        after = coordinating.decide(before, events, now=self.clock, jitter=world.random.random())
+        self.coordination = after
+        self.started_by = after.started_by
+        if before.job.phase in ACTIVE and after.job.phase not in ACTIVE and after.round == before.round:
+            check_settled(world, before, after)
+        if after.proposed is not None and (before.proposed is None or before.proposed.round != after.proposed.round):
+            base = find_base(after.knowledge)
+            self.considered = (after.proposed.round, base, find_possible(after.knowledge, base))
+            world.at_turn(self)
+        if after.round is not None and after.round in after.started_by and after.round not in before.started_by:
+            check_started(world, self, after)
+            world.at_turn(self)
+        for link in list(self.links.values()):
+            order = coordinating.make_order(after, link.node.name)
+            if link.sent.get("down") != order:
+                link.sent["down"] = order
+                world.post(link, "down", order)
+        if after.is_over:
+            self.stop_coordinating()
+        else:
+            world.set_timer(self)
+            if self.standing != standing:
+                self.discover()
+
+    def stop_coordinating(self) -> None:
+        """Close the connections, once the last orders are sent."""
+        self.world.say("no coordinator", self.name)
+        self.coordination = None
+        links, self.links = list(self.links.values()), {}
+        for link in links:
+            self.world.after(0.2, self.world.close_at_host, link, BROKEN)

@@ -1,0 +1,165 @@
+"""What must hold in every simulated job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from elastic_run.core.job import membership
+from elastic_run.core.job.state import RUNNING
+from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
+from tests.coordination.lease_store import TIME_TO_LIVE
+
+if TYPE_CHECKING:
+    from elastic_run.core.job.coordination import Coordination
+    from elastic_run.core.job.documents import NodeState, Round
+    from tests.coordination.agent import Agent
+    from tests.coordination.world import World
+
+
+class BrokenPropertyError(AssertionError):
+    """Something that must hold in every job does not."""
+
+
+class Started(NamedTuple):
+    """A round that a coordinator has started, and when."""
+
+    round: Round
+    members: tuple[str, ...]
+    at: float
+
+
+# --- a coordinator starts a round ------------------------------------------------------------------------------------
+def check_started(world: World, agent: Agent, coordination: Coordination) -> None:
+    """Check what must hold when the first `start` of a round is sent."""
+    started = coordination.round
+    assert started is not None
+    assert agent.considered is not None
+    considered, base, possible = agent.considered
+    assert considered == started
+    members = tuple(sorted(coordination.assignments))
+    world.say("START", agent.name, started.round_id, members, "after", base and base.round_id, possible)
+    last = next((one for one in reversed(world.started) if one.round.root == started.root), None)
+    if last is None and world.started:
+        world.second_foundings += 1
+    if world.choice == MAJORITY and last is not None and last.round != base and last.round not in possible:
+        message = f"fork: {started.round_id} {members} does not know {last.round.round_id} {last.members}"
+        raise BrokenPropertyError(message)
+    if last is not None and started.restart_count < last.round.restart_count and last.round == base:
+        message = f"budget: {started.round_id} has {started.restart_count} restarts, {last.round} more"
+        raise BrokenPropertyError(message)
+    if started.restart_count > world.config.max_restarts:
+        message = f"budget: {started.restart_count} restarts, {world.config.max_restarts} are allowed"
+        raise BrokenPropertyError(message)
+    if world.choice == LEASE:
+        _check_lease(world, agent, started)
+    world.started.append(Started(started, members, world.now))
+
+
+def check_settled(world: World, before: Coordination, after: Coordination) -> None:
+    """Check that a round that is behind its coordinator runs on none of its members that are there."""
+    for name in [one.node for one in before.job.members if one.node in after.job.nodes and one.node in after.here]:
+        node = world.agents[name]
+        if node.is_alive and node.runs is not None and node.runs == before.round:
+            message = f"overlap: {before.promise} has settled {node.runs.round_id}, which {name} runs"
+            raise BrokenPropertyError(message)
+
+
+def _check_lease(world: World, agent: Agent, started: Round) -> None:
+    """A coordinator starts a round only in its lease, and while the last round of an older coordinator runs nowhere.
+
+    The limit is an older coordinator's node that is cut off from this coordinator. Within the two leases in which such
+    nodes are awaited, one of these was the case: the node could not reach this coordinator, or one of the two stood
+    still; or the node could not be told of this coordinator, since its own living coordinator was cut off from the node
+    or from this coordinator, or stood still; or the node had lost its coordinator, and could not reach the store.
+    """
+    store = world.lease
+    if store.holder != agent.name or store.term != started.term:
+        message = f"lease: {agent.name} starts {started.round_id}, {store.holder} has term {store.term}"
+        raise BrokenPropertyError(message)
+    last = world.started[-1].round if world.started else None
+    for node in world.living.values():
+        runs = node.runs
+        if runs is None or runs != last or runs.coordinator == agent.name:
+            continue
+        older = world.agents[runs.coordinator if node.link is None else node.link.host.name]
+        ways = [world.way(node.host, agent.host), ("stands", node.name), ("stands", agent.name)]
+        if older.is_alive:
+            ways += [world.way(node.host, older.host), world.way(older.host, agent.host), ("stands", older.name)]
+        if node.link is None:
+            ways.append(("store", node.host))
+        since = world.now - 2 * TIME_TO_LIVE / 0.9 - 8.0
+        if all(world.was_well(one, since) for one in ways):
+            message = f"lease: {agent.name} starts {started.round_id} while {node.name} runs {runs.round_id}"
+            raise BrokenPropertyError(message)
+
+
+# --- a node starts its workers ---------------------------------------------------------------------------------------
+def check_formed(world: World, agent: Agent, started: Round, assignment: object) -> None:
+    """Check what must hold when a node starts the workers of a round."""
+    if agent.runs is not None:
+        message = f"two rounds: {agent.name} starts {started.round_id} beside {agent.runs.round_id}"
+        raise BrokenPropertyError(message)
+    if started in agent.ran:
+        message = f"twice: {agent.name} starts {started.round_id} again"
+        raise BrokenPropertyError(message)
+    rank = getattr(assignment, "group_rank", -1)
+    if world.seats.setdefault((started, rank), agent.name) != agent.name:
+        message = f"ranks: {agent.name} and {world.seats[started, rank]} are both {rank} of {started.round_id}"
+        raise BrokenPropertyError(message)
+
+
+# --- the job forms a round again -------------------------------------------------------------------------------------
+def is_settled(world: World) -> bool:
+    """Whether a round runs on all its members, or the job has ended for all that live."""
+    living = [one for one in world.agents.values() if one.is_alive]
+    if living and all(one.verdict is not None for one in living):
+        return True
+    for agent in living:
+        coordination = agent.coordination
+        if coordination is None or coordination.round is None or coordination.job.phase != RUNNING:
+            continue
+        everyone = world.agents.values()
+        members = [one for one in everyone if one.runs == coordination.round or one.has_done(coordination.round)]
+        if len(members) == coordination.round.size and not coordination.job.has_lost:
+            return True
+    return False
+
+
+def can_form(world: World) -> bool:
+    """Whether the nodes that live could form a round by the rules, if all of them met."""
+    living = [one for one in world.agents.values() if one.is_alive and one.verdict is None]
+    if len(living) < world.config.min_nodes:
+        return False
+    if any(one.verdict is not None for one in world.agents.values()):
+        return False  # the job has ended, for some; nobody can tell the others
+    if world.choice != LEASE and not any(one.discovery.own for one in living):
+        return False
+    if world.choice in (LEASE, ONLY_ONE):
+        return True
+    states = [membership.make_state(one.member, 0.0, is_first=False, dead=one.discovery.dead) for one in living]
+    sure = [one.started for one in states if one.started is not None]
+    sure += [proposal.parent for one in states for proposal in one.accepted if proposal.parent is not None]
+    sure += [one for agent in living for one in agent.started_by]
+    base = max(sure, key=lambda one: (one.order, one.coordinator), default=None)
+    needed = [*([] if base is None else [base]), *_list_possible(states, base)]
+    dead = {one.dead for one in states}
+    return all(
+        2 * sum(state.has_seat(one) for state in states)
+        > one.size - (one.coordinator in dead and one.coordinator_rank >= 0)
+        for one in needed
+    )
+
+
+def _list_possible(states: list[NodeState], base: Round | None) -> list[Round]:
+    """Return the proposals that all their members that live have accepted."""
+    later = {
+        proposal.round: proposal
+        for one in states
+        for proposal in one.accepted
+        if base is None or (proposal.round.order > base.order and proposal.round.root == base.root)
+    }
+    return [
+        one
+        for one, proposal in later.items()
+        if all(state.has_seat(one) for state in states if state.node[-8:] in proposal.members)
+    ]
