@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.rendezvous.elastic.backend.base import Backend
+    from elastic_run.rendezvous.leases.lease import LeaseStore
     from elastic_run.rendezvous.settings import Settings
 
-__all__ = ["BACKENDS", "BuiltInBackend", "make_backend", "read_settings"]
+__all__ = ["BACKENDS", "BuiltInBackend", "make_backend", "open_lease", "read_settings"]
 
 _ETCD_PORT = 2379
 _ETCD_SETTINGS = (
@@ -38,6 +39,7 @@ class BuiltInBackend:
             into each job's settings.
         is_shared: Whether the store outlives the job and other jobs use it, so that endpoint and id have to be given.
         prefix: Where torch's backend of this name keeps its jobs in etcd: a cluster's access rules may name it.
+        etcd_version: The version of etcd's API that it speaks; 0 where the job doesn't meet in etcd.
     """
 
     make: Callable[[_Request], Backend] | None = None
@@ -46,6 +48,7 @@ class BuiltInBackend:
     reads_timeout: bool = False
     is_shared: bool = False
     prefix: str = ""
+    etcd_version: int = 0
 
     @property
     def has_store(self) -> bool:
@@ -115,24 +118,8 @@ def _make_file(request: _Request) -> Backend:
     )
 
 
-def _make_etcd_v2(request: _Request) -> Backend:
-    from importlib.util import find_spec  # noqa: PLC0415 - imported when used
-
-    spec = find_spec("etcd")
-    if spec is None or spec.origin is None:  # a directory of that name is none either
-        message = (
-            f"rendezvous backend {request.kind!r} needs python-etcd: pip install 'elastic-run[etcd]' "
-            "(etcd-v3 needs no package)"
-        )
-        raise ValueError(message)
-    return _make_etcd(request, version=2)
-
-
-def _make_etcd_v3(request: _Request) -> Backend:
-    return _make_etcd(request, version=3)
-
-
-def _make_etcd(request: _Request, *, version: int) -> Backend:
+def _make_etcd(request: _Request) -> Backend:
+    _require_python_etcd(request.kind)
     from elastic_run.rendezvous.elastic.backend.base import SharedBackend  # noqa: PLC0415 - ditto
     from elastic_run.rendezvous.elastic.backend.etcd import make_opener  # noqa: PLC0415 - imported when used
 
@@ -144,10 +131,27 @@ def _make_etcd(request: _Request, *, version: int) -> Backend:
         conf=settings.backend,
         host=endpoints[0],
         open_store=make_opener(
-            version, endpoints, request.run_id, settings, default_prefix=BACKENDS[request.kind].prefix
+            BACKENDS[request.kind].etcd_version,
+            endpoints,
+            request.run_id,
+            settings,
+            default_prefix=BACKENDS[request.kind].prefix,
         ),
         secret=request.secret,
     )
+
+
+def _require_python_etcd(kind: str) -> None:
+    if BACKENDS[kind].etcd_version != 2:  # noqa: PLR2004 - the version's name
+        return
+    from importlib.util import find_spec  # noqa: PLC0415 - imported when used
+
+    spec = find_spec("etcd")
+    if spec is None or spec.origin is None:  # a directory of that name is none either
+        message = (
+            f"rendezvous backend {kind!r} needs python-etcd: pip install 'elastic-run[etcd]' (etcd-v3 needs no package)"
+        )
+        raise ValueError(message)
 
 
 #: Name for `--rdzv-backend` -> the backend.
@@ -155,17 +159,24 @@ BACKENDS: Mapping[str, BuiltInBackend] = {
     "static": BuiltInBackend(_make_static, settings=("rank",), reads_timeout=True),
     "c10d": BuiltInBackend(_make_c10d, default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
     "etcd": BuiltInBackend(
-        _make_etcd_v2, _ETCD_PORT, _ETCD_SETTINGS, reads_timeout=True, is_shared=True, prefix="/torchelastic/p2p"
+        _make_etcd,
+        _ETCD_PORT,
+        _ETCD_SETTINGS,
+        reads_timeout=True,
+        is_shared=True,
+        prefix="/torchelastic/p2p",
+        etcd_version=2,
     ),
     "etcd-v2": BuiltInBackend(
-        _make_etcd_v2,
+        _make_etcd,
         _ETCD_PORT,
         _ETCD_SETTINGS,
         reads_timeout=True,
         is_shared=True,
         prefix="/torch/elastic/rendezvous",
+        etcd_version=2,
     ),
-    "etcd-v3": BuiltInBackend(_make_etcd_v3, _ETCD_PORT, _ETCD_SETTINGS, is_shared=True),
+    "etcd-v3": BuiltInBackend(_make_etcd, _ETCD_PORT, _ETCD_SETTINGS, is_shared=True, etcd_version=3),
     "local": BuiltInBackend(),
 }
 
@@ -200,6 +211,45 @@ def make_backend(
         message = f"rendezvous backend {kind!r} has no store"
         raise ValueError(message)
     return make(_Request(kind, endpoint, run_id, settings, is_host, secret))
+
+
+def open_lease(
+    kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None, timeout: float
+) -> LeaseStore:
+    """Open the lease of a job, which says which agent coordinates; nothing is asked of a server yet.
+
+    Args:
+        kind: Name of the backend: one that meets in etcd, or c10d with `store_type=file`.
+        endpoint: As the user wrote it: the servers of a cluster, or a path.
+        run_id: The job.
+        settings: Of the rendezvous.
+        secret: The secret that the members of the job share, or None.
+        timeout: Seconds for each call to etcd.
+
+    Raises:
+        ValueError: The endpoint or a setting is wrong, or python-etcd is missing.
+    """
+    backend = BACKENDS[kind]
+    if not backend.etcd_version:
+        from elastic_run.rendezvous.leases.file import FileLease  # noqa: PLC0415 - imported when used
+
+        return FileLease(endpoint, run_id, secret=secret)
+    _require_python_etcd(kind)
+    from elastic_run.rendezvous.elastic.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers  # noqa: PLC0415 - ditto
+    from elastic_run.rendezvous.leases.etcd_settings import read_tls, read_user  # noqa: PLC0415 - ditto
+
+    conf = settings.backend
+    servers = EtcdServers(parse_endpoints(endpoint, backend.default_port), timeout, read_tls(conf))
+    user, prefix = read_user(conf), str(conf.get("etcd_prefix", backend.prefix)).strip("/")
+    prefix = f"{prefix}/" if prefix else ""
+    if backend.etcd_version == 2:  # noqa: PLR2004 - the version's name
+        from elastic_run.rendezvous.leases.etcd_v2 import EtcdV2Lease  # noqa: PLC0415 - imported when used
+
+        return EtcdV2Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
+    from elastic_run.rendezvous.leases.etcd_v3 import EtcdV3Lease  # noqa: PLC0415 - imported when used
+
+    return EtcdV3Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
 
 
 def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:

@@ -6,6 +6,7 @@
 | `connecting` | reaches a server: names, addresses and connections, with one deadline |
 | `errors` | what can go wrong between a store and its clients |
 | `jobstore` | the store that the agents of one job share, over a TCPStore, etcd or a shared directory |
+| `job_path` | where a job lies in a store that other jobs use, too |
 | `limits` | the most that a store takes from outside |
 | `stream` | a blocking byte stream to a server |
 | `tcpstore` | torch's TCPStore, served and spoken without torch |

@@ -7,8 +7,8 @@ import zlib
 import pytest
 
 from elastic_run.store.errors import SILENT, StoreConnectionError
+from elastic_run.store.job_path import job_path
 from elastic_run.store.jobstore import compression
-from elastic_run.store.jobstore.api import job_path
 from elastic_run.store.jobstore.compression import compress, decompress
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 

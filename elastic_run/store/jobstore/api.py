@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
 
-#: The prefix of all keys of ours in a store that other programs may use too.
-ROOT = "elastic-run"
 #: Seconds for which a store keeps what a job left behind without being able to remove it, where it can do that.
 LEFT_BEHIND = 24 * 3600
 #: Entries that one `read` returns at most.
@@ -282,30 +280,6 @@ class JobStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection, from any thread; an operation that waits raises `StoreConnectionError` at once."""
-
-
-def job_path(run_id: str) -> str:
-    """Return where a job lies in a store that is shared with others.
-
-    Args:
-        run_id: The job; any text.
-
-    Returns:
-        `elastic-run/<run id>`, with everything in the run id that paths give a meaning to, or forbid, escaped.
-
-    Raises:
-        ValueError: The run id is empty: what lies there is all jobs'.
-    """
-    if not run_id:
-        message = "a job store needs a run id"
-        raise ValueError(message)
-    plain = "".join(
-        char if char.isascii() and (char.isalnum() or char in "_-.") else "".join(map("%{:02X}".format, char.encode()))
-        for char in run_id
-    )
-    if not plain.strip("."):
-        plain = plain.replace(".", "%2E")
-    return f"{ROOT}/{plain}"
 
 
 def _count(value: int) -> bytes:

@@ -22,7 +22,8 @@ import time
 from contextlib import contextmanager
 
 from elastic_run.store.errors import SILENT, StoreConnectionError, StoreTimeoutError
-from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore, job_path
+from elastic_run.store.job_path import job_path
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore
 from elastic_run.store.tcpstore.agent_client import NOTHING, AgentClient
 from elastic_run.store.tcpstore.stream_keys import count_key, floor_key, slot_key
 

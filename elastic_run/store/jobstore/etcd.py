@@ -23,7 +23,8 @@ from contextlib import contextmanager
 from elastic_run.records import dataclass
 from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore, job_path
+from elastic_run.store.job_path import job_path
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore
 from elastic_run.store.jobstore.compression import decompress, decompress_all
 
 TYPE_CHECKING = False

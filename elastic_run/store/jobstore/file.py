@@ -30,7 +30,8 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 from elastic_run.store.errors import UNREACHABLE, StoreAccessError, StoreConnectionError
-from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore, job_path
+from elastic_run.store.job_path import job_path
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore
 from elastic_run.store.limits import MESSAGE_LIMIT
 
 TYPE_CHECKING = False

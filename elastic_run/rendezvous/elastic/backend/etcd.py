@@ -1,29 +1,22 @@
-"""From the user's words to an etcd cluster: endpoints, TLS, user and password, under torch's names and our own."""
+"""From the user's words to the job store in an etcd cluster."""
 
 from __future__ import annotations
 
-from elastic_run.user_file import read_user_file
+from elastic_run.rendezvous.leases.etcd_settings import read_tls, read_user
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
+    from elastic_run.rendezvous.leases.etcd_settings import EtcdUser
     from elastic_run.rendezvous.settings import Settings
     from elastic_run.store.jobstore.api import JobStore
     from elastic_run.store.jobstore.etcd_v3_client import Pass
-    from elastic_run.store.jobstore.http_client import Credentials, HttpClient
+    from elastic_run.store.jobstore.http_client import HttpClient
     from elastic_run.store.jobstore.revisions import Revisions
 
 __all__ = ["make_opener"]
-
-#: torch's two etcd backends call the same things by different names.
-_CERTIFICATE = ("cert", "ssl_cert")
-_KEY = ("key", "ssl_cert_key")
-_AUTHORITY = ("cacert", "ca_cert")
-#: Bytes of a password's file; a device may have no end.
-_LONGEST_PASSWORD = 1 << 16
 
 
 def make_opener(
@@ -50,16 +43,19 @@ def make_opener(
         ValueError: A setting is wrong, or a file that it names can't be read.
     """
     conf = settings.backend
-    tls = _read_tls(conf)
-    credentials = _read_credentials(conf)
+    tls = read_tls(conf)
+    user = read_user(conf)
     prefix = str(conf.get("etcd_prefix", default_prefix)).strip("/")
-    open_store = _opener(version, run_id, settings.lease, f"{prefix}/" if prefix else "", credentials)
+    open_store = _opener(version, run_id, settings.lease, f"{prefix}/" if prefix else "", user)
     return lambda timeout: open_store(_client(endpoints, timeout, tls))
 
 
 def _opener(
-    version: int, run_id: str, lease: float, prefix: str, credentials: Credentials | None
+    version: int, run_id: str, lease: float, prefix: str, user: EtcdUser | None
 ) -> Callable[[HttpClient], JobStore]:
+    from elastic_run.store.jobstore.http_client import Credentials  # noqa: PLC0415 - imported when used
+
+    credentials = None if user is None else Credentials(user.name, user.password)
     shared: list[Pass] = []
     seen: list[Revisions] = []
 
@@ -94,52 +90,3 @@ def _client(endpoints: Sequence[tuple[str, int]], timeout: float, tls: ssl.SSLCo
     from elastic_run.store.jobstore.http_client import Endpoint, HttpClient  # noqa: PLC0415 - imported when used
 
     return HttpClient([Endpoint(host, port) for host, port in endpoints], timeout, tls)
-
-
-def _read_credentials(conf: Mapping[str, Any]) -> Credentials | None:
-    user, password = str(conf.get("user", "")), str(conf.get("password", ""))
-    path = conf.get("password_file")
-    if path:
-        try:
-            password = read_user_file(str(path), _LONGEST_PASSWORD).decode().rstrip("\n")
-        except OSError as error:
-            message = f"rendezvous setting password_file={path}: {error.strerror}"
-            raise ValueError(message) from error
-        except UnicodeDecodeError as error:
-            message = f"rendezvous setting password_file={path}: not a text in UTF-8"
-            raise ValueError(message) from error
-    if not user and not password:
-        return None
-    if not user:
-        message = "rendezvous setting password needs user=NAME"
-        raise ValueError(message)
-    from elastic_run.store.jobstore.http_client import Credentials  # noqa: PLC0415 - imported when used
-
-    return Credentials(user, password)
-
-
-def _read_tls(conf: Mapping[str, Any]) -> ssl.SSLContext | None:
-    protocol = str(conf.get("protocol", "http")).strip().lower()
-    if protocol not in ("http", "https"):
-        message = f"rendezvous setting protocol={protocol!r}: not http or https"
-        raise ValueError(message)
-    certificate, key, authority = (_either(conf, names) for names in (_CERTIFICATE, _KEY, _AUTHORITY))
-    if protocol == "http":
-        given = certificate or key or authority
-        if given:
-            message = f"rendezvous setting protocol=http doesn't go with a certificate ({given}): give protocol=https"
-            raise ValueError(message)
-        return None
-    from elastic_run.store.errors import StoreAccessError  # noqa: PLC0415 - imported when used
-    from elastic_run.store.jobstore.http_client import make_tls  # noqa: PLC0415 - ditto
-
-    try:
-        return make_tls(authority, certificate, key)
-    except StoreAccessError as error:
-        message = f"rendezvous settings for TLS: {error}"
-        raise ValueError(message) from error
-
-
-def _either(conf: Mapping[str, Any], names: tuple[str, str]) -> str | None:
-    value = conf.get(names[0]) or conf.get(names[1])
-    return None if value is None else str(value)

@@ -1,0 +1,232 @@
+"""The lease over etcd's version 3, through the JSON gateway that every etcd since 3.4 has.
+
+Why the gateway: the client libraries that exist pin years-old releases of grpc and protobuf, which training images have
+in other versions. JSON over HTTP needs the standard library only.
+
+Rules
+- The key hangs on a lease of etcd, which removes the key when the lease expires. The lease's number follows from the
+  holder's value: a grant that is done twice makes one lease, and who knows the holder can end its lease.
+- The term is the revision at which the key was created.
+- To take the lease from a holder that is dead, its lease is ended first. If another agent has the key by then, the key
+  hangs on that agent's lease, and nothing happens to it.
+- With a user, requests carry a token of etcd; where it has expired another one is fetched, once.
+"""
+
+# ruff: noqa: D102 - LeaseStore says what the methods promise
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from base64 import b64decode, b64encode
+
+from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal
+from elastic_run.store.errors import FOREIGN, UNREADY, StoreAccessError, StoreConnectionError
+from elastic_run.store.job_path import job_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers
+    from elastic_run.rendezvous.leases.etcd_settings import EtcdUser
+
+    Document: TypeAlias = dict[str, Any]
+
+_OK = 200
+_REFUSED = (400, 401, 403)
+_SERVER_ERROR = 500
+# gRPC's numbers, as the gateway gives them.
+_NOT_FOUND = 5
+_NOT_NOW = (4, 8, 14)  # deadline exceeded, resource exhausted, unavailable
+#: What a request may meet: a lease that expires, a holder that leaves. Each is met once, not again and again.
+_ATTEMPTS = 4
+
+
+class _LeaseGoneError(Exception):
+    """The lease has expired, or was never granted."""
+
+
+class _PassExpiredError(Exception):
+    """etcd wants another token of our user."""
+
+
+class EtcdV3Lease(LeaseStore):
+    """A job's lease in an etcd cluster.
+
+    Args:
+        servers: The cluster; this object owns it from now on.
+        run_id: The job.
+        prefix: What comes before `elastic-run/`.
+        user: The user, if etcd wants to know.
+        secret: The secret that the members of the job share, or None.
+    """
+
+    def __init__(
+        self,
+        servers: EtcdServers,
+        run_id: str,
+        *,
+        prefix: str = "",
+        user: EtcdUser | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        super().__init__(str(servers), Seal(run_id, secret, str(servers)))
+        self._servers = servers
+        self._user = user
+        self._pass = ""
+        self._root = f"{prefix}{job_path(run_id)}/"
+
+    def read(self) -> Holder | None:
+        return self._parse(self._call("kv/range", {"key": self._key(COORDINATOR)}))
+
+    def acquire(self, value: str, ttl: float, *, instead_of: Holder | None = None) -> Holder | None:
+        holder = self.read()
+        if holder is not None and holder.value == value and self.renew(holder, ttl):
+            return holder  # of an earlier attempt, whose answer was lost: its time to live has run since then
+        if holder is not None and (holder.value == value or holder == instead_of):
+            self.release(holder)
+            holder = None
+        for _ in range(_ATTEMPTS):
+            holder = holder or self._create(value, ttl)
+        return holder if holder is not None and holder.value == value else None
+
+    def _create(self, value: str, ttl: float) -> Holder | None:
+        """Create the key unless it is there; returns the holder, None if the lease expired just now."""
+        key, lease = self._key(COORDINATOR), _number_of(value)
+        try:
+            self._call("lease/grant", {"ID": lease, "TTL": str(math.ceil(ttl))})
+        except StoreAccessError as error:
+            if "already exists" not in str(error):
+                raise
+            self._call_on_lease("lease/keepalive", value)
+        put = {"key": key, "value": _encode(self._seal.close(COORDINATOR, value)), "lease": lease}
+        request = {
+            "compare": [{"key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
+            "success": [{"request_put": put}, {"request_range": {"key": key}}],
+            "failure": [{"request_range": {"key": key}}],
+        }
+        try:
+            return self._parse(self._call("kv/txn", request)["responses"][-1]["response_range"])
+        except _LeaseGoneError:
+            return None
+
+    def renew(self, held: Holder, ttl: float) -> bool:  # noqa: ARG002 - etcd keeps the time of the grant
+        answer = self._call_on_lease("lease/keepalive", held.value)
+        # The lease may live while the key is gone: somebody has deleted it.
+        return int(answer.get("result", {}).get("TTL", 0)) > 0 and self.read() == held
+
+    def release(self, held: Holder) -> None:
+        self._call_on_lease("lease/revoke", held.value)
+
+    def write_last(self, text: str) -> None:
+        stored = _encode(self._seal.close(LAST_ROUND, text))
+        self._call("kv/put", {"key": self._key(LAST_ROUND), "value": stored})
+
+    def read_last(self) -> str:
+        items = self._call("kv/range", {"key": self._key(LAST_ROUND)}).get("kvs", ())
+        return self._open_last(_decode(items[0].get("value", "")) if items else "")
+
+    def remove(self) -> None:
+        for name in (COORDINATOR, LAST_ROUND):
+            self._call("kv/deleterange", {"key": self._key(name)})
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _parse(self, found: Document) -> Holder | None:
+        items = found.get("kvs", ())
+        if not items:
+            return None
+        value = self._seal.open(COORDINATOR, _decode(items[0].get("value", "")))
+        return Holder(value, int(items[0]["create_revision"]))
+
+    def _key(self, name: str) -> str:
+        return _encode(self._root + name)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+    def _call_on_lease(self, path: str, value: str) -> Document:
+        """Make a call about a holder's lease, which may be gone."""
+        try:
+            return self._call(path, {"ID": _number_of(value)})
+        except _LeaseGoneError:
+            return {}
+
+    def _call(self, path: str, request: Document) -> Document:
+        """Make one call, with a token of etcd if there is a user.
+
+        Raises:
+            StoreConnectionError: No server is able to answer within the timeout.
+            StoreAccessError: etcd refuses this node.
+            _LeaseGoneError: The lease of the request is unknown.
+        """
+        is_new = not self._pass
+        if self._user is not None and is_new:
+            login = {"name": self._user.name, "password": self._user.password}
+            self._pass = str(self._ask("auth/authenticate", login).get("token", ""))
+        try:
+            return self._ask(path, request)
+        except _PassExpiredError as error:
+            if self._user is None or is_new:
+                message = f"{self.name} refuses this node: {error}"
+                raise StoreAccessError(message) from error
+        self._pass = ""
+        return self._call(path, request)
+
+    def _ask(self, path: str, request: Document) -> Document:
+        headers = {"Authorization": self._pass} if self._pass else {}
+        return self._servers.ask("POST", f"/v3/{path}", json.dumps(request).encode(), headers, _read_answer)
+
+
+def _read_answer(answer: Answer) -> Document:
+    """Return the document of an answer.
+
+    Raises:
+        StoreConnectionError: The server can't serve now, or is no etcd.
+        StoreAccessError: It refuses this node for good.
+    """
+    try:
+        # A call that streams answers with lines; of those that we use the first is all.
+        document = json.loads(answer.body.split(b"\n", 1)[0] or b"{}")
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        if answer.status in _REFUSED:
+            # Seen where users are on and our certificate has a CommonName: the gateway won't take such a one.
+            text = answer.body[:200].decode(errors="replace").strip()
+            message = f"etcd at {answer.endpoint} refuses us: {text}"
+            raise StoreAccessError(message)
+        if answer.status >= _SERVER_ERROR:
+            text = answer.body[:200].decode(errors="replace").strip()
+            message = f"etcd at {answer.endpoint}: {text}"
+            raise StoreConnectionError(message, UNREADY)
+        message = f"{answer.endpoint} does not speak etcd's version 3 API"
+        raise StoreConnectionError(message, FOREIGN)
+    if answer.status == _OK and "error" not in document:
+        return document
+    inner = document.get("error")
+    fault: Document = inner if isinstance(inner, dict) else document
+    code, text = fault.get("code", fault.get("grpc_code")), str(fault.get("message") or fault.get("error"))
+    if code == _NOT_FOUND and "lease" in text:
+        raise _LeaseGoneError(text)
+    if "invalid auth token" in text or "revision in auth token is old" in text:
+        raise _PassExpiredError(text)
+    message = f"etcd at {answer.endpoint}: {text}"
+    if answer.status >= _SERVER_ERROR or code in _NOT_NOW or "timed out" in text or "leader" in text:
+        # The gateway says "request timed out" with HTTP's 500, so that is no refusal.
+        raise StoreConnectionError(message, UNREADY)
+    raise StoreAccessError(message)
+
+
+def _number_of(value: str) -> str:
+    """Return the number of a holder's lease: each value has a nonce."""
+    return str(int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "big") >> 1 | 1)
+
+
+def _encode(text: str) -> str:
+    """Return a text as the gateway wants it."""
+    return b64encode(text.encode()).decode()
+
+
+def _decode(text: str) -> str:
+    return b64decode(text).decode(errors="replace")

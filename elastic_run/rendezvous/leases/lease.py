@@ -1,0 +1,159 @@
+"""What a lease is: one key that says which agent coordinates a job, until the agent releases it or its time is over.
+
+Rules
+- A value belongs to one holder: it has a nonce. Two agents, or two attempts to coordinate, never write the same value.
+  So `acquire` recognises its own value, after a write whose answer was lost.
+- A term is a number that grows from holder to holder, also after the lease was free. (An etcd that was restored from a
+  backup begins again at a lower term. Nodes that have promised to follow a higher one refuse it.)
+- The holder counts the time to live from before it called `acquire` or `renew`. Thus the lease ends for the holder
+  before it ends for others, and no two agents compare their clocks.
+- With a token, each text carries an HMAC over the run id, the name of the key and the text (`Seal`). A text that a
+  stranger wrote, or copied from another key or job, is an error. A stranger who reaches the store can delete the lease.
+- A store that can't be reached raises `StoreConnectionError`; its reason says why. Whether a write took place is then
+  unknown, and it may be called again. A store that refuses this node raises `StoreAccessError`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from elastic_run.records import dataclass
+from elastic_run.store.errors import StoreAccessError, StoreTokenError
+
+__all__ = ["COORDINATOR", "LAST_ROUND", "Holder", "LeaseStore", "Seal"]
+
+#: Names of the two keys below the job's path.
+COORDINATOR, LAST_ROUND = "coordinator", "last_round"
+#: Of a stored text: the format, the proof or `_NO_TOKEN`, and the text, with a space between.
+_FORMAT = "1"
+_NO_TOKEN = "-"  # noqa: S105 - says that there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The agent that has the lease.
+
+    Args:
+        value: What the agent wrote, such as its address; with a nonce.
+        term: Grows with each holder.
+        is_valid: Whether the lease holds. A file keeps the trace of its last holder; etcd forgets it.
+    """
+
+    value: str
+    term: int
+    is_valid: bool = True
+
+
+class LeaseStore(ABC):
+    """A job's lease. Calls block, for the timeout that the store was opened with; one thread at a time may call.
+
+    Args:
+        name: The store for messages, such as `etcd at 10.0.0.1:2379`.
+        seal: Signs and checks what is stored.
+    """
+
+    def __init__(self, name: str, seal: Seal) -> None:
+        self.name = name
+        self._seal = seal
+
+    @abstractmethod
+    def read(self) -> Holder | None:
+        """Return the holder; None if nobody has the lease and no trace is left."""
+
+    @abstractmethod
+    def acquire(self, value: str, ttl: float, *, instead_of: Holder | None = None) -> Holder | None:
+        """Take the lease if it is free.
+
+        Args:
+            value: This agent's, with a nonce.
+            ttl: Time to live in seconds; etcd takes whole seconds and at least two, so it may hold longer.
+            instead_of: A holder that is known to be dead: its lease counts as free.
+
+        Returns:
+            This agent as the holder; None if another agent has the lease.
+        """
+
+    @abstractmethod
+    def renew(self, held: Holder, ttl: float) -> bool:
+        """Let the lease begin anew; returns False if it has expired, or another agent has it."""
+
+    @abstractmethod
+    def release(self, held: Holder) -> None:
+        """End the lease if this agent still has it."""
+
+    @abstractmethod
+    def write_last(self, text: str) -> None:
+        """Write the text beside the lease, which has no time to live: the nodes of the last round."""
+
+    @abstractmethod
+    def read_last(self) -> str:
+        """Return the text beside the lease, "" if there is none."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Delete the lease and the text: the job is over."""
+
+    def close(self) -> None:  # noqa: B027 - a file has no connection
+        """Close the connection."""
+
+    def _open_last(self, stored: str) -> str:
+        """Return the text beside the lease; "" if there is none, or an earlier job of this id had another token."""
+        try:
+            return self._seal.open(LAST_ROUND, stored) if stored else ""
+        except StoreTokenError:
+            return ""
+
+
+class Seal:
+    """Shows that a text was written by a member of the job.
+
+    Args:
+        run_id: The job.
+        secret: The secret that the members of the job share, or None.
+        name: The store for messages.
+    """
+
+    def __init__(self, run_id: str, secret: bytes | None, name: str) -> None:
+        self._run_id = run_id
+        self._secret = secret
+        self._name = name
+
+    def close(self, key: str, text: str) -> str:
+        """Return a text as it is stored."""
+        return f"{_FORMAT} {self._sign(key, text)} {text}"
+
+    def open(self, key: str, stored: str) -> str:
+        """Return a stored text.
+
+        Raises:
+            StoreTokenError: No member of this job wrote it there.
+            StoreAccessError: It is no text of this format.
+        """
+        version, _, signed = stored.partition(" ")
+        proof, _, text = signed.partition(" ")
+        if version != _FORMAT:
+            message = f"key {key!r} of the job at {self._name} was not written by this release of elastic-run"
+            raise StoreAccessError(message)
+        expected = self._sign(key, text)
+        if proof == expected == _NO_TOKEN:
+            return text
+        import hmac  # noqa: PLC0415 - imported when used
+
+        if hmac.compare_digest(proof.encode(), expected.encode()):
+            return text
+        if proof == _NO_TOKEN:
+            message = f"the job at {self._name} has no token, and this node was given one"
+        elif self._secret is None:
+            message = f"the job at {self._name} has a token, and this node has none: give --rdzv-token-file"
+        else:
+            message = f"the job at {self._name} has another token than this node"
+        raise StoreTokenError(message)
+
+    def _sign(self, key: str, text: str) -> str:
+        if self._secret is None:
+            return _NO_TOKEN
+        import hmac  # noqa: PLC0415 - imported when used
+
+        # With their lengths: no two different lists of parts give the same bytes.
+        parts = b"".join(b"%d:" % len(part) + part for part in (self._run_id.encode(), key.encode(), text.encode()))
+        return hmac.new(self._secret, parts, "sha256").hexdigest()
