@@ -558,14 +558,17 @@ def answering(*pieces: bytes, pause: float = 0.0) -> Iterator[tuple[int, list[by
                             connection.sendall(piece)
                             is_over.wait(pause)
                         connection.settimeout(DEADLINE)
-                        connection.recv(1)
+                        while connection.recv(65536):
+                            pass
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield listener.getsockname()[1], asked
-        is_over.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(DEADLINE)
+        try:
+            yield listener.getsockname()[1], asked
+        finally:
+            is_over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(DEADLINE)
 
 
 @pytest.mark.parametrize("kind", _ETCD)
