@@ -12,6 +12,7 @@ import logging
 import math
 import socket
 import threading
+import time
 
 from elastic_run import __version__
 from elastic_run.core.job import discovery as discovering
@@ -45,6 +46,7 @@ from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, 
 from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import NEW, READY, WaitNotices
+from elastic_run.store.backoff import Backoff
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
@@ -70,6 +72,10 @@ _REACH = 5.0
 _LOOK_UP = 3.0
 #: Seconds for one attempt to reach an agent.
 _ANSWER = 3.0
+#: Seconds for the port of a killed agent to close; pauses between attempts at first, and at most.
+_DYING = 1.0
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.1
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
@@ -391,13 +397,21 @@ class NodeThread:
         endpoint = self._place.endpoints.get(name) or split_endpoint(name)
         limit = min(_ANSWER, self._outage.attempt_limit)
 
+        is_dying = self._discovery.has_ended and name == self._discovery.coordinator[0]
+
         def look() -> None:
             error: StoreError | None = None
             found: tuple[Answer, socket.socket | None, bytes] | None = None
-            try:
-                found = ask(endpoint, hello, limit, self._place.credentials, dark_after=self._config.lease)
-            except StoreError as caught:
-                error = caught
+            pauses, end = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), time.monotonic() + _DYING
+            while found is None:
+                try:
+                    found = ask(endpoint, hello, limit, self._place.credentials, dark_after=self._config.lease)
+                except StoreError as caught:
+                    error = caught
+                    # The kernel closes the sockets of a killed agent one after another: its port refuses a moment later.
+                    if not is_dying or getattr(error, "reason", "") != CLOSED or time.monotonic() > end:
+                        break
+                    time.sleep(pauses.next_pause())
             self._loop.call_soon_threadsafe(lambda: self._take_answer(name, found, error, is_look=is_look))
 
         threading.Thread(target=look, name="rendezvous-ask", daemon=True).start()
