@@ -1,0 +1,366 @@
+"""Finds the coordinator of a job for one agent, or becomes it: `core.job.discovery` says what to do, this does it.
+
+- What takes time (a connection, the lease's store) happens in a thread that ends with it; one question at a time.
+- This agent's port is open from its start where it serves an endpoint, so that it can say whom it follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+
+from elastic_run import __version__
+from elastic_run.core.job import discovery as discovering
+from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound, StepDown
+from elastic_run.core.job.discovery import (
+    COORDINATES,
+    LEASE_STORE,
+    REFUSES,
+    AcquireLease,
+    Ask,
+    BecomeCoordinator,
+    CoordinatorLost,
+    Follow,
+    WaitUntil,
+)
+from elastic_run.core.job.documents import Promise
+from elastic_run.core.job.node_events import Refused
+from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
+from elastic_run.records import replace
+from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
+from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
+from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, ask
+from elastic_run.rendezvous.session import Lost, Notice
+from elastic_run.store.backoff import Backoff
+from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
+from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.discovery import Action, Discovery, Fact
+    from elastic_run.core.job.membership import Member
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.rendezvous.coordination.outage import Outage
+    from elastic_run.rendezvous.coordination.places import Place
+    from elastic_run.rendezvous.session import SessionEvent
+
+__all__ = ["CoordinatorSearch"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for one attempt to reach an agent.
+_ANSWER = 3.0
+#: Seconds for the port of a killed agent to close; pauses between attempts at first, and at most.
+_DYING = 1.0
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.1
+
+
+class CoordinatorSearch:
+    """One agent's search, in the loop of its node's thread.
+
+    Args:
+        loop: The loop.
+        node: The agent's node.
+        host: Its machine's name.
+        place: Where the nodes meet.
+        config: The job's configuration.
+        outage: The time without a coordinator.
+        member: Returns the node as it knows itself, or None.
+        local_addr: Returns the address at which others reach this node, "" until it is known.
+        deliver: Brings an event to the agent; after the last one nothing is searched any more.
+        take: Takes a connection to the coordinator, with what was read from it; to this agent's own coordination where
+            the last argument says so.
+        drop: Closes the connection to the coordinator.
+
+    Attributes:
+        coordinator: This agent's port and its coordination, or None.
+        is_over: Whether nothing is searched any more.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        node: str,
+        host: str,
+        place: Place,
+        config: JobConfig,
+        outage: Outage,
+        *,
+        member: Callable[[], Member | None],
+        local_addr: Callable[[], str],
+        deliver: Callable[[SessionEvent], None],
+        take: Callable[[socket.socket, bytes, bool], None],
+        drop: Callable[[], None],
+    ) -> None:
+        self.coordinator: CoordinatorThread | None = None
+        self.is_over = False
+        self._loop = loop
+        self._node = node
+        self._host = host
+        self._place = place
+        self._config = config
+        self._outage = outage
+        self._member = member
+        self._local_addr = local_addr
+        self._deliver = deliver
+        self._take = take
+        self._drop = drop
+        self._discovery: Discovery | None = None
+        self._standing = 0
+        self._timer: Timer | None = None
+        self._is_lease_open = self._is_renewing = False
+        self._opened: dict[str, tuple[socket.socket, bytes]] = {}
+
+    @property
+    def dead(self) -> str:
+        """The last coordinator that is surely dead, or ""."""
+        return "" if self._discovery is None else self._discovery.dead
+
+    def begin(self) -> None:
+        """Listen where this agent has to, and look for the coordinator."""
+        try:
+            self._serve()
+        except OSError as error:
+            self._deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
+            return
+        self._outage.begin()
+        self._discovery = discovering.begin(self._node, self._place.names, self._place.own, self._config.lease)
+        self._advance(None)
+
+    def search_again(self, how: str, to: str = "") -> None:
+        """Look for another coordinator.
+
+        Args:
+            how: How the connection to the last one has ended.
+            to: Where a higher one listens, or "".
+        """
+        if self._discovery is not None and self._discovery.role == COORDINATES and self.coordinator is not None:
+            self.coordinator.end_term()
+        if not self._place.own and self._place.choice == MAJORITY and self._discovery is not None:
+            try:
+                self._serve()  # another agent of this machine may have served its endpoint so far
+            except OSError as error:
+                _log.debug("elastic-run: the endpoint can't be served here: %s", error)
+            self._discovery = replace(self._discovery, own=self._place.own)
+        self._advance(CoordinatorLost(how, to))
+
+    def _serve(self) -> None:
+        """Listen at this agent's endpoint, if it has one."""
+        if self._place.serve():
+            self._listen()
+
+    def _listen(self) -> None:
+        if self.coordinator is None:
+            self.coordinator = CoordinatorThread(
+                job=self._place.run_id,
+                node=self._node,
+                lease=self._config.lease,
+                credentials=self._place.credentials,
+                on_standing=lambda standing: self._loop.call_soon_threadsafe(lambda: self._note_standing(standing)),
+                on_defect=lambda error: self._loop.call_soon_threadsafe(lambda: self._fail(error)),
+            )
+            self.coordinator.listen(self._place.take_sockets(), serves_workers=self._place.serves_workers)
+        if self._place.notice:
+            self._deliver(Notice(self._place.notice))
+            self._place.notice = ""
+
+    def _advance(self, fact: Fact) -> None:
+        if self._discovery is None or self.is_over:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._discovery, actions = discovering.decide(self._discovery, fact, self._loop.now(), standing=self._standing)
+        for action in actions:
+            self._perform(action)
+        for connected, _ in self._opened.values():
+            connected.close()
+        self._opened.clear()
+        if self.coordinator is not None:
+            found = discovering.make_answer(self._discovery, self._find_standing())
+            self.coordinator.set_answer(Answer(found.role, found.node, found.standing, found.to))
+
+    def _find_standing(self) -> int:
+        member = self._member()
+        knows = member is not None and (member.started is not None or bool(member.accepted))
+        return discovering.KNOWS_ROUND if knows else discovering.KNOWS_NOTHING
+
+    def _fail(self, error: Exception) -> None:
+        self._deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
+
+    def _note_standing(self, standing: int) -> None:
+        self._standing = standing
+        self._advance(None)
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Ask):
+            self._ask(action.endpoint)
+        elif isinstance(action, Follow):
+            opened = self._opened.pop(action.endpoint, None)
+            if opened is None:
+                # It was asked by a coordinator, which joined nothing; now a node asks.
+                self._drop()
+                self._outage.begin()
+                self._advance(CoordinatorLost(BROKEN, action.endpoint))
+            else:
+                self._take(*opened, False)
+        elif isinstance(action, AcquireLease):
+            self._use_lease(lambda place: place.acquire(action.instead_of))
+        elif isinstance(action, BecomeCoordinator):
+            self._coordinate(action.dead)
+        elif isinstance(action, MayFound | StepDown) and self.coordinator is not None:
+            self.coordinator.note(action)
+        elif isinstance(action, WaitUntil):
+            self._timer = self._loop.call_at(action.at, lambda: self._advance(None))
+
+    # --- this agent coordinates --------------------------------------------------------------------------------------
+    def _coordinate(self, dead: str) -> None:
+        own, others = socket.socketpair()
+        member = self._member()
+        term = 1 if member is None else member.promise.term + 1
+        is_leased = isinstance(self._place, LeasePlace)
+        if is_leased:
+            self._listen()
+            term = self._place.term
+        assert self.coordinator is not None
+        self.coordinator.begin(
+            Promise(term, self._node),
+            self._place.choice,
+            others,
+            host=self._host,
+            dead=dead,
+            may_found=self._place.choice == ONLY_ONE,
+        )
+        self._take(own, b"", True)
+        if is_leased and not self._is_renewing:
+            self._renew_lease()
+
+    # --- other agents ------------------------------------------------------------------------------------------------
+    def _ask(self, name: str) -> None:
+        assert self._discovery is not None
+        if name == LEASE_STORE:
+            self._use_lease(lambda place: place.look())
+            return
+        is_look = self._discovery.role == COORDINATES
+        hello = Hello(self._place.run_id, "" if is_look else self._node, self._host, __version__)
+        endpoint = self._place.endpoints.get(name) or split_endpoint(name)
+        limit = min(_ANSWER, self._outage.attempt_limit)
+
+        is_dying = self._discovery.has_ended and name == self._discovery.coordinator[0]
+
+        def look() -> None:
+            error: StoreError | None = None
+            found: tuple[Answer, socket.socket | None, bytes] | None = None
+            pauses, end = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), time.monotonic() + _DYING
+            while found is None:
+                try:
+                    found = ask(endpoint, hello, limit, self._place.credentials, dark_after=self._config.lease)
+                except StoreError as caught:
+                    error = caught
+                    # The kernel closes the sockets of a killed agent one after another: its port refuses a moment later.
+                    if not is_dying or getattr(error, "reason", "") != CLOSED or time.monotonic() > end:
+                        break
+                    time.sleep(pauses.next_pause())
+            self._loop.call_soon_threadsafe(lambda: self._take_answer(name, found, error, is_look=is_look))
+
+        threading.Thread(target=look, name="rendezvous-ask", daemon=True).start()
+
+    def _take_answer(
+        self,
+        name: str,
+        found: tuple[Answer, socket.socket | None, bytes] | None,
+        error: StoreError | None,
+        *,
+        is_look: bool,
+    ) -> None:
+        if found is not None:
+            answer, connected, rest = found
+            if connected is not None:
+                self._opened[name] = connected, rest
+            if answer.role != REFUSED:
+                self._advance(discovering.Answer(name, answer.role, answer.node, answer.to, answer.standing))
+                return
+            error = StoreTokenError(answer.detail)
+        assert error is not None
+        reason = getattr(error, "reason", CLOSED)
+        if isinstance(error, StoreTokenError) and not self._outage.was_reached and not is_look:
+            self._deliver(Refused(str(error)))
+            return
+        if reason == NOBODY_LISTENS and self._place.is_undecided and not self._outage.was_reached:
+            try:
+                self._serve()
+            except OSError as refusal:
+                message = f"the store can't be served here: {refusal}"
+                error = StoreConnectionError(message)
+            if self._place.own and self._discovery is not None:
+                self._discovery = discovering.begin(self._node, self._place.names, self._place.own, self._config.lease)
+                self._advance(None)
+                return
+        if not is_look:
+            news = self._outage.failed(name, error)
+            if news is not None:
+                self._deliver(news)
+        role = REFUSES if reason == NOBODY_LISTENS else SILENT
+        self._advance(discovering.Answer(name, role))
+
+    # --- the lease ---------------------------------------------------------------------------------------------------
+    def _use_lease(self, use: Callable[[LeasePlace], discovering.Answer]) -> None:
+        """Read or acquire the lease, in a thread: the store may take seconds."""
+        place = self._place
+        assert isinstance(place, LeasePlace)
+
+        def call() -> None:
+            try:
+                if not self._is_lease_open:
+                    self._is_lease_open = True
+                    hello = Hello(place.run_id, self._node, self._host, __version__)
+                    place.open(hello, self._config.lease, max(1.0, self._config.lease / 2))
+                    place.listen(self._local_addr() or place.find_local_address())
+                answer = use(place)
+            except (StoreError, OSError) as caught:
+                error = caught
+                self._loop.call_soon_threadsafe(lambda: self._miss_lease(error))
+            else:
+                self._loop.call_soon_threadsafe(lambda: self._advance(answer))
+
+        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
+
+    def _miss_lease(self, error: StoreError | OSError) -> None:
+        name = self._place.name
+        if isinstance(error, StoreTokenError) and not self._outage.was_reached:
+            self._deliver(Refused(str(error)))
+        elif isinstance(error, StoreAccessError):
+            self._deliver(Lost("rendezvous", f"the store at {name}: {error}"))
+        elif not isinstance(error, StoreError):
+            self._deliver(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
+        else:
+            news = self._outage.failed(name, error)
+            if news is not None:
+                self._deliver(news)
+            self._advance(discovering.Answer(LEASE_STORE, SILENT))
+
+    def _renew_lease(self) -> None:
+        """Hold the lease on while this agent coordinates; again in a third of its time."""
+        place, coordinator = self._place, self.coordinator
+        is_coordinator = self._discovery is not None and self._discovery.role == COORDINATES
+        if not isinstance(place, LeasePlace) or coordinator is None or not is_coordinator or self.is_over:
+            self._is_renewing = False
+            return
+        self._is_renewing = True
+
+        def call() -> None:
+            try:
+                coordinator.note(place.renew())
+            except StoreError as error:
+                _log.debug("elastic-run: the lease at %s can't be renewed: %s", place.name, error)
+            self._loop.call_soon_threadsafe(again)
+
+        def again() -> None:
+            self._loop.call_later(self._config.lease / 3, self._renew_lease)
+
+        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
