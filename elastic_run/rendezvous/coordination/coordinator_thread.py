@@ -182,28 +182,20 @@ class CoordinatorThread:
 
         self._loop.call_soon_threadsafe(begin)
 
-    def resign(self, *, ends_job: str) -> None:
-        """Let the nodes go on without this agent, which goes.
+    def end_job(self, detail: str) -> None:
+        """Let the job end with this agent, which goes, for a reason: a sentence."""
 
-        Args:
-            ends_job: Why the job ends with this agent, a sentence; "" where another coordinator may follow.
-        """
-
-        def resign() -> None:
+        def end() -> None:
             state = self._coordination
             if state is None or state.is_over or state.end is not None:
                 return
-            if ends_job:
-                end = End(
-                    state.job.term, "store_lost", verdict_exit_code("store_lost"), ends_job, None, state.job.attempts
-                )
-                self._coordination = replace(state, end=end)
-            else:
-                self._coordination = replace(state, is_over=True)
+            code = verdict_exit_code("store_lost")
+            end = End(state.job.term, "store_lost", code, detail, None, state.job.attempts)
+            self._coordination = replace(state, end=end)
             self._changed.update(self._links)
             self._send_orders()
 
-        self._call(resign)
+        self._call(end)
 
     def wait_empty(self, timeout: float) -> bool:
         """Wait until no other node is connected; returns whether that is so."""
@@ -246,6 +238,12 @@ class CoordinatorThread:
         """Return the nodes that the job goes on without; see `left_out_nodes`."""
         state = self._coordination
         return [] if state is None else list_left_out(state.job, time.monotonic())
+
+    @property
+    def has_heirs(self) -> bool:
+        """Whether other nodes are connected that stay."""
+        state = self._coordination
+        return state is not None and any(node != self._node and not one.leaving for node, one in state.here.items())
 
     @property
     def has_others(self) -> bool:
