@@ -136,7 +136,9 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             here[state.node] = state
             happened.append(state)
         elif isinstance(event, Closed) and event.node in here and here[event.node].leaving:
-            del here[event.node]
+            state = here.pop(event.node)
+            if state.promise == coordination.promise:
+                ended[event.node] = state
         elif isinstance(event, Closed) and (event.node in here or event.node in away):
             happened.append(event)
             _take_end(coordination, event, here.pop(event.node, None), ended)
