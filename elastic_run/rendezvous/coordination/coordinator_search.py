@@ -32,6 +32,7 @@ from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorTh
 from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
 from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, ask
 from elastic_run.rendezvous.session import Lost, Notice
+from elastic_run.report.wait_texts import Repetition
 from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
@@ -98,6 +99,8 @@ class CoordinatorSearch:
         self._timer: Timer | None = None
         self._is_lease_open = self._is_renewing = False
         self._opened: dict[str, tuple[socket.socket, bytes]] = {}
+        self._unrenewed_since: float | None = None
+        self._repetition = Repetition()
 
     @property
     def dead(self) -> str:
@@ -337,13 +340,31 @@ class CoordinatorSearch:
         self._is_renewing = True
 
         def call() -> None:
+            error = None
             try:
                 coordinator.note(place.renew())
-            except StoreError as error:
-                _log.debug("elastic-run: the lease at %s can't be renewed: %s", place.name, error)
-            self._loop.call_soon_threadsafe(again)
+            except StoreError as caught:
+                error = caught
+            self._loop.call_soon_threadsafe(lambda: again(error))
 
-        def again() -> None:
+        def again(error: StoreError | None) -> None:
+            self._tell_lease(error)
             self._loop.call_later(self._config.lease / 3, self._renew_lease)
 
         threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
+
+    def _tell_lease(self, error: StoreError | None) -> None:
+        """Tell the user that the lease can't be renewed, as soon as it is over, and that it can again."""
+        now, name = self._loop.now(), self._place.name
+        silent_for = 0.0 if self._unrenewed_since is None else now - self._unrenewed_since
+        if error is None:
+            if silent_for >= self._config.lease:
+                self._owner.deliver(Notice(f"the store at {name} answers again after {silent_for:.0f} s"))
+            self._unrenewed_since = None
+            return
+        if self._unrenewed_since is None:
+            self._unrenewed_since, self._repetition = now, Repetition()
+        trouble = getattr(error, "cause", str(error))
+        if silent_for >= self._config.lease and self._repetition.is_due(trouble, now):
+            fact = f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}"
+            self._owner.deliver(Notice(f"{fact}; the job goes on, and its next round waits for the store"))
