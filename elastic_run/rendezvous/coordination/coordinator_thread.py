@@ -1,7 +1,7 @@
-"""The coordinator of a job, and an agent's port: a thread with a loop of its own, so that no node's workers wait for it.
+"""The coordinator of a job, and an agent's port: a thread with a loop of its own, so that no workers wait for it.
 
-- What the nodes say goes into `core.job.coordination.decide`, many documents at a time; each node is sent its order when
-  it differs from the one before.
+- What the nodes say goes into `core.job.coordination.decide`, many documents at a time; each node is sent its order
+  when it differs from the one before.
 - An agent that has a port and doesn't coordinate says whom it follows, or that it searches.
 - Questions to all nodes (`status`, `stacks`, drains) pass through here: the question goes to each node, and the answers
   go back together, at the latest when the asker's time is over.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.coordination_state import Event
     from elastic_run.core.job.documents import Order, Round
     from elastic_run.loop import Timer
-    from elastic_run.rendezvous.coordination.opening import Credentials, Hello
+    from elastic_run.rendezvous.coordination.opening import Hello, Identity
 
 __all__ = ["CoordinatorThread"]
 
@@ -61,28 +61,20 @@ class CoordinatorThread:
     """One agent's port, and its job while it coordinates.
 
     Args:
-        job: The id of the job.
-        node: This node's id.
-        lease: Seconds; see `JobConfig.lease`.
-        credentials: Of the job's token, or None.
+        identity: This agent.
         on_standing: Called with the standing of this agent's coordination when it has changed.
         on_defect: Called with what went wrong if the thread ends because of a defect.
     """
 
     def __init__(
         self,
+        identity: Identity,
         *,
-        job: str,
-        node: str,
-        lease: float,
-        credentials: Credentials | None,
         on_standing: Callable[[int], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
-        self._job = job
-        self._node = node
-        self._lease = lease
-        self._credentials = credentials
+        self._identity = identity
+        self._node = identity.node
         self._on_standing = on_standing
         self._on_defect = on_defect
         self._standing = -1
@@ -90,7 +82,7 @@ class CoordinatorThread:
         self._is_over = False
         self._listener: Listener | None = None
         self._coordination: Coordination | None = None
-        self._answer = Answer(SEARCHES, node)
+        self._answer = Answer(SEARCHES, identity.node)
         self._started_by: tuple[Round, ...] = ()
         self._links: dict[str, Link] = {}
         self._hosts: dict[str, str] = {}
@@ -123,28 +115,22 @@ class CoordinatorThread:
             self._listener = Listener(
                 self._loop,
                 sockets,
-                job=self._job,
-                lease=self._lease,
-                credentials=self._credentials,
+                identity=self._identity,
                 describe=self._describe_self,
                 admit=self._welcome,
-                refuse=self._find_refusal,
                 hand_on=hand_on,
             )
 
         self._call(begin)
         return port
 
-    def begin(
-        self, promise: Promise, choice: str, own: socket.socket, *, host: str, dead: str, may_found: bool
-    ) -> None:
+    def begin(self, promise: Promise, choice: str, own: socket.socket, *, dead: str, may_found: bool) -> None:
         """Coordinate the job from now on.
 
         Args:
             promise: The term, and this node.
             choice: A word of `core.job.succession`.
             own: This side of the connection to this agent's own node.
-            host: This machine's name.
             dead: See `Knowledge.dead`.
             may_found: Whether nodes that know of no round may found the job.
         """
@@ -157,12 +143,12 @@ class CoordinatorThread:
             link = Link(
                 self._loop,
                 own,
-                lease=self._lease,
+                lease=self._identity.lease,
                 on_document=lambda _: None,
                 on_message=lambda _: None,
                 on_end=lambda _how, _detail: None,
             )
-            self._admit(self._node, host, link)
+            self._admit(self._node, self._identity.host, link)
 
         self._call(start)
 
@@ -304,9 +290,6 @@ class CoordinatorThread:
             return self._answer
         return Answer(COORDINATES, self._node, compute_standing(state))
 
-    def _find_refusal(self, hello: Hello) -> str:
-        return ""
-
     def _welcome(self, hello: Hello, link: Link) -> None:
         state = self._coordination
         if not hello.successor:
@@ -331,10 +314,7 @@ class CoordinatorThread:
 
     def _read_state(self, node: str, link: Link, document: dict[str, Any]) -> None:
         try:
-            state = from_document(NodeState, document)
-            if state.node != node:
-                message = f"a state of {state.node}"
-                raise MessageError(message)
+            state = from_document(NodeState, {**document, "node": node})
         except MessageError as error:
             if not self._complaint:
                 self._complaint = str(error)
