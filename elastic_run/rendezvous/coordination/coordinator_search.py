@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 
-from elastic_run import __version__
 from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
@@ -31,8 +30,9 @@ from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
 from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
-from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, ask
+from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, ask
 from elastic_run.rendezvous.session import Lost, Notice
+from elastic_run.report.wait_texts import Repetition
 from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.discovery import Action, Discovery, Fact
-    from elastic_run.core.job.membership import Member
     from elastic_run.loop import Loop, Timer
+    from elastic_run.rendezvous.coordination.node_thread import NodeThread
+    from elastic_run.rendezvous.coordination.opening import Identity
     from elastic_run.rendezvous.coordination.outage import Outage
     from elastic_run.rendezvous.coordination.places import Place
-    from elastic_run.rendezvous.session import SessionEvent
 
 __all__ = ["CoordinatorSearch"]
 
@@ -66,17 +66,11 @@ class CoordinatorSearch:
 
     Args:
         loop: The loop.
-        node: The agent's node.
-        host: Its machine's name.
+        identity: This agent.
         place: Where the nodes meet.
         config: The job's configuration.
         outage: The time without a coordinator.
-        member: Returns the node as it knows itself, or None.
-        local_addr: Returns the address at which others reach this node, "" until it is known.
-        deliver: Brings an event to the agent; after the last one nothing is searched any more.
-        take: Takes a connection to the coordinator, with what was read from it; to this agent's own coordination where
-            the last argument says so.
-        drop: Closes the connection to the coordinator.
+        owner: The node's thread, which gets the connection.
 
     Attributes:
         coordinator: This agent's port and its coordination, or None.
@@ -86,36 +80,27 @@ class CoordinatorSearch:
     def __init__(
         self,
         loop: Loop,
-        node: str,
-        host: str,
+        identity: Identity,
         place: Place,
         config: JobConfig,
         outage: Outage,
-        *,
-        member: Callable[[], Member | None],
-        local_addr: Callable[[], str],
-        deliver: Callable[[SessionEvent], None],
-        take: Callable[[socket.socket, bytes, bool], None],
-        drop: Callable[[], None],
+        owner: NodeThread,
     ) -> None:
         self.coordinator: CoordinatorThread | None = None
         self.is_over = False
         self._loop = loop
-        self._node = node
-        self._host = host
+        self._identity = identity
         self._place = place
         self._config = config
         self._outage = outage
-        self._member = member
-        self._local_addr = local_addr
-        self._deliver = deliver
-        self._take = take
-        self._drop = drop
+        self._owner = owner
         self._discovery: Discovery | None = None
         self._standing = 0
         self._timer: Timer | None = None
         self._is_lease_open = self._is_renewing = False
         self._opened: dict[str, tuple[socket.socket, bytes]] = {}
+        self._unrenewed_since: float | None = None
+        self._repetition = Repetition()
 
     @property
     def dead(self) -> str:
@@ -127,10 +112,14 @@ class CoordinatorSearch:
         try:
             self._serve()
         except OSError as error:
-            self._deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
+            self._owner.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
             return
         self._outage.begin()
-        self._discovery = discovering.begin(self._node, self._place.names, self._place.own, self._config.lease)
+        self._restart()
+
+    def _restart(self) -> None:
+        place, lease = self._place, self._config.lease
+        self._discovery = discovering.begin(self._identity.node, place.names, place.own, lease)
         self._advance(None)
 
     def search_again(self, how: str, to: str = "") -> None:
@@ -154,7 +143,7 @@ class CoordinatorSearch:
 
     @property
     def _is_leaving(self) -> bool:
-        member = self._member()
+        member = self._owner.member
         return member is not None and member.leaving is not None
 
     def _serve(self) -> None:
@@ -162,20 +151,19 @@ class CoordinatorSearch:
         if self._place.serve():
             self._listen()
 
-    def _listen(self) -> None:
-        if self.coordinator is None:
-            self.coordinator = CoordinatorThread(
-                job=self._place.run_id,
-                node=self._node,
-                lease=self._config.lease,
-                credentials=self._place.credentials,
+    def _listen(self) -> CoordinatorThread:
+        coordinator = self.coordinator
+        if coordinator is None:
+            coordinator = self.coordinator = CoordinatorThread(
+                self._identity,
                 on_standing=lambda standing: self._loop.call_soon_threadsafe(lambda: self._note_standing(standing)),
                 on_defect=lambda error: self._loop.call_soon_threadsafe(lambda: self._fail(error)),
             )
-            self.coordinator.listen(self._place.take_sockets(), serves_workers=self._place.serves_workers)
+            coordinator.listen(self._place.take_sockets(), serves_workers=self._place.serves_workers)
         if self._place.notice:
-            self._deliver(Notice(self._place.notice))
+            self._owner.deliver(Notice(self._place.notice))
             self._place.notice = ""
+        return coordinator
 
     def _advance(self, fact: Fact) -> None:
         if self._discovery is None or self.is_over:
@@ -184,7 +172,7 @@ class CoordinatorSearch:
             self._timer.cancel()
         self._discovery, actions = discovering.decide(self._discovery, fact, self._loop.now(), standing=self._standing)
         for action in actions:
-            self._perform(action)
+            self._perform(action, self._discovery)
         for connected, _ in self._opened.values():
             connected.close()
         self._opened.clear()
@@ -193,29 +181,29 @@ class CoordinatorSearch:
             self.coordinator.set_answer(Answer(found.role, found.node, found.standing, found.to))
 
     def _find_standing(self) -> int:
-        member = self._member()
+        member = self._owner.member
         knows = member is not None and (member.started is not None or bool(member.accepted))
         return discovering.KNOWS_ROUND if knows else discovering.KNOWS_NOTHING
 
     def _fail(self, error: Exception) -> None:
-        self._deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
+        self._owner.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
 
     def _note_standing(self, standing: int) -> None:
         self._standing = standing
         self._advance(None)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action, discovery: Discovery) -> None:
         if isinstance(action, Ask):
-            self._ask(action.endpoint)
+            self._ask(action.endpoint, discovery)
         elif isinstance(action, Follow):
             opened = self._opened.pop(action.endpoint, None)
             if opened is None:
                 # It was asked by a coordinator, which joined nothing; now a node asks.
-                self._drop()
+                self._owner.drop_link()
                 self._outage.begin()
                 self._advance(CoordinatorLost(BROKEN, action.endpoint))
             else:
-                self._take(*opened, False)
+                self._owner.use(*opened)
         elif isinstance(action, AcquireLease) and self._is_leaving:
             self._loop.call_soon_threadsafe(lambda: self._advance(discovering.Answer(LEASE_STORE, SILENT)))
         elif isinstance(action, AcquireLease):
@@ -230,36 +218,32 @@ class CoordinatorSearch:
     # --- this agent coordinates --------------------------------------------------------------------------------------
     def _coordinate(self, dead: str) -> None:
         own, others = socket.socketpair()
-        member = self._member()
+        member = self._owner.member
         term = 1 if member is None else member.promise.term + 1
         is_leased = isinstance(self._place, LeasePlace)
-        if is_leased:
-            self._listen()
+        if isinstance(self._place, LeasePlace):
             term = self._place.term
-        assert self.coordinator is not None
-        self.coordinator.begin(
-            Promise(term, self._node),
+        self._listen().begin(
+            Promise(term, self._identity.node),
             self._place.choice,
             others,
-            host=self._host,
             dead=dead,
             may_found=self._place.choice == ONLY_ONE,
         )
-        self._take(own, b"", True)
+        self._owner.use(own, b"", is_own=True)
         if is_leased and not self._is_renewing:
             self._renew_lease()
 
     # --- other agents ------------------------------------------------------------------------------------------------
-    def _ask(self, name: str) -> None:
-        assert self._discovery is not None
+    def _ask(self, name: str, discovery: Discovery) -> None:
         if name == LEASE_STORE:
             self._use_lease(lambda place: place.look())
             return
-        is_look = self._discovery.role == COORDINATES
-        hello = Hello(self._place.run_id, "" if is_look else self._node, self._host, __version__)
+        is_look = discovery.role == COORDINATES
+        hello = self._identity.make_hello(joins=not is_look)
         endpoint = self._place.endpoints.get(name) or split_endpoint(name)
         limit = min(_ANSWER, self._outage.attempt_limit)
-        is_dying = self._discovery.has_ended and name == self._discovery.coordinator[0]
+        is_dying = discovery.has_ended and name == discovery.coordinator[0]
 
         def look() -> None:
             error: StoreError | None = None
@@ -270,7 +254,7 @@ class CoordinatorSearch:
                     found = ask(endpoint, hello, limit, self._place.credentials, dark_after=self._config.lease)
                 except StoreError as caught:
                     error = caught
-                    # The kernel closes the sockets of a killed agent one after another: its port refuses a moment later.
+                    # The kernel closes the sockets of a killed agent one by one: its port refuses a moment later.
                     if not is_dying or getattr(error, "reason", "") != CLOSED or time.monotonic() > end:
                         break
                     time.sleep(pauses.next_pause())
@@ -294,41 +278,43 @@ class CoordinatorSearch:
                 self._advance(discovering.Answer(name, answer.role, answer.node, answer.to, answer.standing))
                 return
             error = StoreTokenError(answer.detail)
-        assert error is not None
+        if error is not None:
+            self._miss(name, error, is_look=is_look)
+
+    def _miss(self, name: str, error: StoreError, *, is_look: bool) -> None:
+        """Take in that nobody coordinates there."""
         reason = getattr(error, "reason", CLOSED)
-        if isinstance(error, StoreTokenError) and not self._outage.was_reached and not is_look:
-            self._deliver(Refused(str(error)))
+        was_reached = self._outage.was_reached
+        if isinstance(error, StoreTokenError) and not was_reached and not is_look:
+            self._owner.deliver(Refused(str(error)))
             return
-        if reason == NOBODY_LISTENS and self._place.is_undecided and not self._outage.was_reached:
+        if reason == NOBODY_LISTENS and self._place.is_undecided and not was_reached:
             try:
                 self._serve()
             except OSError as refusal:
                 message = f"the store can't be served here: {refusal}"
                 error = StoreConnectionError(message)
-            if self._place.own and self._discovery is not None:
-                self._discovery = discovering.begin(self._node, self._place.names, self._place.own, self._config.lease)
-                self._advance(None)
+            if self._place.own:
+                self._restart()
                 return
-        if not is_look:
-            news = self._outage.failed(name, error)
-            if news is not None:
-                self._deliver(news)
-        role = REFUSES if reason == NOBODY_LISTENS else SILENT
-        self._advance(discovering.Answer(name, role))
+        news = None if is_look else self._outage.failed(name, error)
+        if news is not None:
+            self._owner.deliver(news)
+        self._advance(discovering.Answer(name, REFUSES if reason == NOBODY_LISTENS else SILENT))
 
     # --- the lease ---------------------------------------------------------------------------------------------------
     def _use_lease(self, use: Callable[[LeasePlace], discovering.Answer]) -> None:
         """Read or acquire the lease, in a thread: the store may take seconds."""
         place = self._place
-        assert isinstance(place, LeasePlace)
+        if not isinstance(place, LeasePlace):
+            return
 
         def call() -> None:
             try:
                 if not self._is_lease_open:
                     self._is_lease_open = True
-                    hello = Hello(place.run_id, self._node, self._host, __version__)
-                    place.open(hello, self._config.lease, max(1.0, self._config.lease / 2))
-                    place.listen(self._local_addr() or place.find_local_address())
+                    place.open(self._identity, timeout=max(1.0, self._config.lease / 2))
+                    place.listen(self._owner.local_addr or place.find_local_address())
                 answer = use(place)
             except (StoreError, OSError) as caught:
                 error = caught
@@ -341,15 +327,15 @@ class CoordinatorSearch:
     def _miss_lease(self, error: StoreError | OSError) -> None:
         name = self._place.name
         if isinstance(error, StoreTokenError) and not self._outage.was_reached:
-            self._deliver(Refused(str(error)))
+            self._owner.deliver(Refused(str(error)))
         elif isinstance(error, StoreAccessError):
-            self._deliver(Lost("rendezvous", f"the store at {name}: {error}"))
+            self._owner.deliver(Lost("rendezvous", f"the store at {name}: {error}"))
         elif not isinstance(error, StoreError):
-            self._deliver(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
+            self._owner.deliver(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
         else:
             news = self._outage.failed(name, error)
             if news is not None:
-                self._deliver(news)
+                self._owner.deliver(news)
             self._advance(discovering.Answer(LEASE_STORE, SILENT))
 
     def _renew_lease(self) -> None:
@@ -362,13 +348,31 @@ class CoordinatorSearch:
         self._is_renewing = True
 
         def call() -> None:
+            error = None
             try:
                 coordinator.note(place.renew())
-            except StoreError as error:
-                _log.debug("elastic-run: the lease at %s can't be renewed: %s", place.name, error)
-            self._loop.call_soon_threadsafe(again)
+            except StoreError as caught:
+                error = caught
+            self._loop.call_soon_threadsafe(lambda: again(error))
 
-        def again() -> None:
+        def again(error: StoreError | None) -> None:
+            self._tell_lease(error)
             self._loop.call_later(self._config.lease / 3, self._renew_lease)
 
         threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
+
+    def _tell_lease(self, error: StoreError | None) -> None:
+        """Tell the user that the lease can't be renewed, as soon as it is over, and that it can again."""
+        now, name = self._loop.now(), self._place.name
+        silent_for = 0.0 if self._unrenewed_since is None else now - self._unrenewed_since
+        if error is None:
+            if silent_for >= self._config.lease:
+                self._owner.deliver(Notice(f"the store at {name} answers again after {silent_for:.0f} s"))
+            self._unrenewed_since = None
+            return
+        if self._unrenewed_since is None:
+            self._unrenewed_since, self._repetition = now, Repetition()
+        trouble = getattr(error, "cause", str(error))
+        if silent_for >= self._config.lease and self._repetition.is_due(trouble, now):
+            fact = f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}"
+            self._owner.deliver(Notice(f"{fact}; the job goes on, and its next round waits for the store"))

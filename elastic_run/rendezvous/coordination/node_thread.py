@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 import threading
 
+from elastic_run import __version__
 from elastic_run.core.job import membership
 from elastic_run.core.job.coordination import BROKEN, SILENT
 from elastic_run.core.job.documents import IDLE, RUNS, Order
 from elastic_run.core.job.membership import Member, OrderRead, Search
 from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
-from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.core.job.succession import ONLY_ONE
+from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
 from elastic_run.core.protocol.outcomes import STOPPED, UNREACHABLE
 from elastic_run.loop import Loop
-from elastic_run.records import replace
+from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.addresses import find_listening, find_trouble
 from elastic_run.rendezvous.coordination.coordinator_search import CoordinatorSearch
 from elastic_run.rendezvous.coordination.link import Link
+from elastic_run.rendezvous.coordination.opening import Identity
 from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import NEW, READY, WaitNotices
@@ -34,6 +35,7 @@ from elastic_run.store.connecting import format_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from typing import Any
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.session import SessionEvent, Setup
 
-__all__ = ["NodeThread"]
+__all__ = ["NodeDescription", "NodeThread"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +62,9 @@ _LONGEST_PAUSE = 0.1
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
-class NodeThread:
-    """One node of a job.
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    """What a node is, and where it looks for its job.
 
     Args:
         node: Its id.
@@ -69,11 +72,28 @@ class NodeThread:
         setup: The agent's description of its job.
         config: The job's configuration, with the settings of the rendezvous.
         local_addr: The address for other nodes; "" to find out.
-        deliver: Brings an event to the agent.
-        open_worker_store: See `Session.start`.
         offers_store: Whether the agent opens a workers' store for each round.
         worker_host: MASTER_ADDR where it is not the node's address; else "".
         describe_join: Says how others join, at a host and a port; None where they know.
+    """
+
+    node: str
+    place: Place
+    setup: Setup
+    config: JobConfig
+    local_addr: str
+    offers_store: bool
+    worker_host: str
+    describe_join: Callable[[str, int], str] | None
+
+
+class NodeThread:
+    """One node of a job.
+
+    Args:
+        description: The node.
+        deliver: Brings an event to the agent.
+        open_worker_store: See `Session.start`.
         hold: Lets the guardian hold a connection, given its descriptor.
 
     Attributes:
@@ -84,31 +104,21 @@ class NodeThread:
 
     def __init__(
         self,
-        node: str,
-        place: Place,
-        setup: Setup,
-        config: JobConfig,
+        description: NodeDescription,
         *,
-        local_addr: str,
         deliver: Callable[[SessionEvent], None],
         open_worker_store: Callable[[str], StoreAddress],
-        offers_store: bool,
-        worker_host: str,
-        describe_join: Callable[[str, int], str] | None,
         hold: Callable[[int], None],
     ) -> None:
-        self.node = node
-        self.local_addr = local_addr
+        self.local_addr = description.local_addr
         self.listening_host = ""
         self.member: Member | None = None
-        self._place = place
-        self._setup = setup
-        self._config = config
+        self._description = description
+        self._place = place = description.place
+        self._setup = setup = description.setup
+        self._config = config = description.config
         self._deliver_to_agent = deliver
         self._open_worker_store = open_worker_store
-        self._offers_store = offers_store
-        self._worker_host = worker_host
-        self._describe_join = describe_join
         self._hold = hold
         self._loop = Loop()
         self._is_over = False
@@ -126,24 +136,14 @@ class NodeThread:
         self._asked: dict[int, tuple[Callable[[list[dict[str, Any]]], None], list[dict[str, Any]]]] = {}
         self._questions = 0
         self._outage = Outage(place, config, setup.node_config, shows_waiting=setup.shows_waiting)
-        self._search = CoordinatorSearch(
-            self._loop,
-            node,
-            setup.node_info.host,
-            place,
-            config,
-            self._outage,
-            member=lambda: self.member,
-            local_addr=lambda: self.local_addr,
-            deliver=self._deliver,
-            take=self._use,
-            drop=self._drop_link,
-        )
+        host = setup.node_info.host
+        identity = Identity(place.run_id, description.node, host, __version__, config.lease, place.credentials)
+        self._search = CoordinatorSearch(self._loop, identity, place, config, self._outage, self)
         self.notices = WaitNotices(
             state=self._name_state,
             doubt=lambda is_alone: place.describe_need() if is_alone else "",
             shows_waiting=setup.shows_waiting,
-            deliver=self._deliver,
+            deliver=self.deliver,
         )
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
@@ -173,7 +173,7 @@ class NodeThread:
 
     def renew_store(self, address: StoreAddress) -> StoreAddress:
         """Return a workers' store's address as other nodes reach it."""
-        host = self._worker_host or (self.local_addr if address.host in _WILDCARDS else address.host)
+        host = self._description.worker_host or (self.local_addr if address.host in _WILDCARDS else address.host)
         return replace(address, host=host)
 
     def wait_said(self, timeout: float) -> bool:
@@ -188,11 +188,11 @@ class NodeThread:
         return is_said.wait(timeout)
 
     def hand_over(self, timeout: float) -> bool:
-        """Leave the coordination to another agent, and tell that one that this node goes; returns whether it was told."""
+        """Leave the coordination to another agent, and tell it that this node goes; returns whether it was told."""
         is_said = threading.Event()
 
         def begin() -> None:
-            self._drop_link()
+            self.drop_link()
             self._search.search_again(BROKEN)
             self._when_said.append(is_said.set)
             self._look_whether_said()
@@ -248,28 +248,35 @@ class NodeThread:
             self._loop.close()
 
     def _fail(self, error: Exception) -> None:
-        self._deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
+        self.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
 
-    def _deliver(self, event: SessionEvent) -> None:
+    def deliver(self, event: SessionEvent) -> None:
+        """Bring an event to the agent; nothing follows the last one."""
         if not self._has_end:
             self._has_end = self._search.is_over = isinstance(event, Ended | Refused | Lost)
             self._deliver_to_agent(event)
 
     # --- the connection ----------------------------------------------------------------------------------------------
-    def _use(self, connected: socket.socket, rest: bytes, is_own: bool) -> None:  # noqa: FBT001 - a callback
-        """Take a connection to the coordinator, and say on it what this node is."""
+    def use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None:
+        """Take a connection to the coordinator, and say on it what this node is.
+
+        Args:
+            connected: The connection.
+            rest: What was read from it before.
+            is_own: Whether it leads to this agent's own coordination.
+        """
         if not is_own:
             self._hold(connected.fileno())
         self._is_own = is_own
         if self.member is None and not self._join():
             connected.close()
             return
-        self._drop_link()
+        self.drop_link()
         told = self._outage.end()
         if told:
-            self._deliver(Notice(told))
+            self.deliver(Notice(told))
             if self._setup.shows_waiting:
-                self._deliver(Waiting(None, is_for_nodes=False))
+                self.deliver(Waiting(None, is_for_nodes=False))
         self._link = link = Link(
             self._loop,
             connected,
@@ -293,12 +300,13 @@ class NodeThread:
         try:
             address = self._open_worker_store(self.listening_host)
         except OSError as error:
-            self._deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
+            self.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return False
-        if self._describe_join is not None and not self._early:
-            self._deliver(Notice(self._describe_join(self.local_addr, self._place.port)))
+        describe_join = self._description.describe_join
+        if describe_join is not None and not self._early:
+            self.deliver(Notice(describe_join(self.local_addr, self._place.port)))
         node_info: NodeInfo = replace(self._setup.node_info, serves_store=self._search.coordinator is not None)
-        self.member = Member(self.node, node_info, self._config, self.renew_store(address))
+        self.member = Member(self._description.node, node_info, self._config, self.renew_store(address))
         early, self._early = self._early, []
         for event in early:
             self._feed(event)
@@ -312,10 +320,11 @@ class NodeThread:
             self.listening_host = found.hosts[0]
         elif found.hosts:
             reason = f"{self.local_addr} has several addresses ({', '.join(found.hosts)})"
-        if reason and self._offers_store:
-            self._deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
+        if reason and self._description.offers_store:
+            self.deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
 
-    def _drop_link(self) -> None:
+    def drop_link(self) -> None:
+        """Close the connection to the coordinator, which is told that this agent lives."""
         if self._link is not None:
             self._link.part()
             self._link = None
@@ -324,7 +333,7 @@ class NodeThread:
 
     def _lose_link(self, how: str, _detail: str) -> None:
         self._link = None
-        self._drop_link()
+        self.drop_link()
         self._look_whether_said()
         if self._has_end or self._is_over:
             return
@@ -377,20 +386,20 @@ class NodeThread:
             self._announce(command)
         elif isinstance(command, Warned):
             if self._formed is None:
-                self._deliver(command)
+                self.deliver(command)
             else:
                 self._warned = command
         elif isinstance(command, Halted):
             self._halt(command)
         elif isinstance(command, Settled):
-            self._deliver(Notice(command.detail))
+            self.deliver(Notice(command.detail))
         elif isinstance(command, Search):
-            self._drop_link()
+            self.drop_link()
             self._outage.begin()
             self._search.search_again(BROKEN, command.to)
         else:
-            self._deliver(command)
-            self._drop_link()
+            self.deliver(command)
+            self.drop_link()
 
     def _look_whether_said(self) -> None:
         # A coordinator that is new to a node that leaves has to be promised its term, too.
@@ -426,20 +435,21 @@ class NodeThread:
             detail = f"{here} can't reach the store of rank 0 at {master}: {trouble}"
             self._end_round(place.round, UNREACHABLE, detail)
             return
-        self._deliver(formed)
+        self.deliver(formed)
         if self._warned is not None:
-            self._deliver(self._warned)
+            self.deliver(self._warned)
 
     def _halt(self, halted: Halted) -> None:
         if self._formed is not None and self._formed.assignment.round == halted.round:
             self._formed = None
             self._end_round(halted.round, STOPPED, "")
         else:
-            self._deliver(halted)
+            self.deliver(halted)
 
     def _end_round(self, number: int, outcome: str, detail: str) -> None:
-        assert self.member is not None
-        self._feed(WorkersGone(number, outcome, self.member.store_address, detail=detail))
+        """Say that nothing of a round lives here: the agent was never told of it."""
+        if self.member is not None:
+            self._feed(WorkersGone(number, outcome, self.member.store_address, detail=detail))
 
     # --- messages ----------------------------------------------------------------------------------------------------
     def _read_message(self, message: dict[str, Any]) -> None:
@@ -452,7 +462,7 @@ class NodeThread:
             self.notices.take(status, self._loop.now())
             self._plan_wait()
         elif kind == "asked" and isinstance(message.get("question"), str):
-            self._deliver(StatusAsked(message["question"]))
+            self.deliver(StatusAsked(message["question"]))
         elif kind == "answers":
             self._take_answers(message)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hmac import HMAC
     from typing import Any
 
-__all__ = ["Answer", "Credentials", "Hello", "ask", "read_hello"]
+__all__ = ["Answer", "Credentials", "Hello", "Identity", "ask", "read_hello"]
 
 REFUSED = "refused"
 _ROLES = (COORDINATES, FOLLOWS, SEARCHES, REFUSED)
@@ -81,6 +81,31 @@ class Answer:
     detail: str = ""
     nonce: str = ""
     proof: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an agent says of itself to others, and asks of them.
+
+    Args:
+        job: The id of its job.
+        node: Its node.
+        host: Its machine.
+        release: Its release of elastic-run.
+        lease: Seconds for the other side to acknowledge a document, and without a sign of its machine.
+        credentials: Of the job's token, or None.
+    """
+
+    job: str
+    node: str
+    host: str
+    release: str
+    lease: float
+    credentials: Credentials | None
+
+    def make_hello(self, *, joins: bool) -> Hello:
+        """Return what this agent says first; one that only looks joins nothing."""
+        return Hello(self.job, self.node if joins else "", self.host, self.release)
 
 
 class Credentials:

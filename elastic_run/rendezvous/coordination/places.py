@@ -1,4 +1,4 @@
-"""Where the nodes of a job meet: the endpoints at which an agent may coordinate, or the lease that names the coordinator.
+"""Where the nodes of a job meet: the endpoints at which an agent may coordinate.
 
 Of several agents that may serve one endpoint, one serves it and the others connect to it. Linux may refuse all of them
 if they begin to listen at the same moment: a refused agent tries again while nobody listens there.

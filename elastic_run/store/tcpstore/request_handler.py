@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from elastic_run.store.tcpstore.connection import Connection
 
 
-
 class RequestHandler:
     """Answers clients from a store.
 
