@@ -12,7 +12,6 @@ import time
 from elastic_run.core.job import coordination as rules
 from elastic_run.core.job.coordination import StepDown
 from elastic_run.core.job.discovery import COORDINATES, SEARCHES, compute_standing
-
 from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.succession import LEASE
 from elastic_run.loop import Loop
