@@ -2,17 +2,14 @@
 
 | module | what it holds |
 |---|---|
-| `coordinator_thread` | the coordinator of a job, which decides with `core.job.coordination`; an agent's port |
-| `frames` | the messages of a connection |
-| `handler` | the rendezvous handler |
-| `left_out_nodes` | the nodes that the job goes on without, for `elastic-run status` |
-| `link` | a connection on a loop |
-| `listener` | what comes to an agent's port |
-| `node_thread` | a node's side: it looks for the coordinator, and obeys it |
-| `opening` | how a node comes to an agent's port, and what it is answered |
-| `outage` | how long a node looks for a coordinator, and what its user is told |
-| `places` | where the nodes of a job meet |
-| `questions` | questions to all nodes of a job |
-| `session` | what the agent sees of all this |
-| `token_proof` | the proof that one end of a connection knows the job's token |
+| `frames`, `link` | the messages of a connection; a connection on a loop |
+| `opening`, `token_proof` | what both sides say before the first document, and how they prove the job's token |
+| `listener` | an agent's port, and what strangers can do there |
+| `coordinator`, `coordinator_thread` | the coordinator of a job, and its thread |
+| `questions`, `left_out_nodes` | `status`, `stacks` and drains across nodes |
+| `node_thread`, `round_entry` | a node's side: it obeys the coordinator, and tells the agent; the way into a round |
+| `coordinator_search`, `places`, `lease_place` | how an agent finds the coordinator, or becomes it |
+| `outage` | what the user is told while there is no coordinator |
+| `session`, `handler` | what the agent sees of all this; torch's interface on top of it |
+| `hosting` | a workers' store in a thread, for agents that know only torch's interface |
 """
