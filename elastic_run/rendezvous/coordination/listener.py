@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import socket
+from contextlib import suppress
 
 from elastic_run.core.job.discovery import COORDINATES
 from elastic_run.core.protocol.codec import LARGEST, MessageError
@@ -45,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 _OPEN_WITHIN = 10.0
 _ACCEPTS_PER_TURN = 64
+#: Bytes that tell an agent of any release from other clients.
+_PEEK = 32
 _ACCEPT_AGAIN = 1.0
 #: What connections that have not opened yet may take of this process's descriptors.
 _SHARE = 4
@@ -195,12 +198,12 @@ class Listener:
     def _peek(self, visitor: _Visitor) -> None:
         connected = visitor.connected
         try:
-            data = connected.recv(len(PREAMBLE), socket.MSG_PEEK)
+            data = connected.recv(_PEEK, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        if data == PREAMBLE:
+        if data.startswith(PREAMBLE):
             self._meet(visitor, connected)
         elif data and PREAMBLE.startswith(data):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PREAMBLE))
@@ -212,6 +215,8 @@ class Listener:
         else:
             if data:
                 self._tell_foreign(data, visitor.peer)
+            if data.startswith(NAME):
+                _tell_protocol(connected)
             self._forget(visitor)
             visitor.close()
 
@@ -309,3 +314,10 @@ class Listener:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning(line, *values)
+
+
+def _tell_protocol(connected: socket.socket) -> None:
+    """Tell an agent of another release which protocol is spoken here."""
+    with suppress(OSError):
+        connected.recv(LARGEST_OPENING)  # the kernel drops what was sent if anything is unread at the end
+        connected.send(PREAMBLE)

@@ -16,7 +16,9 @@ from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.frames import (
     LARGEST_OPENING,
     MESSAGE,
+    NAME,
     PREAMBLE,
+    PROTOCOL,
     FrameReader,
     encode_frame,
 )
@@ -227,6 +229,10 @@ def _receive_answer(connected: socket.socket, deadline: float, name: str) -> tup
             message = f"{name} closed the connection"
             raise StoreConnectionError(message, CLOSED)
         raw += data
+        if raw.startswith(NAME):
+            protocol = int(raw[len(NAME) :].partition(b"\n")[0][:9]) if raw[len(NAME) :][:1].isdigit() else 0
+            message = f"the job uses protocol {protocol}, this node {PROTOCOL}: install the same release of elastic-run"
+            raise StoreTokenError(message)
         reader.feed(data)
         try:
             for _, content in reader.read():
