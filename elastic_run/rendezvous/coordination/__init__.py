@@ -2,14 +2,21 @@
 
 | module | what it holds |
 |---|---|
-| `frames`, `link` | the messages of a connection; a connection on a loop |
-| `opening`, `token_proof` | what both sides say before the first document, and how they prove the job's token |
+| `coordinator` | the coordinator of a job: what the nodes say goes in, each node's order goes out |
+| `coordinator_search` | how an agent finds the coordinator, or becomes it |
+| `coordinator_thread` | the thread of an agent's port and of its coordinator |
+| `frames` | the messages of a connection as bytes |
+| `handler` | the rendezvous handler, with torch's interface |
+| `lease_place` | where the nodes meet: a lease |
+| `left_out_nodes` | the nodes that the job goes on without, for `status` |
+| `link` | a connection on a loop |
 | `listener` | an agent's port, and what strangers can do there |
-| `coordinator`, `coordinator_thread` | the coordinator of a job, and its thread |
-| `questions`, `left_out_nodes` | `status`, `stacks` and drains across nodes |
-| `node_thread`, `round_entry` | a node's side: it obeys the coordinator, and tells the agent; the way into a round |
-| `coordinator_search`, `places`, `lease_place` | how an agent finds the coordinator, or becomes it |
+| `node_thread` | a node's side: it obeys the coordinator, and tells the agent |
+| `opening` | what both sides say before the first document |
 | `outage` | what the user is told while there is no coordinator |
-| `session`, `handler` | what the agent sees of all this; torch's interface on top of it |
-| `hosting` | a workers' store in a thread, for agents that know only torch's interface |
+| `places` | where the nodes meet: endpoints |
+| `questions` | `status`, `stacks` and drains across nodes |
+| `round_entry` | the way into a round |
+| `session` | what the agent sees of all this |
+| `token_proof` | how both sides of a connection prove the job's token |
 """
