@@ -55,7 +55,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class _Visitor:
     """A connection whose opening is not over."""
 
-    __slots__ = ("connected", "hello", "link", "nonce", "peer", "since")
+    __slots__ = ("connected", "hello", "link", "nonce", "peer", "seen", "since")
 
     def __init__(self, peer: str, since: float, connected: socket.socket) -> None:
         self.peer = peer
@@ -64,6 +64,7 @@ class _Visitor:
         self.link: Link | None = None
         self.hello: Hello | None = None
         self.nonce = ""
+        self.seen = 0  # bytes of the preamble
 
     def close(self) -> None:
         if self.link is not None:
@@ -152,6 +153,9 @@ class Listener:
             most = min(_MOST_OPENING, max(1, limit // _SHARE)) if limit > 0 else _MOST_OPENING
             if len(self._visitors) > most or 0 < limit - RESERVED_DESCRIPTORS <= fd:
                 self._drop_oldest()
+                if visitor not in self._visitors:  # nodes hold all the others
+                    self._pause()
+                    return
             try:
                 # Readable only when enough has come to tell an agent from another client.
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -211,7 +215,9 @@ class Listener:
             data = b""
         if data == PREAMBLE:
             self._meet(visitor, connected)
-        elif data and PREAMBLE.startswith(data):
+        elif data and PREAMBLE.startswith(data) and len(data) > visitor.seen:
+            # The next time there is more, or the other side has hung up.
+            visitor.seen = len(data)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PREAMBLE))
         elif data and self._hand_on is not None and not data.startswith(NAME):
             self._forget(visitor)
@@ -240,6 +246,7 @@ class Listener:
             on_end=lambda _how, _detail: self._forget(visitor),
             most=LARGEST_OPENING,
         )
+        visitor.link.is_foreign = True
 
     def _open(self, visitor: _Visitor, message: dict[str, object]) -> None:
         if visitor.hello is not None:
