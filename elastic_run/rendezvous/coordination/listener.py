@@ -210,6 +210,8 @@ class Listener:
             one = _socket.socket(connected.family, connected.type, connected.proto, connected.detach())
             self._hand_on(one, (str(peer[0]), int(peer[1])))
         else:
+            if data.startswith(NAME):
+                _show_protocol(connected)
             if data:
                 self._tell_foreign(data, visitor.peer)
             self._forget(visitor)
@@ -309,3 +311,12 @@ class Listener:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning(line, *values)
+
+
+def _show_protocol(connected: socket.socket) -> None:
+    """Show this agent's protocol to one of another release, which tells its user both."""
+    try:
+        connected.recv(LARGEST_OPENING)  # with unread bytes the kernel would reset the connection
+        connected.send(PREAMBLE)
+    except OSError:
+        pass
