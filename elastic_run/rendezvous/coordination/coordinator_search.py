@@ -213,7 +213,7 @@ class CoordinatorSearch:
         term = 1 if member is None else member.promise.term + 1
         is_leased = isinstance(self._place, LeasePlace)
         if isinstance(self._place, LeasePlace):
-            term = self._place.term
+            term = max(term, self._place.term)  # the store may have lost its data, and count from the beginning
         self._listen().begin(
             Promise(term, self._identity.node),
             self._place.choice,
