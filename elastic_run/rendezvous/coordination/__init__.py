@@ -2,9 +2,11 @@
 
 | module | what it holds |
 |---|---|
+| `coordinator_search` | how an agent finds its coordinator, or becomes it |
 | `coordinator_thread` | the coordinator of a job, which decides with `core.job.coordination`; an agent's port |
 | `frames` | the messages of a connection |
 | `handler` | the rendezvous handler |
+| `lease_place` | where the nodes of a job meet if a lease says who coordinates |
 | `left_out_nodes` | the nodes that the job goes on without, for `elastic-run status` |
 | `link` | a connection on a loop |
 | `listener` | what comes to an agent's port |
