@@ -112,7 +112,6 @@ class VirtualHost:
         Returns:
             The running program. It is killed with the host at the latest.
         """
-        # The test's directory of seat records is for one machine; each host has a /dev/shm of its own.
         environment = {**self.clock.environment(), **(env or {})}
         process = HostProcess(self.first_pid, command, env=environment, cwd=cwd, merge=merge)
         self._started.append(process)
