@@ -135,14 +135,21 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             away.pop(state.node, None)
             here[state.node] = state
             happened.append(state)
+        elif isinstance(event, Closed) and event.node in here and here[event.node].leaving:
+            state = here.pop(event.node)
+            if state.promise == coordination.promise:
+                ended[event.node] = state
         elif isinstance(event, Closed) and (event.node in here or event.node in away):
             happened.append(event)
             _take_end(coordination, event, here.pop(event.node, None), ended)
             away[event.node] = now
             if event.how != BROKEN:
                 del away[event.node]
-    leaving = {name: state for name, state in here.items() if state.leaving}
-    ended.update({name: state for name, state in leaving.items() if state.promise == coordination.promise})
+    # A node that leaves promises this term first: then it has ended in this coordinator's hands.
+    leaving = {
+        name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise
+    }
+    ended.update(leaving)
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]
     happened += [Closed(name, SILENT, f"silent for {lease:.1f} s") for name in overdue]

@@ -2,8 +2,6 @@
 
 - `coordinator_search` finds the coordinator, or starts it here; `core.job.membership` says what an order means for this
   node.
-- The agent hears of a round only once the way to rank 0's store was seen to be open from here: workers that can't reach
-  it would only time out, much later and with less to say. A round that is halted before was never the agent's.
 """
 
 from __future__ import annotations
@@ -18,19 +16,19 @@ from elastic_run.core.job.coordination import BROKEN, SILENT
 from elastic_run.core.job.documents import IDLE, RUNS, Order
 from elastic_run.core.job.membership import Member, OrderRead, Search
 from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
+from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
-from elastic_run.core.protocol.outcomes import STOPPED, UNREACHABLE
 from elastic_run.loop import Loop
 from elastic_run.records import dataclass, replace
-from elastic_run.rendezvous.addresses import find_listening, find_trouble
+from elastic_run.rendezvous.addresses import find_listening
 from elastic_run.rendezvous.coordination.coordinator_search import CoordinatorSearch
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import Identity
 from elastic_run.rendezvous.coordination.outage import Outage
+from elastic_run.rendezvous.coordination.round_entry import RoundEntry
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import NEW, READY, WaitNotices
-from elastic_run.store.connecting import format_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,8 +47,7 @@ __all__ = ["NodeDescription", "NodeThread"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to reach rank 0's store, and for a name server to say which of this machine's addresses others use.
-_REACH = 5.0
+#: Seconds for a name server to say which of this machine's addresses others use.
 _LOOK_UP = 3.0
 #: Seconds for one attempt to reach an agent.
 _ANSWER = 3.0
@@ -125,11 +122,11 @@ class NodeThread:
         self._early: list[membership.Event] = []
         self._link: Link | None = None
         self._is_own = False  # whether the connection is to this agent's own coordination
+        self._is_ordered = False  # whether an order has come on the connection
         self._said: dict[str, Any] | None = None
         self._when_said: list[Callable[[], None]] = []
         self._lost_at = 0.0
-        self._formed: Formed | None = None  # the round whose way is not yet seen to be open
-        self._warned: Warned | None = None
+        self._entry = RoundEntry(self._loop, self.deliver, self._end_round)
         self._wait_timer: Timer | None = None
         self._asked: dict[int, tuple[Callable[[list[dict[str, Any]]], None], list[dict[str, Any]]]] = {}
         self._questions = 0
@@ -183,6 +180,19 @@ class NodeThread:
             self._look_whether_said()
 
         self._loop.call_soon_threadsafe(look)
+        return is_said.wait(timeout)
+
+    def hand_over(self, timeout: float) -> bool:
+        """Leave the coordination to another agent, and tell it that this node goes; returns whether it was told."""
+        is_said = threading.Event()
+
+        def begin() -> None:
+            self.drop_link()
+            self._search.search_again(BROKEN)
+            self._when_said.append(is_said.set)
+            self._look_whether_said()
+
+        self._loop.call_soon_threadsafe(begin)
         return is_said.wait(timeout)
 
     def tell_status(self, document: dict[str, Any], question: str) -> None:
@@ -272,6 +282,7 @@ class NodeThread:
         )
         link.on_delivered = self._look_whether_said
         self._said = None
+        self._is_ordered = False
         self._say()
         if rest and not link.is_closed:
             link.feed(rest)
@@ -341,7 +352,9 @@ class NodeThread:
         except MessageError as error:
             _log.warning("elastic-run: the coordinator's order can't be read: %s", error)
             return
+        self._is_ordered = True
         self._feed(OrderRead(order))
+        self._look_whether_said()
 
     def _feed(self, event: membership.Event) -> None:
         if self.member is None:
@@ -365,14 +378,11 @@ class NodeThread:
 
     def _do(self, command: membership.Command) -> None:
         if isinstance(command, Formed):
-            self._announce(command)
+            self._entry.announce(command, f"{self._setup.node_info.host} ({self.local_addr})")
         elif isinstance(command, Warned):
-            if self._formed is None:
-                self.deliver(command)
-            else:
-                self._warned = command
+            self._entry.warn(command)
         elif isinstance(command, Halted):
-            self._halt(command)
+            self._entry.halt(command)
         elif isinstance(command, Settled):
             self.deliver(Notice(command.detail))
         elif isinstance(command, Search):
@@ -384,47 +394,13 @@ class NodeThread:
             self.drop_link()
 
     def _look_whether_said(self) -> None:
-        has_said = self._link is None or self._link.has_delivered
-        if has_said and (self.member is not None or self._has_end):
+        # A coordinator that is new to a node that leaves has to be promised its term, too.
+        has_said = self._link is not None and self._link.has_delivered and self._is_ordered
+        is_alone = self._link is None and self.member is not None and self._place.choice == ONLY_ONE
+        if has_said or is_alone or self._has_end:
             for call in self._when_said:
                 call()
             self._when_said.clear()
-
-    # --- the way into a round ----------------------------------------------------------------------------------------
-    def _announce(self, formed: Formed) -> None:
-        place = formed.assignment
-        self._formed, self._warned = formed, None
-        if place.group_rank == 0 or not place.master.use_agent_store:
-            self._admit(formed, "")
-            return
-
-        def look() -> None:
-            trouble = find_trouble(place.master.host, place.master.port, _REACH) or ""
-            self._loop.call_soon_threadsafe(lambda: self._admit(formed, trouble))
-
-        threading.Thread(target=look, name="rendezvous-way", daemon=True).start()
-
-    def _admit(self, formed: Formed, trouble: str) -> None:
-        """Tell the agent of a round, or the coordinator that there is no way into it."""
-        if self._formed is not formed:
-            return
-        self._formed, place = None, formed.assignment
-        if trouble:
-            master = format_endpoint(place.master.host, place.master.port)
-            here = f"{self._setup.node_info.host} ({self.local_addr})"
-            detail = f"{here} can't reach the store of rank 0 at {master}: {trouble}"
-            self._end_round(place.round, UNREACHABLE, detail)
-            return
-        self.deliver(formed)
-        if self._warned is not None:
-            self.deliver(self._warned)
-
-    def _halt(self, halted: Halted) -> None:
-        if self._formed is not None and self._formed.assignment.round == halted.round:
-            self._formed = None
-            self._end_round(halted.round, STOPPED, "")
-        else:
-            self.deliver(halted)
 
     def _end_round(self, number: int, outcome: str, detail: str) -> None:
         """Say that nothing of a round lives here: the agent was never told of it."""
