@@ -7,7 +7,7 @@ import os
 from elastic_run.agent.worker_stacks import WAIT_LIMIT, take_stacks
 from elastic_run.agent.worker_status import measure
 from elastic_run.control.wire import ControlError
-from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, MemberCount, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, count_members, kind_of
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -109,7 +109,7 @@ def _gather(request: Request, question: str) -> None:
             (own,) = parts["own"]
             key = (own["host"], own["pid"])
             nodes = [own, *(node for node in parts["others"] if (node["host"], node["pid"]) != key)]
-            members, missing = MemberCount(nodes).total()
+            members, missing = count_members(nodes)
             request.reply({"nodes": nodes, "members": members, "missing": missing})
 
     answer_question(view, question, lambda own: take("own", [own]))

@@ -12,6 +12,7 @@ for, plug-ins are looked for only when the backend is not one of ours.
 | `errors` | torch's rendezvous errors |
 | `etcd_server` | torch's helper that starts an etcd for tests |
 | `join_command` | the command that starts the other nodes, as text for a shell |
+| `leases` | the lease in etcd or a file that says which agent coordinates |
 | `local` | one node: no rendezvous store is needed |
 | `local_store` | the store of a one-node handler, for agents that use torch's methods |
 | `registry` | backends by name, plug-ins included |

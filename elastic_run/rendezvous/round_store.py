@@ -2,13 +2,20 @@
 
 In a program that has imported torch it is a `torch.distributed.Store`, so that `PrefixStore("x", store)` and
 `init_process_group(store=store)` take it. Elsewhere it is one of ours with the same methods. Both may be used in one
-round: the keys are the same. torch is never imported here.
+round: the keys are the same. torch is never imported here. Rank 0's agent serves it from a thread of its own
+(`ServedRoundStore`): an agent written against torch has no loop.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+
+from elastic_run.loop import Loop
 from elastic_run.rendezvous.local_store import find_torch_stores
 from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.tcpstore.listener import open_listeners
+from elastic_run.store.tcpstore.server import StoreServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +24,54 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.api import Store
 
-__all__ = ["RoundStore", "open_round_store"]
+__all__ = ["RoundStore", "ServedRoundStore", "open_round_store"]
+
+_log = logging.getLogger(__name__)
 
 #: Seconds to wait for the server, and for keys unless the caller says otherwise.
 _TIMEOUT = 300.0
+#: Seconds for the thread of the server to end, which never blocks.
+_END_LIMIT = 10.0
+
+
+class ServedRoundStore:
+    """The server of one round, on a port that is open from now on.
+
+    Args:
+        host: The address at which it listens; "" for all interfaces.
+
+    Attributes:
+        port: Its port.
+    """
+
+    def __init__(self, host: str) -> None:
+        listener, *further = open_listeners([host] if host else [])
+        self._loop = Loop()
+        self._server = StoreServer(self._loop, listener, further=further, on_refusal=self._tell_refusal)
+        self.port = self._server.address[1]
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="round-store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the port and every connection; harmless when closed."""
+        if not self._is_over:
+            self._loop.call_soon_threadsafe(self._end)
+            self._thread.join(_END_LIMIT)
+
+    def _tell_refusal(self, _kind: str, what: str) -> None:
+        """Say it; the server does so once for each kind, since a scanner would fill the log."""
+        _log.warning("elastic-run: the round's store at port %d closed a connection: %s", self.port, what)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until(lambda: self._is_over)
+        finally:
+            self._server.close()
+            self._loop.close()
+
+    def _end(self) -> None:
+        self._is_over = True
 
 
 class RoundStore(StoreClient):

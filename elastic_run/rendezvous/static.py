@@ -1,4 +1,4 @@
-"""The static rendezvous of a job on one node; on several nodes the backend `static` is served by `coordination.handler`.
+"""The static rendezvous of a job on one node; several nodes meet by `coordination.handler`.
 
 It differs from the local one in the address: the workers' store is at the endpoint (--master-addr and
 --master-port), unless the agent offers a store elsewhere.

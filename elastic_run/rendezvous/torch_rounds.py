@@ -13,7 +13,6 @@ from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, War
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
-from elastic_run.rendezvous.coordination.hosting import HostedStore
 from elastic_run.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -21,9 +20,8 @@ from elastic_run.rendezvous.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elastic_run.rendezvous.round_store import open_round_store
+from elastic_run.rendezvous.round_store import ServedRoundStore, open_round_store
 from elastic_run.rendezvous.session import Lost
-from elastic_run.store.tcpstore.listener import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ class TorchStyleRounds:
         self._end: Ended | Lost | Refused | None = None
         self._is_halted = False
         self._is_finished = False
-        self._store: HostedStore | None = None
+        self._store: ServedRoundStore | None = None
         self._client: StoreClient | None = None
 
     @property
@@ -123,7 +121,7 @@ class TorchStyleRounds:
     def _renew_store(self, host: str) -> StoreAddress:
         if self._store is not None:
             self._store.close()
-        self._store = HostedStore(*open_listeners([host] if host else []))
+        self._store = ServedRoundStore(host)
         return StoreAddress("", self._store.port, use_agent_store=True)
 
     def _closed(self) -> RendezvousError:

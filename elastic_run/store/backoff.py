@@ -30,25 +30,11 @@ class Backoff:
     """
 
     def __init__(self, first: float, longest: float, draw: Callable[[], float] = draw_fraction) -> None:
-        self._first = first
         self._longest = longest
         self._bound = first
         self._draw = draw
 
-    def next_pause(self, longest: float | None = None) -> float:
-        """Return how long to wait now; the next pause may be twice as long.
-
-        Args:
-            longest: Seconds that pauses take at most from now on until `reset`, where that is less than usual.
-
-        Returns:
-            Seconds.
-        """
-        limit = self._longest if longest is None else min(longest, self._longest)
-        bound = min(self._bound, limit)
-        self._bound = min(2 * bound, self._longest)
+    def next_pause(self) -> float:
+        """Return the seconds to wait now; the next pause may be twice as long."""
+        bound, self._bound = self._bound, min(2 * self._bound, self._longest)
         return bound * self._draw()
-
-    def reset(self) -> None:
-        """Begin anew: it has worked."""
-        self._bound = self._first

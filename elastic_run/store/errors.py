@@ -10,10 +10,7 @@ CLOSED = "connection closed"  # the connection was there and broke, or we closed
 UNREACHABLE = "no route"  # the network knows no way to the host
 FOREIGN = "not a store"  # what answers there speaks another protocol
 UNREADY = "not ready"  # the store answers that it can't serve now: it elects a leader, or is too busy
-
 FULL = "no room"  # the server has no descriptor left for one more connection
-REPLACED = "replaced by another store"  # its id is another one, or somebody has deleted it
-RESTORED = "restored from a backup"  # the store answers with less than it knew before
 
 
 class StoreError(Exception):
@@ -46,11 +43,7 @@ class StoreAccessError(StoreError):
 
 
 class StoreTokenError(StoreAccessError):
-    """One of the two sides has a token and the other has another one, or none."""
-
-
-class StoreForgedError(StoreError):
-    """A value was not written by a member of the job: its signature is missing or wrong."""
+    """One of the two sides has a token and the other has another one or none; or their protocols differ."""
 
 
 class QueueEmptyError(StoreError):
@@ -59,17 +52,6 @@ class QueueEmptyError(StoreError):
 
 class WireError(StoreError):
     """The peer sent what the protocol doesn't allow."""
-
-
-class UnprovedError(WireError):
-    """The peer did not prove the token.
-
-    Args:
-        message: What it did instead.
-    """
-
-    def __init__(self, message: str = "it asks for something before it has proved the token") -> None:
-        super().__init__(message)
 
 
 class LimitError(WireError):

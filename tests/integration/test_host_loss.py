@@ -34,7 +34,7 @@ def start_job(launch: Launch, program: Path, endpoint: str) -> list[Launched]:
     )
     agents = [launch(*flags, program)]
     agents[0].wait_line("rank 0 of 1", deadline=60)
-    soon = shortened({"elastic_run.rendezvous.elastic.retry_deadline.REFUSED_FOR": 1.0})
+    soon = shortened({"elastic_run.rendezvous.coordination.outage.REFUSED_FOR": 1.0})
     agents.append(launch(*flags, program, program=soon))
     for agent in agents:
         agent.wait_line("rank . of 2")

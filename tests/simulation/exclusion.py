@@ -72,7 +72,7 @@ def begin(setting: Setting) -> tuple[Job, JobConfig]:
     """Return a job whose nodes all run, and its configuration."""
     names = [f"n{number}" for number in range(setting.nodes)]
     config = JobConfig(min_nodes=1, max_nodes=setting.nodes, exclude_after=setting.window)
-    nodes = {name: Node(name, NodeInfo(name, 1, 1), StoreAddress("h", 1), 1, 1, 0.0) for name in names}
+    nodes = {name: Node(name, NodeInfo(name, 1, 1), StoreAddress("h", 1), 1, 0.0) for name in names}
     return Job(config=config, nodes=MappingProxyType(nodes), seats=tuple(map(Seat, names))), config
 
 

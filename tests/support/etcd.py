@@ -12,12 +12,11 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
-
+from elastic_run.rendezvous.leases.etcd_servers import EtcdServers
+from elastic_run.rendezvous.leases.etcd_settings import read_tls
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.jobstore.http_client import Credentials, Endpoint, HttpClient, make_tls
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK
 from tests.support.system import require_marker, starter
@@ -30,6 +29,16 @@ if TYPE_CHECKING:
 _WAIT_LIMIT = 5.0
 #: Who may do everything where users are on.
 ROOT = ("root", "secret of root")
+
+
+class Endpoint(NamedTuple):
+    """Where a member is."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,8 @@ class Etcd:
         self.tls: ssl.SSLContext | None = None
         if certificates is not None:
             own = () if has_users else (certificates.cert, certificates.key)
-            self.tls = make_tls(certificates.cacert, *own)
+            conf = {"protocol": "https", "cacert": certificates.cacert}
+            self.tls = read_tls(conf | dict(zip(("cert", "key"), own, strict=False)))
 
     def __enter__(self) -> Etcd:
         try:
@@ -125,9 +135,9 @@ class Etcd:
             self.kill(member)
         self._files.close()
 
-    def client(self, member: int | None = None, timeout: float = _WAIT_LIMIT) -> HttpClient:
+    def client(self, member: int | None = None, timeout: float = _WAIT_LIMIT) -> EtcdServers:
         """Return a client of one member, or of all."""
-        return HttpClient(self.endpoints if member is None else [self.endpoints[member]], timeout, self.tls)
+        return EtcdServers(self.endpoints if member is None else [self.endpoints[member]], timeout, self.tls)
 
     # --- members -------------------------------------------------------------------------------------------------
     def revive(self, member: int) -> None:
@@ -208,11 +218,9 @@ class Etcd:
 
     def list_keys(self) -> list[str]:
         """Return all keys of version 3."""
-        api = EtcdV3Client(self.client(), Credentials(*ROOT) if self._has_users else None)
-        try:
-            return [item.key for item in api.read("\0", "\0", keys_only=True).items]
-        finally:
-            api.http.close()
+        everything = base64.b64encode(b"\0").decode()
+        found = self._get(0, "POST", "/v3/kv/range", key=everything, range_end=everything, keys_only=True)
+        return [base64.b64decode(item["key"]).decode() for item in found.get("kvs", [])]
 
     def delete_keys(self, part: str) -> None:
         """Delete the keys of version 3 that contain this, as somebody does who makes room."""
@@ -224,8 +232,8 @@ class Etcd:
     def _get(self, member: int, method: str, path: str, **request: object) -> dict[str, Any]:
         client = self.client(member, timeout=1.0)
         try:
-            answer = client.ask(method, path, json.dumps(request).encode(), {})
-            document: dict[str, Any] = json.loads(answer.body)
+            body = client.ask(method, path, json.dumps(request).encode(), {}, lambda answer: answer.body)
+            document: dict[str, Any] = json.loads(body)
         except (StoreConnectionError, ValueError):
             return {}
         finally:

@@ -33,6 +33,7 @@ class SmallJob:
     def __init__(self, choice: str = ONLY_ONE, *, term: int = 1, **config: Any) -> None:  # noqa: ANN401 - any field
         self.config = JobConfig(**{"min_nodes": 2, "max_nodes": 2, "last_call_timeout": 0.0, **config})
         self.now = 100.0
+        self.jitter = 0.0
         self.state: Coordination = coordinating.begin(Promise(term, "a"), choice, self.now)
         if choice != MAJORITY:
             self.state = coordinating.decide(self.state, [MayFound()], now=self.now)
@@ -68,11 +69,16 @@ class SmallJob:
 
     def end(self, name: str, outcome: str, **report: Any) -> None:  # noqa: ANN401 - any value
         """Let the workers of a node end."""
+        self.end_quietly(name, outcome, **report)
+        self.exchange()
+
+    def end_quietly(self, name: str, outcome: str, **report: Any) -> None:  # noqa: ANN401 - any value
+        """Let the workers of a node end, of which the coordinator hears later."""
         started = self.members[name].started
         assert started is not None
         details = {key: report.pop(key) for key in ("verdict", "detail", "ends") if key in report}
         store = replace(self.members[name].store_address, port=self.members[name].store_address.port + 1)
-        self.feed(name, WorkersGone(started.number, outcome, store, report or None, **details))
+        self._feed(name, WorkersGone(started.number, outcome, store, report or None, **details))
 
     def close(self, name: str, how: str = ENDED, detail: str = "", *, returns: bool = False) -> None:
         """End a node's connection; a node that returns opens another one at once."""
@@ -89,7 +95,7 @@ class SmallJob:
 
     def decide(self, *events: coordination_state.Event) -> None:
         """Let the coordinator take in events."""
-        self.state = coordinating.decide(self.state, events, now=self.now)
+        self.state = coordinating.decide(self.state, events, now=self.now, jitter=self.jitter)
         self.exchange()
 
     def exchange(self, away: tuple[str, ...] = ()) -> None:
@@ -103,7 +109,7 @@ class SmallJob:
             news = [Said(state) for name, state in states.items() if self.said.get(name) != replace(state, memory=None)]
             self.said.update({event.state.node: replace(event.state, memory=None) for event in news})
             if news:
-                self.state = coordinating.decide(self.state, news, now=self.now)
+                self.state = coordinating.decide(self.state, news, now=self.now, jitter=self.jitter)
             orders = {name: coordinating.make_order(self.state, name) for name in states}
             fresh = {name: order for name, order in orders.items() if self.ordered.get(name) != order}
             self.ordered.update(fresh)

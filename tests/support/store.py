@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from elastic_run.loop import Loop
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.admission import TokenRequirement
 from elastic_run.store.tcpstore.listener import open_listener
 from elastic_run.store.tcpstore.server import StoreServer
 from tests.support.wait import DEADLINE
@@ -121,27 +120,19 @@ class Peer:
 class ServedStore:
     """A store served by a loop in a thread of its own, for clients that block.
 
-    Args:
-        token: What agents must prove; None to serve everybody.
-        is_shared: Whether workers come without a proof.
-
     Attributes:
         port: Where it is.
         unknown: Operations that clients asked for and the server doesn't know.
-        refused: What the server says of those that did not prove its token.
     """
 
-    def __init__(self, token: bytes | None = None, *, is_shared: bool = False) -> None:
+    def __init__(self) -> None:
         self.unknown: list[int] = []
-        self.refused: list[str] = []
-        requirement = None if token is None else TokenRequirement(token, is_shared, self.refused.append)
         self._loop = Loop()
         self._server = StoreServer(
             self._loop,
             open_listener(LOOPBACK),
             on_unknown_operation=self.unknown.append,
             separates_groups=True,
-            requirement=requirement,
         )
         self.port = self._server.address[1]
         self._is_over = False

@@ -62,13 +62,12 @@ def fill(host: str, port: int, *, key: bytes = b"/stranger") -> None:
 
 
 def main() -> None:
-    """Do all of it, to the space of the workers and to that of the agents, wherever a store answers."""
+    """Do all of it, wherever a store answers."""
     port, hosts = int(sys.argv[1]), sys.argv[2:]
     for host in hosts:
         with contextlib.suppress(ConnectionRefusedError, TimeoutError):
-            for key in (b"/stranger", wire.AGENT_PREFIX + b"stranger"):
-                multiply(host, port, key=key)
-                fill(host, port, key=key)
+            multiply(host, port)
+            fill(host, port)
 
 
 if __name__ == "__main__":

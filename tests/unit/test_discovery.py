@@ -10,6 +10,7 @@ from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
     COORDINATES,
+    FIRST_RETRY,
     FOLLOWS,
     KNOWS_NOTHING,
     KNOWS_ROUND,
@@ -97,7 +98,7 @@ def test_others_ask_the_only_endpoint_until_its_agent_coordinates() -> None:
     assert agent.tell(Answer("a", COORDINATES, "x")) == [Follow("a")]
     assert agent.tell(after=99.0) == []
     assert agent.tell(CoordinatorLost(ENDED)) == [Ask("a")]
-    assert agent.tell(Answer("a", REFUSES))[:1] == [WaitUntil(agent.now + 0.5)]
+    assert agent.tell(Answer("a", REFUSES))[:1] == [WaitUntil(agent.now + FIRST_RETRY)]
 
 
 # --- several endpoints -----------------------------------------------------------------------------------------------
@@ -138,12 +139,12 @@ def test_an_agent_follows_whom_an_endpoint_follows() -> None:
         (ENDED, Answer("a", SEARCHES, "other"), "x"),
         (ENDED, Answer("a", SEARCHES, "x"), ""),
         (ENDED, Answer("a", SILENT), ""),
-        (BROKEN, Answer("a", REFUSES), ""),
-        (BROKEN, Answer("a", SEARCHES, "other"), ""),
+        (BROKEN, Answer("a", REFUSES), "x"),
+        (BROKEN, Answer("a", SEARCHES, "x"), ""),
     ],
 )
 def test_a_coordinator_is_dead_by_two_proofs(how: str, answer: Answer, dead: str) -> None:
-    """Its guardian has ended the connection, and then its port refuses or another node answers there."""
+    """Its connection has ended, and then its port refuses or another node answers there."""
     agent = _Agent("a", "b", own="b")
     agent.follow("a")
     assert agent.tell(CoordinatorLost(how)) == [Ask("a")]
@@ -263,6 +264,17 @@ def test_a_lease_that_nobody_holds_is_acquired() -> None:
     assert agent.tell(CoordinatorLost(BROKEN, to="b")) == [Ask("b")]
     assert agent.tell(Answer("b", REFUSES)) == [Ask(LEASE_STORE)]
     assert agent.tell(Answer(LEASE_STORE, FOLLOWS, "me", "own")) == [AcquireLease("me")]
+
+
+def test_a_connection_that_was_reset_takes_no_lease_from_its_holder() -> None:
+    """A proxy may have died beside a living holder: others wait until its lease has run out."""
+    agent = _Agent(LEASE_STORE)
+    agent.tell()
+    agent.tell(Answer(LEASE_STORE, FOLLOWS, "x", "a"))
+    agent.tell(Answer("a", COORDINATES, "x"))
+    agent.tell(CoordinatorLost(BROKEN))
+    assert agent.tell(Answer("a", REFUSES)) == [Ask(LEASE_STORE)]
+    assert agent.tell(Answer(LEASE_STORE, FOLLOWS, "x", "a")) == [Ask("a")]
 
 
 def test_the_lease_of_a_dead_holder_is_acquired_instead_of_it() -> None:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_run.core.job.job_document import job_from_document, job_to_document
-from elastic_run.core.protocol.messages import Failing, Join, Leave, Ready, Refuse
 
-from elastic_run.core.job import machine
-from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.job.config import Window
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
+from elastic_run.core.job.memory import take_memory, write_memory
+from elastic_run.core.job.node_events import Leaving, Refused, WorkersFailing
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Root
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.records import replace
 from tests.simulation.exclusion import Setting, begin, measure, measure_lemons, play
+from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.apply_facts import Event
+    from elastic_run.core.job.config import JobConfig
 
-STORE_ADDRESS = StoreAddress("h", 1)
 HOUR = 3600.0
 
 
@@ -34,64 +33,58 @@ class Play:
         settings: Of its configuration.
     """
 
-    def __init__(self, names: list[str], machines: dict[str, str] | None = None, **settings: object) -> None:
-        defaults = {"max_nodes": len(names), "max_restarts": 10_000, "max_backoff": 0.0, "last_call_timeout": 9e9}
-        self.config = JobConfig(**{**defaults, **settings})  # type: ignore[arg-type]  # all are of the right type
+    def __init__(self, names: list[str], machines: dict[str, str] | None = None, **settings: Any) -> None:  # noqa: ANN401 - any field
+        defaults = {"min_nodes": 1, "max_nodes": len(names), "max_restarts": 10_000, "max_backoff": 0.0}
+        self.small_job = SmallJob(**{**defaults, "last_call_timeout": 9e9, **settings})
+        self.small_job.now = 0.0
         self.machines = machines or {}
-        self.job: Job = machine.begin()
-        self.now = 0.0
-        self.sequence = 0
-        self.refused: dict[str, Refuse] = {}
-        self.decisions: list[machine.Decision] = []
-        self.feed(*(self.greet(name) for name in names))
+        for name in names:
+            self.join(name)
 
-    def feed(self, *events: Event) -> None:
-        """Let the job decide on events, and on all that follows."""
-        step = machine.decide(self.job, events, now=self.now, jitter=0.5)
-        while step.decision is not None:
-            self.decisions.append(step.decision)
-            if isinstance(step.decision, Refuse):
-                self.refused[step.decision.node] = step.decision
-            step = machine.decide(step.job, (), now=self.now, jitter=0.5)
-        self.job = step.job
+    @property
+    def job(self) -> Job:
+        """The job, as its policy sees it."""
+        return self.small_job.state.job
 
-    def number(self) -> int:
-        """Return the number of the next fact."""
-        self.sequence += 1
-        return self.sequence
+    @property
+    def config(self) -> JobConfig:
+        """Its configuration."""
+        return self.small_job.config
 
-    def greet(self, name: str, *, serves_store: bool = False) -> Join:
-        """Return the fact that a node joins."""
-        info = NodeInfo(name, 1, 1, serves_store=serves_store, machine=self.machines.get(name, ""))
-        return Join(name, self.number(), info, self.config, STORE_ADDRESS)
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self.small_job.now
 
-    def join(self, name: str, *, serves_store: bool = False) -> None:
+    @now.setter
+    def now(self, now: float) -> None:
+        self.small_job.now = now
+
+    @property
+    def refused(self) -> dict[str, Refused]:
+        """The nodes that were told that the job goes on without them."""
+        told = ((name, command) for name, commands in self.small_job.commands.items() for command in commands)
+        return {name: command for name, command in told if isinstance(command, Refused)}
+
+    def join(self, name: str, **info: Any) -> None:  # noqa: ANN401 - any field
         """Let a node join."""
-        self.feed(self.greet(name, serves_store=serves_store))
+        self.small_job.add(name, machine=self.machines.get(name, ""), **info)
 
     def leave(self, name: str) -> None:
-        """Let an excluded node say that it goes."""
-        self.feed(Leave(name, self.number(), "excluded"))
+        """Let the agent of an excluded node end."""
+        self.small_job.close(name)
 
-    def fail(self, name: str, signature: str = "same", code: int = 1, severity: int = 0, **said: object) -> None:
+    def fail(self, name: str, signature: str = "same", code: int = 1, severity: int = 0, **said: Any) -> None:  # noqa: ANN401 - any value
         """Let a worker of a node fail, and the round end; its report says more on request."""
         self.now += 60.0
-        round_id, number = self.job.round_id, self.job.round
-        report = {
-            "exit_code": code,
-            "severity": severity,
-            "signature": signature,
-            "uptime": 99.0,
-            "summary": f"{name} fails",
-            **said,
-        }
-        members = [node.node for node in self.job.members]
-        facts: list[Event] = [Failing(name, self.number(), number, round_id)]
-        for member in members:
-            outcome, told = ("failed", report) if member == name else ("stopped", None)
-            facts.append(Ready(member, self.number(), number, round_id, outcome, STORE_ADDRESS, told))
-        self.feed(facts[0])
-        self.feed(*facts[1:])
+        report = {"exit_code": code, "severity": severity, "signature": signature, "uptime": 99.0}
+        self.small_job.feed(name, WorkersFailing(self.job.round))
+        for member in self.members:
+            if member == name:
+                self.small_job.end_quietly(member, "failed", **{**report, "summary": f"{name} fails", **said})
+            else:
+                self.small_job.end_quietly(member, "stopped")
+        self.small_job.exchange()
 
     @property
     def members(self) -> set[str]:
@@ -272,17 +265,17 @@ def test_a_machine_does_not_come_back_before_the_period_is_over() -> None:
     assert "b3" not in play.refused
 
 
-def test_a_successor_knows_the_history() -> None:
-    """Incidents and exclusions go with the state to the next coordinator, whatever its clock shows."""
-    play = Play(["a", "b", "c"], machines={"c": "node7"}, exclude_after=Window(2, HOUR))
+def test_the_next_coordinator_knows_the_history() -> None:
+    """Incidents and exclusions go with the memory of the job to the next coordinator, whatever its clock shows."""
+    play = Play(["a", "b", "c"], exclude_after=Window(2, HOUR))
     play.fail("b")
-    document = job_to_document(play.job, play.now)
-    play.now += 5000.0
-    play.job = job_from_document(document, play.now)
     play.fail("b")
-    assert set(play.refused) == {"b"}
-    again = job_from_document(job_to_document(play.job, play.now), play.now)
-    assert (again.incidents, again.exclusions) == (play.job.incidents, play.job.exclusions)
+    play.fail("c", "another")
+    memory = write_memory(play.job, edition=0, settled_round="", now=play.now)
+    again = take_memory(Job(), replace(memory, age=10.0), play.now + 5010.0)
+    assert again.incidents == tuple(replace(one, at=one.at + 5000.0) for one in play.job.incidents)
+    assert again.exclusions == tuple(replace(one, at=one.at + 5000.0) for one in play.job.exclusions)
+    assert len(again.incidents) == len(again.exclusions) == 1
 
 
 def test_a_cause_without_a_report_is_an_incident_too() -> None:
@@ -298,12 +291,10 @@ def test_a_cause_without_a_report_is_an_incident_too() -> None:
 def test_a_node_that_left_before_is_not_excluded() -> None:
     """A node whose worker failed, and that is gone when the round ends, has left already."""
     play = Play(["a", "b", "c"], exclude_after=Window(1, HOUR))
-    number, round_id = play.job.round, play.job.round_id
-    report = {"exit_code": 1, "severity": 0, "signature": "x", "uptime": 9.0}
-    play.feed(Ready("b", play.number(), number, round_id, "failed", STORE_ADDRESS, report))
-    play.feed(Leave("b", play.number(), "signal"))
+    play.small_job.end("b", "failed", exit_code=1, severity=0, signature="x", uptime=9.0)
+    play.small_job.feed("b", Leaving("signal"))
     for name in ("a", "c"):
-        play.feed(Ready(name, play.number(), number, round_id, "stopped", STORE_ADDRESS))
+        play.small_job.end(name, "stopped")
     assert play.refused == {}
     assert play.members == {"a", "c"}
 
@@ -319,17 +310,23 @@ def test_a_thousand_nodes_with_three_lemons(seed: int, is_alike: bool) -> None: 
     A lemon fails every twenty minutes on the average, a good node every three years: one of them in each 26 hours.
     """
     chance = random.Random(seed)  # noqa: S311 - a simulation
-    play = Play([f"n{number}" for number in range(1000)], min_nodes=900, exclude_after=Window(2, 6 * HOUR))
-    incidents: Counter[str] = Counter()
-    while set(LEMONS) - set(play.refused):
-        lemons = [name for name in LEMONS if name not in play.refused]
+    job, config = begin(Setting(1000, 26 * HOUR, Window(2, 6 * HOUR)))
+    now, incidents, excluded = 0.0, Counter[str](), set[str]()
+    while set(LEMONS) - excluded:
+        lemons = [name for name in LEMONS if name not in excluded]
         is_lemon = chance.random() < 26 * 3 * len(lemons) / (26 * 3 * len(lemons) + 1)
-        name = chance.choice(lemons) if is_lemon else chance.choice(sorted(play.members))
-        play.now += chance.expovariate(1 / (1200 / len(lemons)))
-        play.fail(name, "xid 79" if is_alike and is_lemon else f"fault {chance.randrange(5)} of {name}")
+        name = chance.choice(lemons) if is_lemon else chance.choice(sorted(set(job.nodes) - excluded))
+        now += chance.expovariate(1 / (1200 / len(lemons)))
+        likeness = "xid 79" if is_alike and is_lemon else f"fault {chance.randrange(5)} of {name}"
+        root = Root(name, severity=0, order=0, failure=Failure(1, likeness))
+        job = note_incident(job, config, root, now)
+        judgement = judge(job, config, root)
+        if judgement.excludes:
+            job = exclude(job, root, judgement, now)
+            excluded.add(name)
         incidents[name] += 1
     assert {name: incidents[name] for name in LEMONS} == dict.fromkeys(LEMONS, 2)
-    assert set(play.refused) == set(LEMONS)
+    assert excluded == set(LEMONS)
 
 
 @pytest.mark.parametrize(

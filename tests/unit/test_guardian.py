@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import select
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastic_run.multiprocessing.process import guardian_process
 from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 if TYPE_CHECKING:
     import pytest
@@ -37,18 +33,3 @@ def test_the_first_guardian_has_time_for_what_it_does() -> None:
     assert orders.limit == guardian_process._CLEAN_UP
     orders.take(b"swept\n")
     assert orders.limit == guardian_process._MARGIN
-    orders.death_notice = ("module", 30.0, b"")
-    assert orders.limit == guardian_process._MARGIN + 30.0
-
-
-def test_the_second_guardian_shows_that_the_first_one_tells_of_the_death_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left to guard then; it ends with the first one."""
-    titles: list[str] = []
-    monkeypatch.setattr(ProcessTitle, "show", lambda _, words, __: titles.append(words))
-    launcher: Any = SimpleNamespace(orders=guardian_process._Orders(), pid=70, make_poll=lambda _: select.poll())
-    pipe, writing = os.pipe()
-    os.write(writing, b"cleans up\nswept\nbye\n")
-    assert not guardian_process._outlasts_first(None, pipe, launcher)
-    assert titles == ["node-death notice of 70, second"]
-    os.close(pipe)
-    os.close(writing)

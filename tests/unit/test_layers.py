@@ -71,8 +71,6 @@ ALLOWED: dict[str, set[str]] = {
     | {"report.wording", "new_files", "user_file"},
     "worker": {"contract", "slurm_node_lists", "slurm_port", "slurm_running_step"},
 }
-#: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.
-ROOMS = {"tcpstore": {"tcpstore"}, "jobstore": {"tcpstore", "jobstore"}}
 #: What the command line's modules leave to the launcher, which alone sees all.
 INNER = {"agent", "loop", "store"}
 SEE_ALL = {"__init__", "agent_setup", "launcher", "launch_config"}
@@ -172,19 +170,6 @@ def test_a_part_imports_only_what_its_layer_may_see() -> None:
         bad = [name for name in own if not is_allowed(name.removeprefix("elastic_run."), part)]
         strays += [f"{'.'.join(module)} imports {name}" for name in sorted(bad)]
     assert set(strays) == NAMED_AS_IN_TORCH
-
-
-def test_the_rooms_of_the_stores_build_on_each_other_in_one_direction() -> None:
-    """A TCPStore knows nothing of job stores, and what both use knows neither."""
-    strays = []
-    for module in MODULES:
-        if module[0] == "store":
-            seen = {
-                name.split(".")[2] for name in imported_names(parse(module)) if name.startswith("elastic_run.store.")
-            }
-            bad = (seen & set(ROOMS)) - ROOMS.get(module[1], set())
-            strays += [f"{'.'.join(module)} imports {room}" for room in sorted(bad)]
-    assert strays == []
 
 
 def test_imports_by_strings_are_found() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from elastic_run.core.protocol.messages import Leave
-
 from elastic_run.core.job.config import Window
+from elastic_run.core.job.node_events import Leaving
 from elastic_run.core.job.state import Job
-from elastic_run.core.protocol.facts import NodeInfo
 from elastic_run.core.protocol.outcomes import UNHEALTHY
-from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out
 from tests.unit.test_exclusion import Play
 
@@ -44,12 +41,12 @@ def test_an_exclusion_without_a_period_lasts() -> None:
 def test_an_unhealthy_node_is_listed_until_its_host_is_back() -> None:
     """A node that has left for another reason is not in the list."""
     job = Play(["a", "b", "c"], min_nodes=1)
-    job.feed(Leave("c", job.number(), "signal"))
-    job.feed(Leave("b", job.number(), UNHEALTHY, detail="check.sh ended with exit code 1"))
+    job.small_job.feed("c", Leaving("signal"))
+    job.small_job.feed("b", Leaving(UNHEALTHY, "check.sh ended with exit code 1"))
     (found,) = list_left_out(job.job, 5.0)
     assert (found["host"], found["kind"], found["seconds"], found["expires"]) == ("b", "unhealthy", None, None)
     assert found["reason"] == "check.sh ended with exit code 1"
-    job.feed(replace(job.greet("again"), node_info=NodeInfo("b", 1, 1)))
+    job.join("again", host="b")
     assert list_left_out(job.job, 5.0) == []
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
-from elastic_run.rendezvous.elastic import addresses
 
+from elastic_run.rendezvous import addresses
 from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 
 from elastic_run.core.job.config import Window
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
+from elastic_run.rendezvous.coordination.places import Place
 from tests.support.configs import plain_setup
 
 
@@ -50,16 +50,16 @@ def test_a_value_that_the_job_could_not_read_is_refused(values: dict[str, Any]) 
     """The job would pass over the node's messages, its own coordinator's as well, and the node would wait for ever."""
     setup = plain_setup()
     setup = replace(setup, node_info=replace(setup.node_info, **values))
-    backend = TcpBackend("c10d", "job", [("127.0.0.1", 1)], is_host=False)
+    place = Place("c10d", "job", [("127.0.0.1", 1)], is_host=False)
     with pytest.raises(ValueError, match=r"^the other nodes could not read a value of this node: NodeInfo.* must be "):
-        open_session(backend, read_settings("c10d", {}), setup, local_addr="127.0.0.1")
+        open_session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")
 
 
 def test_a_window_that_the_job_could_not_read_is_refused() -> None:
     """A configuration is sent as well."""
     setup = plain_setup(membership_window=Window(1 << 60, 5.0))
-    backend = TcpBackend("c10d", "job", [("127.0.0.1", 1)], is_host=False)
+    place = Place("c10d", "job", [("127.0.0.1", 1)], is_host=False)
     with pytest.raises(
         ValueError, match=r"^the other nodes could not read a value of this node: Window\.count must be "
     ):
-        open_session(backend, read_settings("c10d", {}), setup, local_addr="127.0.0.1")
+        open_session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")

@@ -23,21 +23,6 @@ def test_a_pause_has_any_length_up_to_its_bound() -> None:
     assert pauses(Backoff(0.1, 5.0, lambda: next(drawn)), 3) == pytest.approx([0.0, 0.1, 0.1])
 
 
-def test_success_begins_anew() -> None:
-    """After a success the next failure is the first."""
-    backoff = Backoff(0.1, 5.0, lambda: 1.0)
-    pauses(backoff, 4)
-    backoff.reset()
-    assert pauses(backoff, 2) == pytest.approx([0.1, 0.2])
-
-
-def test_a_shorter_limit_for_one_pause() -> None:
-    """A pause may be limited more than the others, and what follows goes on from there."""
-    backoff = Backoff(0.1, 5.0, lambda: 1.0)
-    assert [backoff.next_pause(0.3) for _ in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
-    assert backoff.next_pause() == pytest.approx(0.6)
-
-
 def test_a_thousand_pauses_are_spread_evenly() -> None:
     """What is drawn covers the whole span from 0 to 1."""
     drawn = [draw_fraction() for _ in range(1000)]

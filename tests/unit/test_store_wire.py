@@ -31,11 +31,8 @@ MESSAGES: list[tuple[int, tuple[bytes | int, ...]]] = [
     (wire.QUEUE_LEN, (b"/q",)),
     (wire.LIST_KEYS, ()),
     (wire.BARRIER, (b"/b", 2)),
-    (wire.LOOK, (2, b"/a", b"/b")),
-    (wire.WAIT_LOOK, (1, b"/a")),
-    (wire.STREAM_APPEND, (b"/s", b"v")),
 ]
-LISTS = (wire.CHECK, wire.WAIT, wire.MULTI_GET, wire.MULTI_SET, wire.LOOK, wire.WAIT_LOOK)
+LISTS = (wire.CHECK, wire.WAIT, wire.MULTI_GET, wire.MULTI_SET)
 STREAM = OPENING + b"".join(wire.encode(operation, *fields) for operation, fields in MESSAGES)
 #: What a decoder gives for it: a list's count is not among the fields.
 EXPECTED = [
@@ -72,7 +69,7 @@ def test_a_whole_stream_is_decoded() -> None:
 
 def test_every_operation_has_a_layout() -> None:
     """Each operation that the protocol names can be decoded once a connection is open."""
-    assert set(wire.LAYOUTS) == {*range(1, wire.BARRIER + 1), *range(wire.CHALLENGE, wire.STREAM_APPEND + 1)}
+    assert set(wire.LAYOUTS) == {*range(1, wire.BARRIER + 1)}
 
 
 def test_single_bytes_are_decoded() -> None:

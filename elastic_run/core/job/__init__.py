@@ -1,4 +1,4 @@
-"""The decisions about a job of several nodes; the threads that act on them are in `elastic_run.rendezvous.coordination`.
+"""The decisions about a job of several nodes; the threads that act on them are in `rendezvous.coordination`.
 
 | module | what it holds |
 |---|---|

@@ -2,12 +2,12 @@
 
 - A setting is defined here, with its default, and nowhere else; the flag of the same name (`cli.flags`) explains it to
   users. The launcher makes one `JobConfig`, the rendezvous adds what --rdzv-conf and the endpoint say, and each node
-  sends it whole in its `Join`.
+  sends it whole.
 - Settings that two nodes can't reconcile (`_AGREED`) keep a node out: how many nodes there are, when the job is
   restarted, and what each node applies by itself, as the lease. The answer names the flag and both values.
 - Durations that only the coordinator applies (`_DECIDED_BY_FIRST`) are those of the job's first node. A node with other
   values is taken in, and one line tells its user.
-- A setting that each node may have for itself belongs into `core.job.node_config`.
+- A setting that each node may have for itself belongs into `node_config`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ _NUMBERS = (
     *("min_nodes", "max_nodes", "max_restarts", "min_uptime", "max_backoff", "join_timeout", "last_call_timeout"),
     *("keep_alive_interval", "keep_alive_max_attempt", "scale_up_delay", "scale_up_grace"),
 )
-#: Seconds between two heartbeats, at least: no node could keep a shorter interval.
+#: Seconds between two signs of life, at least: no node could keep a shorter interval.
 SHORTEST_INTERVAL = 0.001
-#: From so many nodes on, the first heartbeats wait until the nodes have come.
-_CROWD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,8 @@ class JobConfig:
         max_backoff: Longest pause before a restart; 0 for none.
         join_timeout: Time that fewer nodes than `min_nodes` wait for more.
         last_call_timeout: Time that a first formation waits for more than `min_nodes`; 0 to begin with those.
-        keep_alive_interval: Time between two heartbeats of a node.
-        keep_alive_max_attempt: Number of missing heartbeats after which a node is lost.
+        keep_alive_interval: Time between two signs of life on a connection that is silent.
+        keep_alive_max_attempt: Number of missing signs of life after which a node is lost.
         scale_up_delay: Time from a node's arrival at a running round until the round makes way for it.
         scale_up_grace: Time from the warning of the workers until they are stopped for it; 0 for no warning.
         membership_window: Most changes of the membership in a period, or None for any number.
@@ -129,16 +127,8 @@ class JobConfig:
 
     @property
     def lease(self) -> float:
-        """Seconds without a heartbeat after which a node is lost."""
+        """Seconds without a sign of life after which a node is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
-
-    @property
-    def first_leases(self) -> int:
-        """Leases within which a node's first heartbeat is expected while the job has no round yet.
-
-        Hundreds of nodes that come at once keep the store busy; heartbeats in that time would make it later for all.
-        """
-        return 2 if self.min_nodes >= _CROWD else 1
 
 
 def describe_difference(job: JobConfig, node: JobConfig, *, here: str = "here") -> str:

@@ -22,15 +22,15 @@ standing of its coordinator changes.
 - Founding: at the first endpoint when each other one refuses or knows of no round; with one out of reach, or at another
   endpoint, after two leases. As long as an agent that answers knows of a round, never: that job is to be joined. With a
   lease at once, if nobody has held it before; else after two leases, in which the nodes of that coordinator may come.
-- A coordinator is surely dead if its connection ended by its guardian, and its port then refuses or another node
-  answers there. The end alone proves nothing: a living agent may have closed the connection.
+- A coordinator is surely dead if its connection ended, and its port then refuses or another node answers there. The end
+  alone proves nothing: a living agent may have closed the connection.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.job.coordination_state import ENDED, SILENT, Coordination, MayFound, StepDown
+from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT, Coordination, MayFound, StepDown
 from elastic_run.core.job.round_steps import PATIENCE
 from elastic_run.records import dataclass, field, replace
 
@@ -53,6 +53,10 @@ RUNS_ROUND = 2
 
 #: The store of the lease, where an endpoint may stand.
 LEASE_STORE = "lease"
+#: Ends of a connection after which a refused port proves that the coordinator is dead. A kill may reset the connection,
+#: where something was unread; so may a proxy that dies beside a living agent. Where seats decide, that agent has no
+#: majority then; a lease would be taken from it.
+_ENDS = {False: (ENDED, BROKEN), True: (ENDED,)}
 #: Seconds from the last answer to the next question when all have been asked: the first time, as the agents of a job
 #: start together; each time twice as long, and at most.
 FIRST_RETRY = 0.02
@@ -146,7 +150,7 @@ class Discovery:
         to_ask: The endpoints that are to be asked before the next pause, in order.
         role: `coordinates`, `follows` or `searches`.
         coordinator: The endpoint and the node of the coordinator that it follows, or has followed last.
-        has_ended: Whether the guardian of that one has ended the connection.
+        has_ended: Whether its connection to that one has ended by itself, and not in silence.
         dead: The last coordinator that is surely dead, or "".
         asking: The endpoint whose answer is awaited, or "".
         heard: The newest answers since it began to coordinate.
@@ -268,7 +272,7 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
     return replace(
         discovery,
         role=SEARCHES,
-        has_ended=lost.how == ENDED and discovery.role == FOLLOWS,
+        has_ended=lost.how in _ENDS[LEASE_STORE in endpoints] and discovery.role == FOLLOWS,
         to_ask=tuple(to_ask),
         asking="",
         pauses_until=0.0,

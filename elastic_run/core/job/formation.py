@@ -1,4 +1,4 @@
-"""When a round is formed, of which nodes, and the assignment of each of its members."""
+"""Of which nodes a round is formed, and the assignment of each of its members."""
 
 from __future__ import annotations
 
@@ -40,17 +40,8 @@ def last_call_ends(job: Job, config: JobConfig) -> float | None:
     return job.min_reached_at + config.last_call_timeout
 
 
-def choose(job: Job, config: JobConfig) -> tuple[str, ...]:
-    """Choose the nodes of the next round among those that wait: survivors first, then in order of joining.
-
-    The ids are returned in order of joining.
-    """
-    chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: config.max_nodes]
-    return tuple(node.node for node in sorted(chosen, key=lambda node: node.arrived))
-
-
 def form(job: Job, names: Sequence[str], now: float) -> Job:
-    """Form a round of the nodes that `choose` gave."""
+    """Form a round of these nodes, in order of joining."""
     chosen = [job.nodes[name] for name in names]
     ranks = assign_group_ranks(
         [Candidate(one.node, one.rank, one.node_info.preferred_rank, one.node_info.location) for one in chosen]

@@ -129,6 +129,8 @@ class NodeChanges:
         if state.leaving:
             clause = _CLAUSES.get(state.leaving, state.leaving)
             detail = f"{clause}: {state.leaving_detail}" if state.leaving_detail else clause
+            if state.node not in self._nodes and self._round is not None and state.has_seat(self._round):
+                self._nodes[state.node] = self._welcome(state)  # of a round of another coordinator: its seat is lost
             self._read_round(state)
             self.drop(state.node, state.leaving, detail)
             return
@@ -262,6 +264,8 @@ class NodeChanges:
         node = self._nodes.pop(name, None)
         before = self._gone.pop(name, None)
         was = node if node is not None or before is None else before.was
+        if node is None and before is not None:
+            reason, detail = before.reason, before.detail  # why it is not in the job; that it has ended adds nothing
         self._gone[name] = Gone(name, reason, detail, was)
         if was is not None and was.rank is not None:
             is_lost = was.is_member and was.outcome != DONE

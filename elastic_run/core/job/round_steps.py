@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PATIENCE = 2
 
 
-def advance(  # noqa: C901, PLR0911, PLR0912 - one branch for each phase
+def advance(  # noqa: C901, PLR0911 - one branch for each phase
     coordination: Coordination, now: float, jitter: float
 ) -> Coordination:
     """Decide what follows, by one step; return the same state if nothing does."""

@@ -101,31 +101,17 @@ def kind_of(question: str) -> str:
     return kind if kind in _FIELDS else STATUS
 
 
-class MemberCount:
-    """Counts how many nodes of a round have sent a document. Of several rounds, the round with most documents counts.
+def count_members(nodes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return how many nodes a round has, and how many of them have sent no document; 0 and 0 without a round.
 
     Args:
-        nodes: Documents to begin with, each of another node.
+        nodes: Documents, each of another node. Of several rounds, the round with most documents counts.
     """
-
-    def __init__(self, nodes: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._sizes: dict[str, int] = {}
-        self._answers: dict[str, int] = {}
-        for node in nodes:
-            self.add(node)
-
-    def add(self, node: Mapping[str, Any], number: int = 1) -> None:
-        """Count a document. A number of -1 takes back an earlier document of a node that has sent another one."""
-        if node["round_id"]:
-            self._sizes[node["round_id"]] = node["round_nodes"]
-            self._answers[node["round_id"]] = self._answers.get(node["round_id"], 0) + number
-
-    def total(self) -> tuple[int, int]:
-        """Return the number of the round's nodes, and of those that have sent no document; 0 and 0 without a round."""
-        if not self._answers:
-            return 0, 0
-        common = max(self._answers, key=self._answers.__getitem__)
-        return self._sizes[common], max(0, self._sizes[common] - self._answers[common])
+    rounds = [(node["round_id"], node["round_nodes"]) for node in nodes if node["round_id"]]
+    if not rounds:
+        return 0, 0
+    name, size = max(rounds, key=rounds.count)
+    return size, max(0, size - sum(one == name for one, _ in rounds))
 
 
 def is_sound(node: Mapping[str, Any], question: str = STATUS) -> bool:

@@ -1,10 +1,10 @@
 """The guardian: a small process that outlives the launcher by a moment, so that no other process does (law 6).
 
 Rules
-- The guardian holds one end of a pipe from the launcher (a socket pair, which can carry descriptors), and the launcher's
-  pidfd (a fork of the program around us may hold the other end of the pipe). If either ends without `bye`, the launcher has died of any signal. Then the
-  guardian kills every session that it was told of, sweeps by session and by environment token until nothing is left,
-  removes the launcher's temporary directory, and ends.
+- The guardian holds one end of a pipe from the launcher (a socket pair, which can carry descriptors), and the
+  launcher's pidfd (a fork of the program around us may hold the other end of the pipe). If either ends without `bye`,
+  the launcher has died of any signal. Then the guardian kills every session that it was told of, sweeps by session and
+  by environment token until nothing is left, removes the launcher's temporary directory, and ends.
 - It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
   launcher's descriptors except the pipe: otherwise `elastic-run … | cat` would never end.
 - A second guardian stands behind it (`guardian_process` is the module of both processes).
@@ -13,14 +13,14 @@ Rules
   embeds Python) forks it nevertheless: to execute `sys.executable` would start the program a second time.
 - In a job of one node it is forked right before the first worker: after a fork each page that the launcher writes to is
   copied first, and the launcher's imports write to most of its pages.
-- In a job of several nodes it holds a duplicate of the agent's connection to the coordinator until the workers are gone.
-  So the end of that connection is the proof, for the other nodes, that nothing of this node's job is left.
+- In a job of several nodes it holds a duplicate of the agent's connection to the coordinator until the workers are
+  gone. So the end of that connection is the proof, for the other nodes, that nothing of this node's job is left.
 - On busy cores a worker may run for a while before the launcher, which has just started it, can tell its pid. The
   guardian finds such a worker by its environment.
 - Messages are lines: `+PID BORN ENDED` a worker leads a session (BORN: its start time; ENDED: the time at which it had
   ended, 0 while it runs), `-PID` it is gone, `dir HEX` a temporary directory, `hold` the descriptor that comes with it
-  is the connection to hold, `keep` nothing is to be killed any more, `forget` all sessions told so far, `bye`. They come
-  in order, so only the last line can be torn.
+  is the connection to hold, `keep` nothing is to be killed any more, `forget` all sessions told so far, `bye`. They
+  come in order, so only the last line can be torn.
 - The launcher never waits for the guardian. Orders that do not fit into the pipe (the guardian was stopped) are kept
   here. If there are many, they are replaced by the present state.
 """

@@ -2,17 +2,21 @@
 
 | module | what it holds |
 |---|---|
-| `coordinator_thread` | the coordinator of a job, which decides with `core.job.coordination`; an agent's port |
 | `frames` | the messages of a connection |
-| `handler` | the rendezvous handler |
-| `hosting` | a workers' store that an agent serves for agents written against torch |
-| `left_out_nodes` | the nodes that the job goes on without, for `elastic-run status` |
 | `link` | a connection on a loop |
-| `listener` | what comes to an agent's port |
-| `node_thread` | a node's side: it looks for the coordinator, and obeys it |
-| `opening` | how a node comes to an agent's port, and what it is answered |
-| `outage` | how long a node looks for a coordinator, and what its user is told |
+| `opening` | what both sides say before the first document |
+| `token_proof` | how they prove the job's token |
+| `listener` | an agent's port, and what strangers can do there |
+| `coordinator` | the coordinator of a job |
+| `coordinator_thread` | the coordinator's thread |
+| `questions` | `status`, `stacks` and drains across nodes |
+| `left_out_nodes` | the nodes that the job goes on without, for `status` |
+| `node_thread` | a node's side: it obeys the coordinator, and tells the agent |
+| `round_entry` | the way into a round: is rank 0's store reachable? |
+| `coordinator_search` | how an agent finds the coordinator, or becomes it |
 | `places` | where the nodes of a job meet |
-| `questions` | questions to all nodes of a job |
+| `lease_place` | the same if a lease says who coordinates |
+| `outage` | what the user is told while there is no coordinator |
 | `session` | what the agent sees of all this |
+| `handler` | torch's interface on top of it |
 """

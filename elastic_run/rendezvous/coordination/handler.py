@@ -20,7 +20,6 @@ from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.backend_table import BACKENDS, make_place, read_settings
-from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.coordination.session import CoordinatedSession
 from elastic_run.rendezvous.join_command import describe_join_command
 from elastic_run.rendezvous.session import Setup
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
+    from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.session import Session
     from elastic_run.rendezvous.settings import Settings
     from elastic_run.rendezvous.torch_rounds import TorchStyleRounds

@@ -24,9 +24,9 @@ from elastic_run.core.job.discovery import (
     Answer,
 )
 from elastic_run.core.job.succession import LEASE
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.addresses import find_listening, find_local_address, find_loopback
-from elastic_run.rendezvous.coordination.opening import Hello, ask
+from elastic_run.rendezvous.coordination.opening import Identity, ask
 from elastic_run.rendezvous.coordination.places import LOOK_UP, Place
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import StoreError
@@ -53,7 +53,7 @@ class _Address:
 
 
 class LeasePlace(Place):
-    """The lease of a job, as one agent sees it; calls of the store block, so that other threads than the loop's make them.
+    """The lease of a job, as one agent sees it. Calls of its store block, so they are made outside the loop's thread.
 
     Args:
         kind: Name of the backend.
@@ -84,8 +84,8 @@ class LeasePlace(Place):
         self._found: Holder | None = None
         self._held: Holder | None = None
         self._address = ""
-        self.hello = Hello(run_id, "", "", "")
-        self.lease = 1.0
+        self._is_released = False
+        self._identity = Identity(run_id, "", "", "", 1.0, self.credentials)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,15 +107,14 @@ class LeasePlace(Place):
         """The term of the lease that this agent holds."""
         return 0 if self._held is None else self._held.term
 
-    def open(self, hello: Hello, lease: float, timeout: float) -> None:
+    def open(self, identity: Identity, timeout: float) -> None:
         """Prepare to use the store.
 
         Args:
-            hello: Who this agent is.
-            lease: Seconds that the lease lives without a renewal.
+            identity: This agent.
             timeout: Seconds that the store may take for an answer.
         """
-        self.hello, self.lease = hello, lease
+        self._identity = identity
         self._store = self._open_store(timeout)
 
     def listen(self, local_addr: str) -> None:
@@ -151,15 +150,14 @@ class LeasePlace(Place):
         store, found = self._use(), self._found
         former = found if found is not None and _read(found.value).node == instead_of else None
         last = store.read_last()
-        self._held = store.acquire(self._make_value(), self.lease, instead_of=former)
+        self._held = store.acquire(self._make_value(), self._identity.lease, instead_of=former)
         if self._held is None:
             return self.look()
         store.write_last(self._address)
         if last not in ("", self._address) and former is None:
             self._tell_successor(last)
-        return Answer(
-            LEASE_STORE, COORDINATES, self.hello.node, "", KNOWS_ROUND if last or found is not None else KNOWS_NOTHING
-        )
+        standing = KNOWS_ROUND if last or found is not None else KNOWS_NOTHING
+        return Answer(LEASE_STORE, COORDINATES, self._identity.node, "", standing)
 
     def renew(self) -> LeaseRenewed | StepDown:
         """Hold the lease on, or acquire it again if nobody has it.
@@ -168,10 +166,11 @@ class LeasePlace(Place):
             StoreError: The store can't be reached.
         """
         store, asked_at = self._use(), time.monotonic()
-        until = asked_at + LEASE_SHARE * self.lease
-        if self._held is not None and store.renew(self._held, self.lease):
+        until = asked_at + LEASE_SHARE * self._identity.lease
+        if self._held is not None and store.renew(self._held, self._identity.lease):
             return LeaseRenewed(until, self._held.term)
-        self._held = store.acquire(self._make_value(), self.lease)
+        if not self._is_released:
+            self._held = store.acquire(self._make_value(), self._identity.lease)
         if self._held is not None:
             return LeaseRenewed(until, self._held.term)
         found = store.read()
@@ -179,6 +178,7 @@ class LeasePlace(Place):
 
     def release(self, *, is_over: bool) -> None:
         """Give the lease back, or remove all that the job has in the store; a store out of reach keeps it a while."""
+        self._is_released = True  # a renewal may be on its way
         held, self._held = self._held, None
         with suppress(StoreError):
             if is_over:
@@ -187,18 +187,17 @@ class LeasePlace(Place):
                 self._use().release(held)
 
     def _use(self) -> LeaseStore:
-        assert self._store is not None
+        if self._store is None:
+            self._store = self._open_store(self._identity.lease)
         return self._store
 
     def _make_value(self) -> str:
-        document = {"node": self.hello.node, "address": self._address, "nonce": os.urandom(8).hex()}
+        document = {"node": self._identity.node, "address": self._address, "nonce": os.urandom(8).hex()}
         return json.dumps(document, separators=(",", ":"))
 
     def _tell_successor(self, last: str) -> None:
         """Tell the coordinator before, which may live, that this agent coordinates now."""
-        hello = Hello(
-            self.run_id, self.hello.node, self.hello.host, self.hello.release, successor=self._address, term=self.term
-        )
+        hello = replace(self._identity.make_hello(joins=True), successor=self._address, term=self.term)
         with suppress(StoreError):
             host, port = split_endpoint(last)
             _, connected, _ = ask((host, port), hello, _TELL, self.credentials, dark_after=_TELL)

@@ -68,9 +68,9 @@ class Link:
         connected: socket.socket,
         *,
         lease: float,
-        on_document: Callable[[dict[str, Any]], None],
-        on_message: Callable[[dict[str, Any]], None],
-        on_end: Callable[[str, str], None],
+        on_document: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_message: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_end: Callable[[str, str], None] = lambda *_: None,
         most: int = LARGEST,
     ) -> None:
         self.lease = lease

@@ -24,7 +24,6 @@ from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import (
     REFUSED,
     Answer,
-    Credentials,
     Hello,
     make_nonce,
     read_hello,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_run.loop import Loop, Timer
+    from elastic_run.rendezvous.coordination.opening import Identity
 
 __all__ = ["Listener"]
 
@@ -79,12 +79,9 @@ class Listener:
     Args:
         loop: The loop whose thread this lives in.
         sockets: Listening sockets of one port; this object owns them from now on.
-        job: The id of the job.
-        lease: Seconds for a node to acknowledge a document, and without a sign of its machine.
-        credentials: Of the job's token, or None.
+        identity: This agent.
         describe: Returns what this agent is.
         admit: Called with a node that joins, and its connection.
-        refuse: Returns why a node has no place here, or ""; given its hello.
         hand_on: Takes a connection of a worker, where workers share the port; else None.
     """
 
@@ -93,22 +90,16 @@ class Listener:
         loop: Loop,
         sockets: Sequence[socket.socket | _socket.socket],
         *,
-        job: str,
-        lease: float,
-        credentials: Credentials | None,
+        identity: Identity,
         describe: Callable[[], Answer],
         admit: Callable[[Hello, Link], None],
-        refuse: Callable[[Hello], str],
         hand_on: Callable[[_socket.socket, tuple[str, int]], None] | None = None,
     ) -> None:
         self._loop = loop
         self._sockets = tuple(sockets)
-        self._job = job
-        self._lease = lease
-        self._credentials = credentials
+        self._job, self._lease, self._credentials = identity.job, identity.lease, identity.credentials
         self._describe = describe
         self._admit = admit
-        self._refuse = refuse
         self._hand_on = hand_on
         self._visitors: dict[_Visitor, None] = {}
         self._told: set[str] = set()
@@ -221,36 +212,34 @@ class Listener:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PREAMBLE))
         elif data and self._hand_on is not None and not data.startswith(NAME):
             self._forget(visitor)
-            self._pass_on(connected)
+            peer = connected.getpeername()
+            one = _socket.socket(connected.family, connected.type, connected.proto, connected.detach())
+            self._hand_on(one, (str(peer[0]), int(peer[1])))
         else:
+            if data.startswith(NAME):
+                _show_protocol(connected)
             if data:
                 self._tell_foreign(data, visitor.peer)
             self._forget(visitor)
             visitor.close()
 
-    def _pass_on(self, connected: socket.socket) -> None:
-        peer = connected.getpeername()
-        one = _socket.socket(connected.family, connected.type, connected.proto, connected.detach())
-        assert self._hand_on is not None
-        self._hand_on(one, (str(peer[0]), int(peer[1])))
-
     def _meet(self, visitor: _Visitor, connected: socket.socket) -> None:
         self._loop.remove_reader(connected.fileno())
         connected.recv(len(PREAMBLE))
-        visitor.link = Link(
+        link = visitor.link = Link(
             self._loop,
             connected,
             lease=self._lease,
             on_document=lambda _: self._close(visitor, "a document comes before the opening"),
-            on_message=lambda message: self._open(visitor, message),
+            on_message=lambda message: self._open(visitor, link, message),
             on_end=lambda _how, _detail: self._forget(visitor),
             most=LARGEST_OPENING,
         )
         visitor.link.is_foreign = True
 
-    def _open(self, visitor: _Visitor, message: dict[str, object]) -> None:
+    def _open(self, visitor: _Visitor, link: Link, message: dict[str, object]) -> None:
         if visitor.hello is not None:
-            self._check_proof(visitor, message)
+            self._check_proof(visitor, link, visitor.hello, message)
             return
         try:
             hello = visitor.hello = read_hello(message)
@@ -258,13 +247,12 @@ class Listener:
             self._close(visitor, str(error))
             return
         answer = self._answer(visitor, hello)
-        assert visitor.link is not None
-        visitor.link.send(write_answer(answer))
+        link.send(write_answer(answer))
         if answer.role != COORDINATES or not hello.node:
             self._forget(visitor)
-            visitor.link.part()
+            link.part()
         elif self._credentials is None:
-            self._let_in(visitor, hello)
+            self._let_in(visitor, link, hello)
 
     def _answer(self, visitor: _Visitor, hello: Hello) -> Answer:
         answer = self._describe()
@@ -274,36 +262,30 @@ class Listener:
             self._tell(
                 "job", f"{hello.host} ({visitor.peer}) came with --rdzv-id={hello.job}, and this job has {self._job}"
             )
-        else:
-            detail = self._refuse(hello)
-            answer = Answer(REFUSED, detail=detail) if detail else answer
         if self._credentials is None:
             return answer
         nonce = visitor.nonce = make_nonce()
         if not hello.nonce:
             self._tell_refused("it has no token, and this job has one", visitor.peer)
             return Answer(REFUSED, nonce=nonce)
-        from elastic_run.store.tcpstore.token_proof import SERVER  # noqa: PLC0415 - only with a token
+        from elastic_run.rendezvous.coordination.token_proof import SERVER  # noqa: PLC0415 - only with a token
 
         proof = self._credentials.prove(SERVER, hello.nonce, nonce)
         return replace(answer, nonce=nonce, proof=proof)
 
-    def _check_proof(self, visitor: _Visitor, message: dict[str, object]) -> None:
-        from elastic_run.store.tcpstore.token_proof import AGENT  # noqa: PLC0415 - only with a token
+    def _check_proof(self, visitor: _Visitor, link: Link, hello: Hello, message: dict[str, object]) -> None:
+        from elastic_run.rendezvous.coordination.token_proof import NODE  # noqa: PLC0415 - only with a token
 
-        hello = visitor.hello
-        if hello is None or self._credentials is None:
+        if self._credentials is None:
             self._close(visitor, "it says more than an opening has")
-        elif self._credentials.is_proof(message.get("proof"), AGENT, hello.nonce, visitor.nonce):
-            self._let_in(visitor, hello)
+        elif self._credentials.is_proof(message.get("proof"), NODE, hello.nonce, visitor.nonce):
+            self._let_in(visitor, link, hello)
         else:
             self._tell_refused("it has another token than this job", visitor.peer)
             self._forget(visitor)
             visitor.close()
 
-    def _let_in(self, visitor: _Visitor, hello: Hello) -> None:
-        link = visitor.link
-        assert link is not None
+    def _let_in(self, visitor: _Visitor, link: Link, hello: Hello) -> None:
         self._forget(visitor)
         link.set_largest(LARGEST)
         self._admit(hello, link)
@@ -336,3 +318,12 @@ class Listener:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning(line, *values)
+
+
+def _show_protocol(connected: socket.socket) -> None:
+    """Show this agent's protocol to one of another release, which tells its user both."""
+    try:
+        connected.recv(LARGEST_OPENING)  # with unread bytes the kernel would reset the connection
+        connected.send(PREAMBLE)
+    except OSError:
+        pass

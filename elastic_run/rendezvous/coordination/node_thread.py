@@ -1,80 +1,66 @@
 """A node's side of the coordination: it finds the coordinator, obeys it, and tells the agent. A thread with a loop.
 
-- `core.job.discovery` says what to ask, whom to follow and when to coordinate; `core.job.membership` what an order
-  means for this node. What takes time (a connection, a name server) happens in a thread that ends with it.
-- The agent hears of a round only once the way to rank 0's store was seen to be open from here: workers that can't reach
-  it would only time out, much later and with less to say. A round that is halted before was never the agent's.
+- `coordinator_search` finds the coordinator, or starts it here; `core.job.membership` says what an order means for this
+  node.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import socket
 import threading
 
 from elastic_run import __version__
-from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job import membership
-from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound, StepDown
-from elastic_run.core.job.discovery import (
-    COORDINATES,
-    LEASE_STORE,
-    REFUSES,
-    AcquireLease,
-    Ask,
-    BecomeCoordinator,
-    CoordinatorLost,
-    Follow,
-    WaitUntil,
-)
-from elastic_run.core.job.documents import IDLE, RUNS, Order, Promise
+from elastic_run.core.job.coordination import BROKEN, SILENT
+from elastic_run.core.job.documents import IDLE, RUNS, Order
 from elastic_run.core.job.membership import Member, OrderRead, Search
 from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
-from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
+from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
-from elastic_run.core.protocol.outcomes import STOPPED, UNREACHABLE
 from elastic_run.loop import Loop
-from elastic_run.records import replace
-from elastic_run.rendezvous.addresses import find_listening, find_trouble
-from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
-from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
+from elastic_run.records import dataclass, replace
+from elastic_run.rendezvous.addresses import find_listening
+from elastic_run.rendezvous.coordination.coordinator_search import CoordinatorSearch
 from elastic_run.rendezvous.coordination.link import Link
-from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, Hello, ask
+from elastic_run.rendezvous.coordination.opening import Identity
 from elastic_run.rendezvous.coordination.outage import Outage
+from elastic_run.rendezvous.coordination.round_entry import RoundEntry
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import NEW, READY, WaitNotices
-from elastic_run.store.connecting import format_endpoint
-from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
-from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from typing import Any
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.discovery import Action, Discovery, Fact
     from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
     from elastic_run.loop import Timer
+    from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.session import SessionEvent, Setup
 
-__all__ = ["NodeThread"]
+__all__ = ["NodeDescription", "NodeThread"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to reach rank 0's store, and for a name server to say which of this machine's addresses others use.
-_REACH = 5.0
+#: Seconds for a name server to say which of this machine's addresses others use.
 _LOOK_UP = 3.0
 #: Seconds for one attempt to reach an agent.
 _ANSWER = 3.0
+#: Seconds for the port of a killed agent to close; pauses between attempts at first, and at most.
+_DYING = 1.0
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.1
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
-class NodeThread:
-    """One node of a job.
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    """What a node is, and where it looks for its job.
 
     Args:
         node: Its id.
@@ -82,77 +68,84 @@ class NodeThread:
         setup: The agent's description of its job.
         config: The job's configuration, with the settings of the rendezvous.
         local_addr: The address for other nodes; "" to find out.
-        deliver: Brings an event to the agent.
-        open_worker_store: See `Session.start`.
         offers_store: Whether the agent opens a workers' store for each round.
         worker_host: MASTER_ADDR where it is not the node's address; else "".
         describe_join: Says how others join, at a host and a port; None where they know.
+    """
+
+    node: str
+    place: Place
+    setup: Setup
+    config: JobConfig
+    local_addr: str
+    offers_store: bool
+    worker_host: str
+    describe_join: Callable[[str, int], str] | None
+
+
+class NodeThread:
+    """One node of a job.
+
+    Args:
+        description: The node.
+        deliver: Brings an event to the agent.
+        open_worker_store: See `Session.start`.
         hold: Lets the guardian hold a connection, given its descriptor.
 
     Attributes:
         local_addr: The address at which others reach this node, "" until it is known.
         listening_host: Where this node's workers' stores listen; "" for all interfaces.
         member: The node as it knows itself, None until it has come to a coordinator.
-        coordinator: This agent's port and its coordination, or None.
     """
 
     def __init__(
         self,
-        node: str,
-        place: Place,
-        setup: Setup,
-        config: JobConfig,
+        description: NodeDescription,
         *,
-        local_addr: str,
         deliver: Callable[[SessionEvent], None],
         open_worker_store: Callable[[str], StoreAddress],
-        offers_store: bool,
-        worker_host: str,
-        describe_join: Callable[[str, int], str] | None,
         hold: Callable[[int], None],
     ) -> None:
-        self.node = node
-        self.local_addr = local_addr
+        self.local_addr = description.local_addr
         self.listening_host = ""
         self.member: Member | None = None
-        self.coordinator: CoordinatorThread | None = None
-        self._place = place
-        self._setup = setup
-        self._config = config
+        self._description = description
+        self._place = place = description.place
+        self._setup = setup = description.setup
+        self._config = config = description.config
         self._deliver_to_agent = deliver
         self._open_worker_store = open_worker_store
-        self._offers_store = offers_store
-        self._worker_host = worker_host
-        self._describe_join = describe_join
         self._hold = hold
         self._loop = Loop()
         self._is_over = False
         self._has_end = False
         self._early: list[membership.Event] = []
-        self._discovery: Discovery | None = None
-        self._standing = 0
-        self._timer: Timer | None = None
-        self._is_lease_open = self._is_renewing = False
-        self._opened: dict[str, tuple[socket.socket, bytes]] = {}
         self._link: Link | None = None
         self._is_own = False  # whether the connection is to this agent's own coordination
+        self._is_ordered = False  # whether an order has come on the connection
         self._said: dict[str, Any] | None = None
         self._when_said: list[Callable[[], None]] = []
         self._lost_at = 0.0
-        self._formed: Formed | None = None  # the round whose way is not yet seen to be open
-        self._warned: Warned | None = None
-        self._admitted = -1
+        self._entry = RoundEntry(self._loop, self.deliver, self._end_round)
         self._wait_timer: Timer | None = None
         self._asked: dict[int, tuple[Callable[[list[dict[str, Any]]], None], list[dict[str, Any]]]] = {}
         self._questions = 0
         self._outage = Outage(place, config, setup.node_config, shows_waiting=setup.shows_waiting)
+        host = setup.node_info.host
+        identity = Identity(place.run_id, description.node, host, __version__, config.lease, place.credentials)
+        self._search = CoordinatorSearch(self._loop, identity, place, config, self._outage, self)
         self.notices = WaitNotices(
             state=self._name_state,
             doubt=lambda is_alone: place.describe_need() if is_alone else "",
             shows_waiting=setup.shows_waiting,
-            deliver=self._deliver,
+            deliver=self.deliver,
         )
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
+
+    @property
+    def coordinator(self) -> CoordinatorThread | None:
+        """This agent's port and its coordination, or None."""
+        return self._search.coordinator
 
     # --- calls of other threads --------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -175,7 +168,7 @@ class NodeThread:
 
     def renew_store(self, address: StoreAddress) -> StoreAddress:
         """Return a workers' store's address as other nodes reach it."""
-        host = self._worker_host or (self.local_addr if address.host in _WILDCARDS else address.host)
+        host = self._description.worker_host or (self.local_addr if address.host in _WILDCARDS else address.host)
         return replace(address, host=host)
 
     def wait_said(self, timeout: float) -> bool:
@@ -187,6 +180,19 @@ class NodeThread:
             self._look_whether_said()
 
         self._loop.call_soon_threadsafe(look)
+        return is_said.wait(timeout)
+
+    def hand_over(self, timeout: float) -> bool:
+        """Leave the coordination to another agent, and tell it that this node goes; returns whether it was told."""
+        is_said = threading.Event()
+
+        def begin() -> None:
+            self.drop_link()
+            self._search.search_again(BROKEN)
+            self._when_said.append(is_said.set)
+            self._look_whether_said()
+
+        self._loop.call_soon_threadsafe(begin)
         return is_said.wait(timeout)
 
     def tell_status(self, document: dict[str, Any], question: str) -> None:
@@ -220,7 +226,7 @@ class NodeThread:
         def end() -> None:
             if self._link is not None:
                 self._link.part()
-            self._is_over = True
+            self._is_over = self._search.is_over = True
 
         self._loop.call_soon_threadsafe(end)
         self._thread.join(timeout)
@@ -228,7 +234,7 @@ class NodeThread:
     # --- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            self._begin()
+            self._search.begin()
             self._loop.run_until(lambda: self._is_over)
         except Exception as error:  # noqa: BLE001 - whatever it is, the agent is told
             _log.exception("a defect in the rendezvous, thread rendezvous")
@@ -236,245 +242,36 @@ class NodeThread:
         finally:
             self._loop.close()
 
-    def _begin(self) -> None:
-        try:
-            self._serve()
-        except OSError as error:
-            self._lose_job(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
-            return
-        self._outage.begin()
-        self._discovery = discovering.begin(self.node, self._place.names, self._place.own, self._config.lease)
-        self._advance(None)
-
-    def _serve(self) -> None:
-        """Listen at this agent's endpoint, if it has one."""
-        if self._place.serve():
-            self._listen()
-
-    def _listen(self) -> None:
-        if self.coordinator is None:
-            self.coordinator = CoordinatorThread(
-                job=self._place.run_id,
-                node=self.node,
-                lease=self._config.lease,
-                credentials=self._place.credentials,
-                on_standing=lambda standing: self._loop.call_soon_threadsafe(lambda: self._note_standing(standing)),
-                on_defect=lambda error: self._loop.call_soon_threadsafe(lambda: self._fail(error)),
-            )
-            self.coordinator.listen(self._place.take_sockets(), serves_workers=self._place.serves_workers)
-        if self._place.notice:
-            self._deliver(Notice(self._place.notice))
-            self._place.notice = ""
-
     def _fail(self, error: Exception) -> None:
-        self._lose_job(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
+        self.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
 
-    def _lose_job(self, lost: Lost) -> None:
-        self._deliver(lost)
-
-    def _deliver(self, event: SessionEvent) -> None:
+    def deliver(self, event: SessionEvent) -> None:
+        """Bring an event to the agent; nothing follows the last one."""
         if not self._has_end:
-            self._has_end = isinstance(event, Ended | Refused | Lost)
+            self._has_end = self._search.is_over = isinstance(event, Ended | Refused | Lost)
             self._deliver_to_agent(event)
 
-    # --- where the coordinator is ------------------------------------------------------------------------------------
-    def _advance(self, fact: Fact) -> None:
-        if self._discovery is None or self._is_over or self._has_end:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._discovery, actions = discovering.decide(self._discovery, fact, self._loop.now(), standing=self._standing)
-        for action in actions:
-            self._perform(action)
-        for connected, _ in self._opened.values():
-            connected.close()
-        self._opened.clear()
-        if self.coordinator is not None:
-            found = discovering.make_answer(self._discovery, self._find_standing())
-            self.coordinator.set_answer(Answer(found.role, found.node, found.standing, found.to))
-
-    def _find_standing(self) -> int:
-        member = self.member
-        knows = member is not None and (member.started is not None or bool(member.accepted))
-        return discovering.KNOWS_ROUND if knows else discovering.KNOWS_NOTHING
-
-    def _note_standing(self, standing: int) -> None:
-        self._standing = standing
-        self._advance(None)
-
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, Ask):
-            self._ask(action.endpoint)
-        elif isinstance(action, Follow):
-            opened = self._opened.pop(action.endpoint, None)
-            if opened is None:
-                # It was asked by a coordinator, which joined nothing; now a node asks.
-                self._drop_link()
-                self._outage.begin()
-                self._advance(CoordinatorLost(BROKEN, action.endpoint))
-            else:
-                self._use(*opened)
-        elif isinstance(action, AcquireLease):
-            self._use_lease(lambda place: place.acquire(action.instead_of))
-        elif isinstance(action, BecomeCoordinator):
-            self._coordinate(action.dead)
-        elif isinstance(action, MayFound | StepDown) and self.coordinator is not None:
-            self.coordinator.note(action)
-        elif isinstance(action, WaitUntil):
-            self._timer = self._loop.call_at(action.at, lambda: self._advance(None))
-
-    # --- the lease ---------------------------------------------------------------------------------------------------
-    def _use_lease(self, use: Callable[[LeasePlace], discovering.Answer]) -> None:
-        """Read or acquire the lease, in a thread: the store may take seconds."""
-        place = self._place
-        assert isinstance(place, LeasePlace)
-
-        def call() -> None:
-            try:
-                if not self._is_lease_open:
-                    self._is_lease_open = True
-                    hello = Hello(place.run_id, self.node, self._setup.node_info.host, __version__)
-                    place.open(hello, self._config.lease, max(1.0, self._config.lease / 2))
-                    place.listen(self.local_addr or place.find_local_address())
-                answer = use(place)
-            except (StoreError, OSError) as caught:
-                error = caught
-                self._loop.call_soon_threadsafe(lambda: self._miss_lease(error))
-            else:
-                self._loop.call_soon_threadsafe(lambda: self._advance(answer))
-
-        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
-
-    def _miss_lease(self, error: StoreError | OSError) -> None:
-        name = self._place.name
-        if isinstance(error, StoreTokenError) and not self._outage.was_reached:
-            self._deliver(Refused(str(error)))
-        elif isinstance(error, StoreAccessError):
-            self._lose_job(Lost("rendezvous", f"the store at {name}: {error}"))
-        elif not isinstance(error, StoreError):
-            self._lose_job(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
-        else:
-            news = self._outage.failed(name, error)
-            if news is not None:
-                self._deliver(news)
-            self._advance(discovering.Answer(LEASE_STORE, SILENT))
-
-    def _renew_lease(self) -> None:
-        """Hold the lease on while this agent coordinates; again in a third of its time."""
-        place, coordinator = self._place, self.coordinator
-        is_coordinator = self._discovery is not None and self._discovery.role == COORDINATES
-        if not isinstance(place, LeasePlace) or coordinator is None or not is_coordinator or self._is_over:
-            self._is_renewing = False
-            return
-        self._is_renewing = True
-
-        def call() -> None:
-            try:
-                coordinator.note(place.renew())
-            except StoreError as error:
-                _log.debug("elastic-run: the lease at %s can't be renewed: %s", place.name, error)
-            self._loop.call_soon_threadsafe(again)
-
-        def again() -> None:
-            self._loop.call_later(self._config.lease / 3, self._renew_lease)
-
-        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
-
-    # --- other agents ------------------------------------------------------------------------------------------------
-    def _ask(self, name: str) -> None:
-        assert self._discovery is not None
-        if name == LEASE_STORE:
-            self._use_lease(lambda place: place.look())
-            return
-        is_look = self._discovery.role == COORDINATES
-        hello = Hello(self._place.run_id, "" if is_look else self.node, self._setup.node_info.host, __version__)
-        endpoint = self._place.endpoints.get(name) or split_endpoint(name)
-        limit = min(_ANSWER, self._outage.attempt_limit)
-
-        def look() -> None:
-            error: StoreError | None = None
-            found: tuple[Answer, socket.socket | None, bytes] | None = None
-            try:
-                found = ask(endpoint, hello, limit, self._place.credentials, dark_after=self._config.lease)
-            except StoreError as caught:
-                error = caught
-            self._loop.call_soon_threadsafe(lambda: self._take_answer(name, found, error, is_look=is_look))
-
-        threading.Thread(target=look, name="rendezvous-ask", daemon=True).start()
-
-    def _take_answer(
-        self,
-        name: str,
-        found: tuple[Answer, socket.socket | None, bytes] | None,
-        error: StoreError | None,
-        *,
-        is_look: bool,
-    ) -> None:
-        if found is not None:
-            answer, connected, rest = found
-            if connected is not None:
-                self._opened[name] = connected, rest
-            if answer.role != REFUSED:
-                self._advance(discovering.Answer(name, answer.role, answer.node, answer.to, answer.standing))
-                return
-            error = StoreTokenError(answer.detail)
-        assert error is not None
-        reason = getattr(error, "reason", CLOSED)
-        if isinstance(error, StoreTokenError) and not self._outage.was_reached and not is_look:
-            self._deliver(Refused(str(error)))
-            return
-        if reason == NOBODY_LISTENS and self._place.is_undecided and not self._outage.was_reached:
-            try:
-                self._serve()
-            except OSError as refusal:
-                message = f"the store can't be served here: {refusal}"
-                error = StoreConnectionError(message)
-            if self._place.own and self._discovery is not None:
-                self._discovery = discovering.begin(self.node, self._place.names, self._place.own, self._config.lease)
-                self._advance(None)
-                return
-        if not is_look:
-            news = self._outage.failed(name, error)
-            if news is not None:
-                self._deliver(news)
-        role = REFUSES if reason == NOBODY_LISTENS else SILENT
-        self._advance(discovering.Answer(name, role))
-
     # --- the connection ----------------------------------------------------------------------------------------------
-    def _coordinate(self, dead: str) -> None:
-        own, others = socket.socketpair()
-        term = 1 if self.member is None else self.member.promise.term + 1
-        is_leased = isinstance(self._place, LeasePlace)
-        if is_leased:
-            self._listen()
-            term = self._place.term
-        assert self.coordinator is not None
-        self.coordinator.begin(
-            Promise(term, self.node),
-            self._place.choice,
-            others,
-            host=self._setup.node_info.host,
-            dead=dead,
-            may_found=self._place.choice == ONLY_ONE,
-        )
-        self._use(own, b"", is_own=True)
-        if is_leased and not self._is_renewing:
-            self._renew_lease()
+    def use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None:
+        """Take a connection to the coordinator, and say on it what this node is.
 
-    def _use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None:
-        """Take a connection to the coordinator, and say on it what this node is."""
+        Args:
+            connected: The connection.
+            rest: What was read from it before.
+            is_own: Whether it leads to this agent's own coordination.
+        """
         if not is_own:
             self._hold(connected.fileno())
         self._is_own = is_own
         if self.member is None and not self._join():
             connected.close()
             return
-        self._drop_link()
+        self.drop_link()
         told = self._outage.end()
         if told:
-            self._deliver(Notice(told))
+            self.deliver(Notice(told))
             if self._setup.shows_waiting:
-                self._deliver(Waiting(None, is_for_nodes=False))
+                self.deliver(Waiting(None, is_for_nodes=False))
         self._link = link = Link(
             self._loop,
             connected,
@@ -485,6 +282,7 @@ class NodeThread:
         )
         link.on_delivered = self._look_whether_said
         self._said = None
+        self._is_ordered = False
         self._say()
         if rest and not link.is_closed:
             link.feed(rest)
@@ -497,12 +295,13 @@ class NodeThread:
         try:
             address = self._open_worker_store(self.listening_host)
         except OSError as error:
-            self._lose_job(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
+            self.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return False
-        if self._describe_join is not None and not self._early:
-            self._deliver(Notice(self._describe_join(self.local_addr, self._place.port)))
-        node_info: NodeInfo = replace(self._setup.node_info, serves_store=self.coordinator is not None)
-        self.member = Member(self.node, node_info, self._config, self.renew_store(address))
+        describe_join = self._description.describe_join
+        if describe_join is not None and not self._early:
+            self.deliver(Notice(describe_join(self.local_addr, self._place.port)))
+        node_info: NodeInfo = replace(self._setup.node_info, serves_store=self._search.coordinator is not None)
+        self.member = Member(self._description.node, node_info, self._config, self.renew_store(address))
         early, self._early = self._early, []
         for event in early:
             self._feed(event)
@@ -516,10 +315,11 @@ class NodeThread:
             self.listening_host = found.hosts[0]
         elif found.hosts:
             reason = f"{self.local_addr} has several addresses ({', '.join(found.hosts)})"
-        if reason and self._offers_store:
-            self._deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
+        if reason and self._description.offers_store:
+            self.deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
 
-    def _drop_link(self) -> None:
+    def drop_link(self) -> None:
+        """Close the connection to the coordinator, which is told that this agent lives."""
         if self._link is not None:
             self._link.part()
             self._link = None
@@ -528,7 +328,7 @@ class NodeThread:
 
     def _lose_link(self, how: str, _detail: str) -> None:
         self._link = None
-        self._drop_link()
+        self.drop_link()
         self._look_whether_said()
         if self._has_end or self._is_over:
             return
@@ -537,18 +337,7 @@ class NodeThread:
         self._outage.begin()
         if self._setup.node_config.fence_after == "lease":
             self._loop.call_at(self._lost_at + lease, self._fence)
-        self._search(how)
-
-    def _search(self, how: str, to: str = "") -> None:
-        if self._discovery is not None and self._discovery.role == COORDINATES and self.coordinator is not None:
-            self.coordinator.end_term()
-        if not self._place.own and self._place.choice == MAJORITY and self._discovery is not None:
-            try:
-                self._serve()  # another agent of this machine may have served its endpoint so far
-            except OSError as error:
-                _log.debug("elastic-run: the endpoint can't be served here: %s", error)
-            self._discovery = replace(self._discovery, own=self._place.own)
-        self._advance(CoordinatorLost(how, to))
+        self._search.search_again(how)
 
     def _fence(self) -> None:
         silent_for = self._loop.now() - self._lost_at
@@ -563,7 +352,9 @@ class NodeThread:
         except MessageError as error:
             _log.warning("elastic-run: the coordinator's order can't be read: %s", error)
             return
+        self._is_ordered = True
         self._feed(OrderRead(order))
+        self._look_whether_said()
 
     def _feed(self, event: membership.Event) -> None:
         if self.member is None:
@@ -579,8 +370,7 @@ class NodeThread:
         """Tell the coordinator what this node is, if that has changed."""
         if self._link is None or self.member is None or self._has_end:
             return
-        dead = "" if self._discovery is None else self._discovery.dead
-        now = self._loop.now()
+        now, dead = self._loop.now(), self._search.dead
         state = to_document(membership.make_state(self.member, now, is_first=self._said is None, dead=dead))
         if self._said is None or {**state, "memory": None} != {**self._said, "memory": None}:
             self._said = state
@@ -588,70 +378,34 @@ class NodeThread:
 
     def _do(self, command: membership.Command) -> None:
         if isinstance(command, Formed):
-            self._announce(command)
+            self._entry.announce(command, f"{self._setup.node_info.host} ({self.local_addr})")
         elif isinstance(command, Warned):
-            if self._formed is None:
-                self._deliver(command)
-            else:
-                self._warned = command
+            self._entry.warn(command)
         elif isinstance(command, Halted):
-            self._halt(command)
+            self._entry.halt(command)
         elif isinstance(command, Settled):
-            self._deliver(Notice(command.detail))
+            self.deliver(Notice(command.detail))
         elif isinstance(command, Search):
-            self._drop_link()
+            self.drop_link()
             self._outage.begin()
-            self._search(BROKEN, command.to)
+            self._search.search_again(BROKEN, command.to)
         else:
-            self._deliver(command)
-            self._drop_link()
+            self.deliver(command)
+            self.drop_link()
 
     def _look_whether_said(self) -> None:
-        has_said = self._link is None or self._link.has_delivered
-        if has_said and (self.member is not None or self._has_end):
+        # A coordinator that is new to a node that leaves has to be promised its term, too.
+        has_said = self._link is not None and self._link.has_delivered and self._is_ordered
+        is_alone = self._link is None and self.member is not None and self._place.choice == ONLY_ONE
+        if has_said or is_alone or self._has_end:
             for call in self._when_said:
                 call()
             self._when_said.clear()
 
-    # --- the way into a round ----------------------------------------------------------------------------------------
-    def _announce(self, formed: Formed) -> None:
-        place = formed.assignment
-        self._formed, self._warned = formed, None
-        if place.group_rank == 0 or not place.master.use_agent_store:
-            self._admit(formed, "")
-            return
-
-        def look() -> None:
-            trouble = find_trouble(place.master.host, place.master.port, _REACH) or ""
-            self._loop.call_soon_threadsafe(lambda: self._admit(formed, trouble))
-
-        threading.Thread(target=look, name="rendezvous-way", daemon=True).start()
-
-    def _admit(self, formed: Formed, trouble: str) -> None:
-        """Tell the agent of a round, or the coordinator that there is no way into it."""
-        if self._formed is not formed:
-            return
-        self._formed, place = None, formed.assignment
-        if trouble:
-            master = format_endpoint(place.master.host, place.master.port)
-            here = f"{self._setup.node_info.host} ({self.local_addr})"
-            detail = f"{here} can't reach the store of rank 0 at {master}: {trouble}"
-            self._end_round(place.round, UNREACHABLE, detail)
-            return
-        self._deliver(formed)
-        if self._warned is not None:
-            self._deliver(self._warned)
-
-    def _halt(self, halted: Halted) -> None:
-        if self._formed is not None and self._formed.assignment.round == halted.round:
-            self._formed = None
-            self._end_round(halted.round, STOPPED, "")
-        else:
-            self._deliver(halted)
-
     def _end_round(self, number: int, outcome: str, detail: str) -> None:
-        assert self.member is not None
-        self._feed(WorkersGone(number, outcome, self.member.store_address, detail=detail))
+        """Say that nothing of a round lives here: the agent was never told of it."""
+        if self.member is not None:
+            self._feed(WorkersGone(number, outcome, self.member.store_address, detail=detail))
 
     # --- messages ----------------------------------------------------------------------------------------------------
     def _read_message(self, message: dict[str, Any]) -> None:
@@ -664,7 +418,7 @@ class NodeThread:
             self.notices.take(status, self._loop.now())
             self._plan_wait()
         elif kind == "asked" and isinstance(message.get("question"), str):
-            self._deliver(StatusAsked(message["question"]))
+            self.deliver(StatusAsked(message["question"]))
         elif kind == "answers":
             self._take_answers(message)
 

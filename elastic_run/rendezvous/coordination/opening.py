@@ -16,7 +16,9 @@ from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.frames import (
     LARGEST_OPENING,
     MESSAGE,
+    NAME,
     PREAMBLE,
+    PROTOCOL,
     FrameReader,
     encode_frame,
 )
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from hmac import HMAC
     from typing import Any
 
-__all__ = ["Answer", "Credentials", "Hello", "ask", "read_hello"]
+__all__ = ["Answer", "Credentials", "Hello", "Identity", "ask", "read_hello"]
 
 REFUSED = "refused"
 _ROLES = (COORDINATES, FOLLOWS, SEARCHES, REFUSED)
@@ -83,6 +85,31 @@ class Answer:
     proof: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an agent says of itself to others, and asks of them.
+
+    Args:
+        job: The id of its job.
+        node: Its node.
+        host: Its machine.
+        release: Its release of elastic-run.
+        lease: Seconds for the other side to acknowledge a document, and without a sign of its machine.
+        credentials: Of the job's token, or None.
+    """
+
+    job: str
+    node: str
+    host: str
+    release: str
+    lease: float
+    credentials: Credentials | None
+
+    def make_hello(self, *, joins: bool) -> Hello:
+        """Return what this agent says first; one that only looks joins nothing."""
+        return Hello(self.job, self.node if joins else "", self.host, self.release)
+
+
 class Credentials:
     """Proofs of one job's token.
 
@@ -97,7 +124,7 @@ class Credentials:
     def prove(self, role: bytes, client_nonce: str, server_nonce: str) -> str:
         """Return the proof of one side."""
         # Imported only with a token: hashing costs milliseconds to import.
-        from elastic_run.store.tcpstore import token_proof  # noqa: PLC0415
+        from elastic_run.rendezvous.coordination import token_proof  # noqa: PLC0415
 
         if self._key is None:
             self._key = token_proof.derive_key(self._token)
@@ -156,7 +183,7 @@ def ask(
 
     Raises:
         StoreConnectionError: Nobody answers there, or another program.
-        StoreTokenError: The agent has another token, or only one side has one.
+        StoreTokenError: The agent has another token or another protocol, or only one side has a token.
     """
     name = format_endpoint(*endpoint)
     hello = replace(hello, nonce=make_nonce() if credentials else "")
@@ -176,9 +203,9 @@ def ask(
             connected.close()
             return answer, None, b""
         if credentials is not None:
-            from elastic_run.store.tcpstore.token_proof import AGENT  # noqa: PLC0415 - only with a token
+            from elastic_run.rendezvous.coordination.token_proof import NODE  # noqa: PLC0415 - only with a token
 
-            proof = credentials.prove(AGENT, hello.nonce, answer.nonce)
+            proof = credentials.prove(NODE, hello.nonce, answer.nonce)
             connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": proof}))
     except OSError as error:
         connected.close()
@@ -202,6 +229,12 @@ def _receive_answer(connected: socket.socket, deadline: float, name: str) -> tup
             message = f"{name} closed the connection"
             raise StoreConnectionError(message, CLOSED)
         raw += data
+        if raw.startswith(NAME):
+            told = raw.partition(b"\n")[0].removeprefix(NAME)
+            other = told.decode() if told.isdigit() else "of another kind"
+            remedy = "install the same release of elastic-run"
+            message = f"the job at {name} uses protocol {other}, this node {PROTOCOL}: {remedy}"
+            raise StoreTokenError(message)
         reader.feed(data)
         try:
             for _, content in reader.read():
@@ -219,7 +252,7 @@ def _check_token(answer: Answer, hello: Hello, credentials: Credentials | None, 
             message = f"the job at {name} has a token, and this node was given none"
             raise StoreTokenError(message)
         return
-    from elastic_run.store.tcpstore.token_proof import SERVER  # noqa: PLC0415 - only with a token
+    from elastic_run.rendezvous.coordination.token_proof import SERVER  # noqa: PLC0415 - only with a token
 
     if not answer.nonce:
         message = f"the job at {name} has no token, and this node was given one"

@@ -1,4 +1,4 @@
-"""Where the nodes of a job meet: the endpoints at which an agent may coordinate, or the lease that names the coordinator.
+"""Where the nodes of a job meet: the endpoints at which an agent may coordinate.
 
 Of several agents that may serve one endpoint, one serves it and the others connect to it. Linux may refuse all of them
 if they begin to listen at the same moment: a refused agent tries again while nobody listens there.
@@ -7,7 +7,6 @@ if they begin to listen at the same moment: a refused agent tries again while no
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 
 from elastic_run.core.job.discovery import COORDINATES
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
@@ -183,14 +182,10 @@ class Place:
 
     def _listen(self, host: str, port: int) -> None:
         found = find_listening(host, LOOK_UP)
-        sockets = open_listeners(found.hosts, port)
-        self.port = sockets[0].getsockname()[1]
-        if found.hosts and not any(map(names_loopback, found.hosts)):
-            with suppress(PortTakenError):  # another program has it there, and workers come as other nodes' do
-                sockets += open_listeners([find_loopback()], self.port)
+        self._sockets = open_listeners(found.hosts, port)
+        self.port = self._sockets[0].getsockname()[1]
         if found.reason:
             self.notice = f"the job's store listens at port {self.port} of all interfaces: {found.reason}"
-        self._sockets = sockets
 
     def _check_master(self) -> None:
         """Look whether rank 0 is at its place: the user may have forgotten --node-rank here.

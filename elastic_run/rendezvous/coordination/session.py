@@ -10,7 +10,7 @@ from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.job.node_events import Ended, Leaving, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.records import replace
-from elastic_run.rendezvous.coordination.node_thread import NodeThread
+from elastic_run.rendezvous.coordination.node_thread import NodeDescription, NodeThread
 from elastic_run.rendezvous.session import Lost, Notice, Session
 from elastic_run.store.tcpstore.worker_store import WorkerStore
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.protocol.facts import NodeEnds, StoreAddress
     from elastic_run.loop import Loop
+    from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.session import SessionEvent, Setup
 
@@ -30,7 +31,7 @@ __all__ = ["CoordinatedSession"]
 #: Seconds for the threads to end, and for a node that was told to go to say so.
 _WAIT_LIMIT = 5.0
 _LEAVE_TIME = 1.0
-#: Seconds for the other nodes of a coordinator that goes to hang up.
+#: Seconds for the other nodes of a coordinator that goes to hang up, or for one of them to coordinate.
 _HANG_UP = 3.0
 #: Seconds for nodes to come that are to learn why an unhealthy node, which serves the endpoint, takes no part.
 _LATE_NODES = 30.0
@@ -62,11 +63,11 @@ class CoordinatedSession(Session):
         self.offers_store = not place.serves_workers
         if place.serves_workers and place.own:
             self.worker_store = SharedWorkerStore(*place.endpoints[place.own])
+        worker_host = "" if self.worker_store is None else self.worker_store.host
+        self._description = NodeDescription(
+            node, place, setup, config, local_addr, self.offers_store, worker_host, describe_join
+        )
         self._place = place
-        self._setup = setup
-        self._config = config
-        self._local_addr = local_addr
-        self._describe_join = describe_join
         self._hold: Callable[[int], None] = lambda _: None
         self._thread: NodeThread | None = None
         self._end: SessionEvent | None = None
@@ -77,7 +78,7 @@ class CoordinatedSession(Session):
 
     @property
     def local_addr(self) -> str:
-        return self._local_addr if self._thread is None else self._thread.local_addr
+        return self._description.local_addr if self._thread is None else self._thread.local_addr
 
     @property
     def listening_host(self) -> str:
@@ -92,17 +93,7 @@ class CoordinatedSession(Session):
     def start(self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]) -> None:
         self._deliver_to_agent = deliver
         self._thread = NodeThread(
-            self.node,
-            self._place,
-            self._setup,
-            self._config,
-            local_addr=self._local_addr,
-            deliver=self._deliver,
-            open_worker_store=open_worker_store,
-            offers_store=self.offers_store,
-            worker_host="" if self.worker_store is None else self.worker_store.host,
-            describe_join=self._describe_join,
-            hold=self._hold,
+            self._description, deliver=self._deliver, open_worker_store=open_worker_store, hold=self._hold
         )
         self._thread.start()
 
@@ -186,52 +177,56 @@ class CoordinatedSession(Session):
         is_unhealthy = self._leaving is not None and self._leaving.reason == UNHEALTHY
         deadline = time.monotonic() + (_LATE_NODES if is_unhealthy else timeout)
         if not isinstance(self._end, Lost):
-            limit = deadline - time.monotonic() if is_unhealthy else min(timeout, _LEAVE_TIME, self._config.lease)
-            thread.wait_said(limit)
+            lease = self._description.config.lease
+            thread.wait_said(deadline - time.monotonic() if is_unhealthy else min(timeout, _LEAVE_TIME, lease))
         coordinator = thread.coordinator
         if coordinator is not None:
             if isinstance(self._end, Ended):
                 coordinator.wait_known(max(0.0, deadline - time.monotonic()))
             elif is_unhealthy and not self._place.successors:
-                self._stay(deadline)
+                self._stay(thread, coordinator, deadline)
             elif self._leaving is not None or isinstance(self._end, Refused):
-                self._go(max(0.0, deadline - time.monotonic()))
+                self._go(thread, coordinator, max(0.0, deadline - time.monotonic()))
         thread.close(_WAIT_LIMIT)
         if coordinator is not None:
             coordinator.close()
-            self._place.release(is_over=isinstance(self._end, Ended))
+            self._release(is_over=isinstance(self._end, Ended))
         self._place.close()
 
-    def _go(self, timeout: float) -> None:
+    def _release(self, *, is_over: bool) -> None:
+        """Give up what this agent holds of the place; a store that does not answer holds up nobody for long."""
+        release = threading.Thread(target=lambda: self._place.release(is_over=is_over), name="release", daemon=True)
+        release.start()
+        release.join(_WAIT_LIMIT if is_over else _LEAVE_TIME)
+
+    def _go(self, thread: NodeThread, coordinator: CoordinatorThread, timeout: float) -> None:
         """Leave the coordination to another agent, or end the job where there is none."""
-        assert self._thread is not None
-        coordinator = self._thread.coordinator
-        if coordinator is None or not coordinator.has_others:
+        if not coordinator.has_others:
             return
-        detail = ""
-        if not self._place.successors and self._place.dies_with_host:
-            host, name = self._setup.node_info.host, self._place.name
+        if self._place.successors or not self._place.dies_with_host:
+            if coordinator.has_heirs:
+                self._release(is_over=False)
+                thread.hand_over(min(timeout, _HANG_UP))
+        else:
+            host, name = self._description.setup.node_info.host, self._place.name
             why = "was not taken into the job" if isinstance(self._end, Refused) else "was told to stop"
             detail = (
                 f"the node that served the store at {name} ({host}) {why}, and the job ends with it: the endpoint "
                 "lists no successor (--rdzv-endpoint=a,b,c)"
             )
             self._deliver_to_agent(Notice("this node serves the job's store: the job ends with it"))
-        coordinator.resign(ends_job=detail)
-        coordinator.wait_empty(min(timeout, _HANG_UP))
+            coordinator.end_job(detail)
+            coordinator.wait_empty(min(timeout, _HANG_UP))
 
-    def _stay(self, come_by: float) -> None:
+    def _stay(self, thread: NodeThread, coordinator: CoordinatorThread, come_by: float) -> None:
         """Coordinate without workers until no other node is connected: no other agent can."""
-        assert self._thread is not None
-        coordinator = self._thread.coordinator
-        if coordinator is None:
-            return
         left = come_by - time.monotonic()
-        is_awaited = self._thread.member is None or self._thread.member.started is None
+        is_awaited = thread.member is None or thread.member.started is None
         if not coordinator.has_others:
-            if not is_awaited or self._describe_join is not None or left <= 0:
+            if not is_awaited or self._description.describe_join is not None or left <= 0:
                 return
-            text = f"this node serves the job's store for {left:.0f} s more, so that new nodes learn why it has left the job"
+            why = "so that new nodes learn why it has left the job"
+            text = f"this node serves the job's store for {left:.0f} s more, {why}"
             self._deliver_to_agent(Notice(text))
             if not coordinator.wait_others(left):
                 return

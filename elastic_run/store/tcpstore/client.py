@@ -14,7 +14,7 @@ from __future__ import annotations
 from elastic_run.store.errors import QueueEmptyError, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, MESSAGE_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.opening import Opening
+from elastic_run.store.tcpstore.opening import open_stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
-
-    from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 
 _NAMED = 5
 
@@ -37,11 +35,9 @@ class StoreClient:
         timeout: Seconds to wait for the server to listen, for a reply, and for keys.
         prefix: What is put before each key.
         tries_again: Whether to go on trying, within the timeout, where nobody listens or answers yet.
-        authentication: Of an agent whose job has a token; the server has to prove it first.
 
     Raises:
         StoreConnectionError: The server can't be reached within the timeout, or isn't a TCPStore.
-        StoreTokenError: The server's token is another one than ours, or one of both has none.
         StoreTimeoutError: The server took the connection and did not answer.
     """
 
@@ -53,20 +49,13 @@ class StoreClient:
         prefix: str = "/",
         *,
         tries_again: bool = True,
-        authentication: ClientAuthentication | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.timeout = timeout
         self._room = MESSAGE_LIMIT
         self._prefix = prefix.encode()
-        self._authentication = authentication
-        is_agent = self._prefix.startswith(wire.AGENT_PREFIX)
-        opening = Opening(host, port, timeout, is_agent=is_agent, authentication=authentication)
-        self._stream = opening.open(tries_again=tries_again)
-        # What goes out in front of the first question.
-        self._proof = opening.proof
-        self._is_extended = opening.is_extended
+        self._stream = open_stream(host, port, timeout, tries_again=tries_again)
 
     def __enter__(self) -> Self:
         return self
@@ -82,9 +71,7 @@ class StoreClient:
 
     def clone(self) -> Self:
         """Return another connection to the same store, for another thread."""
-        return type(self)(
-            self.host, self.port, self.timeout, self._prefix.decode(), authentication=self._authentication
-        )
+        return type(self)(self.host, self.port, self.timeout, self._prefix.decode())
 
     def set_timeout(self, timeout: float) -> None:
         """Set the timeout in seconds."""
@@ -268,11 +255,6 @@ class StoreClient:
     # --- messages ------------------------------------------------------------------------------------------------
     def _send(self, data: bytes) -> None:
         self._room = MESSAGE_LIMIT
-        self._send_more(data)
-
-    def _send_more(self, data: bytes) -> None:
-        if self._proof:
-            data, self._proof = self._proof + data, b""
         self._stream.send(data, self.timeout)
 
     def _receive(self, size: int) -> bytes:

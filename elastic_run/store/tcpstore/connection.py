@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 
-from elastic_run.store.errors import ServerDefectError, UnprovedError, WireError
+from elastic_run.store.errors import ServerDefectError, WireError
 from elastic_run.store.limits import PIECE_COST
 from elastic_run.store.tcpstore.memory_store import SHARED_FROM
 from elastic_run.store.tcpstore.wire import Decoder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from elastic_run.loop import Loop
     from elastic_run.store.tcpstore.groups import Member
     from elastic_run.store.tcpstore.waits import Waiter
-    from elastic_run.store.tcpstore.wire import Layout
 
 _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024
@@ -70,14 +69,11 @@ class Connection:
         on_close: Called once with the connection, and with the error where the client broke the protocol.
 
     Attributes:
-        on_message: See above; may be exchanged.
-        is_agent: Whether the client sees the agents' keys; until it has shown that, it counts as a worker.
         held: Bytes that it holds, as its holdings were told.
         member: The client's part in its process's groups, where they are kept apart.
         host: The client's address.
         waiter: The wait that the client is in, or None.
         woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
-        allowance: Bytes that the client may still send before it proves the token; None for any number.
     """
 
     __slots__ = (
@@ -89,17 +85,15 @@ class Connection:
         "_is_held",
         "_loop",
         "_on_close",
+        "_on_message",
         "_port",
         "_queue",
         "_queued",
         "_socket",
-        "allowance",
         "held",
         "host",
-        "is_agent",
         "is_closed",
         "member",
-        "on_message",
         "waiter",
         "woken_by",
     )
@@ -117,16 +111,14 @@ class Connection:
         self.member: Member | None = None
         self.waiter: Waiter | None = None
         self.woken_by: bytes | None = None
-        self.is_agent = False
         self.is_closed = False
-        self.allowance: int | None = None
         self.host, self._port = peer
         self.held = 0
         self._holdings = holdings
         self._loop = loop
         self._socket = socket
         self._fd = socket.fileno()
-        self.on_message = on_message
+        self._on_message = on_message
         self._on_close = on_close
         self._decoder = Decoder()
         self._gathered = bytearray()
@@ -145,16 +137,6 @@ class Connection:
         else:
             self._enqueue_gathered()
             self._queue.append(data)
-
-    def allow(self, layouts: Mapping[int, Layout], most_bytes: int | None) -> None:
-        """Take these messages from now on.
-
-        Args:
-            layouts: `wire.LAYOUTS` or `wire.UNPROVED`.
-            most_bytes: Bytes that may come in all; None for any number.
-        """
-        self._decoder.allow(layouts)
-        self.allowance = most_bytes
 
     @property
     def peer(self) -> str:
@@ -192,18 +174,15 @@ class Connection:
             self.abort(error)
 
     def _receive_messages(self) -> None:
-        most = min(max(self._decoder.missing, _RECEIVE), _RECEIVE_MOST) if self.allowance is None else self.allowance
         try:
-            data = self._socket.recv(most)
+            data = self._socket.recv(min(max(self._decoder.missing, _RECEIVE), _RECEIVE_MOST))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
         if not data:
-            self.close(None if most else UnprovedError("it has sent too much without a proof of the token"))
+            self.close()
             return
-        if self.allowance is not None:
-            self.allowance -= len(data)
         self._decoder.feed(data)
         self._answer()
 
@@ -211,7 +190,7 @@ class Connection:
         decoder = self._decoder
         try:
             while self._queued <= _HIGH_WATER and (operation := decoder.next_operation()) >= 0:
-                self.on_message(self, operation, decoder.fields)
+                self._on_message(self, operation, decoder.fields)
                 if self.is_closed:
                     return
         except WireError as error:

@@ -20,7 +20,6 @@ from sys import getrefcount
 from elastic_run.store.errors import LimitError
 from elastic_run.store.limits import ENTRY_COST, QUEUE_COST, UNBOUNDED
 from elastic_run.store.tcpstore.integers import parse_integer
-from elastic_run.store.tcpstore.stream_keys import count_key, floor_key, slot_key
 from elastic_run.store.tcpstore.waits import Waits
 
 TYPE_CHECKING = False
@@ -189,32 +188,6 @@ class MemoryStore:
             self.size += len(value)
         self._waits.wake_all(key)
 
-    def append_entry(self, stream: bytes, value: bytes) -> int:
-        """Count a stream up and fill the slot of that number, both or none of it.
-
-        Args:
-            stream: The stream's key (`stream_keys`).
-            value: The entry.
-
-        Returns:
-            The number; 0 if that slot was filled before or lies below the floor: another call takes another slot.
-
-        Raises:
-            ValueError: The count or the floor is not a number.
-        """
-        floor = self.get(floor_key(stream))
-        number = self._count(count_key(stream), 1)
-        slot = slot_key(stream, number)
-        if slot in self._values or number <= (0 if floor is None else parse_integer(floor)):
-            return 0
-        try:
-            self._put(slot, value)
-        except LimitError:
-            self._count(count_key(stream), -1)
-            raise
-        self._waits.wake_all(slot)
-        return number
-
     def multi_get(self, keys: Iterable[bytes]) -> list[bytes | None]:
         """Return the keys' values, None for those missing."""
         return [self.get(key) for key in keys]
@@ -322,21 +295,18 @@ class MemoryStore:
             self._waits.wake_one(key)
 
     # --- waiting -------------------------------------------------------------------------------------------------
-    def on_key(
-        self, keys: Sequence[bytes], callback: Callable[[], None], beside: Sequence[bytes] = ()
-    ) -> Waiter | None:
+    def on_key(self, keys: Sequence[bytes], callback: Callable[[], None]) -> Waiter | None:
         """Call back once all keys have appeared.
 
         Args:
             keys: The keys. One that appears counts, also if it is deleted while others are missing.
             callback: Called once.
-            beside: What the callback holds beside.
 
         Returns:
             The waiter, or None when all are there already: then nothing is called.
         """
         missing = {key for key in keys if not self._is_there(key)}
-        return self._waits.add(missing, callback, beside) if missing else None
+        return self._waits.add(missing, callback) if missing else None
 
     def barrier(self, key: bytes, world_size: int, callback: Callable[[], None]) -> Waiter | None:
         """Come to a barrier.

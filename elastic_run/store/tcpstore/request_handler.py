@@ -1,8 +1,4 @@
-"""What a server answers from one space of keys: every operation of the protocol, and the waits it may end in.
-
-A server may have several spaces. A client belongs to one, whose keys are all that it sees. The operations that torch
-doesn't have are answered from the agents' space only.
-"""
+"""What a server answers: every operation of the protocol, and the waits it may end in."""
 
 from __future__ import annotations
 
@@ -17,23 +13,19 @@ if TYPE_CHECKING:
     from elastic_run.store.tcpstore.connection import Connection
 
 
-_MISSING = wire.U64.pack(wire.MISSING)
-
-
 class RequestHandler:
     """Answers clients from a store.
 
     Args:
         data: The store; a new, empty one if None.
-        is_for_agents: Whether clients have the operations that torch doesn't have.
 
     Attributes:
         data: The store.
     """
 
-    def __init__(self, data: MemoryStore | None = None, *, is_for_agents: bool = False) -> None:
+    def __init__(self, data: MemoryStore | None = None) -> None:
         self.data = MemoryStore() if data is None else data
-        self._by_operation = {**self._make_answers(), **(self._make_agents_answers() if is_for_agents else _NO_AGENTS)}
+        self._by_operation = self._make_answers()
 
     def answer(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
         """Do what a client asks for, and queue the reply.
@@ -76,16 +68,6 @@ class RequestHandler:
             wire.QUEUE_LEN: lambda connection, key: _reply_number(connection, data.queue_len(key)),
             wire.LIST_KEYS: self._list_keys,
             wire.BARRIER: self._barrier,
-            wire.CHALLENGE: _refuse_late,
-            wire.PROVE: _refuse_late,
-        }
-
-    def _make_agents_answers(self) -> Mapping[int, Callable[..., None]]:
-        append = self.data.append_entry
-        return {
-            wire.LOOK: self._look,
-            wire.WAIT_LOOK: self._wait_look,
-            wire.STREAM_APPEND: lambda connection, key, value: _reply_number(connection, append(key, value)),
         }
 
     def _get(self, connection: Connection, key: bytes) -> None:
@@ -95,15 +77,6 @@ class RequestHandler:
         self._check_reply(keys)
         for key in keys:
             _reply_parts(connection, self.data.get_parts(key))
-
-    def _look(self, connection: Connection, *keys: bytes) -> None:
-        self._check_reply(keys)
-        for key in keys:
-            parts = self.data.get_parts(key)
-            if parts:
-                _reply_parts(connection, parts)
-            else:
-                connection.reply(_MISSING)
 
     def _check_reply(self, keys: Sequence[bytes]) -> None:
         size, limit = self.data.measure(keys), self.data.limit
@@ -133,17 +106,6 @@ class RequestHandler:
         if connection.waiter is None:
             connection.reply(wire.WAIT_OVER)
 
-    def _wait_look(self, connection: Connection, *keys: bytes) -> None:
-        _refuse_second_wait(connection)
-
-        def answer() -> None:
-            self._look(connection, *keys)
-
-        connection.waiter = self.data.on_key(keys[:1], lambda: _end_wait(connection, answer), keys[1:])
-        if connection.waiter is None:
-            connection.reply(wire.WAIT_OVER)
-            answer()
-
     def _barrier(self, connection: Connection, key: bytes, world_size: int) -> None:
         _refuse_second_wait(connection)
         connection.waiter = self.data.barrier(key, world_size, lambda: _end_wait(connection))
@@ -163,16 +125,14 @@ class RequestHandler:
             self.data.pass_on(queue)
 
 
-def _end_wait(connection: Connection, answer: Callable[[], None] | None = None) -> None:
-    """Tell a client that its wait is over, and what it asked for beside."""
+def _end_wait(connection: Connection) -> None:
+    """Tell a client that its wait is over."""
     if connection.waiter is None:
         return
     connection.woken_by = connection.waiter.queue
     connection.waiter = None
     try:
         connection.reply(wire.WAIT_OVER)
-        if answer is not None:
-            answer()
         connection.flush()
         connection.account()
     except WireError as error:
@@ -185,22 +145,6 @@ def _validate(_: Connection, magic: int) -> None:
     if magic != wire.MAGIC:
         message = f"magic number {magic:#x}"
         raise WireError(message)
-
-
-def _refuse_workers(*_: object) -> None:
-    message = "an operation for agents, on keys of workers"
-    raise WireError(message)
-
-
-#: What is answered where there are no agents' keys.
-_NO_AGENTS: Mapping[int, Callable[..., None]] = dict.fromkeys(
-    (wire.LOOK, wire.WAIT_LOOK, wire.STREAM_APPEND), _refuse_workers
-)
-
-
-def _refuse_late(*_: object) -> None:
-    message = "a challenge on a connection that is open"
-    raise WireError(message)
 
 
 def _refuse_second_wait(connection: Connection) -> None:

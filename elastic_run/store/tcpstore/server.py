@@ -8,10 +8,7 @@ Rules
 - Its bounds grow with the hosts whose clients are connected, as the needs of a job do.
 - An operation of the protocol that it doesn't know is told to the owner, once, and closes that client's connection:
   silence would leave the worker waiting for ever.
-- Agents and workers may share the port: a client whose first key begins with the agents' prefix sees their space of
-  keys, everybody else the workers'. Only the workers' space is emptied by `reset`, which begins a round.
-- With a token the agents' space answers only clients that have proved it (`admission`). Where no workers come to the
-  port, nothing else answers either.
+- `reset` begins a round: the keys go, the port stays.
 - When descriptors run out it stops accepting until a client leaves or a second has passed: clients wait in the backlog.
   Some descriptors are left to the rest of the process. A client that would take one of these is told the limit and
   closed, and so is the owner, once.
@@ -23,7 +20,7 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 import errno
 import os
 
-from elastic_run.store.errors import LimitError, ServerDefectError, UnknownOperationError, UnprovedError, WireError
+from elastic_run.store.errors import LimitError, ServerDefectError, UnknownOperationError, WireError
 from elastic_run.store.limits import FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.connection import Connection, Holdings
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.store.tcpstore.admission import Admission, TokenRequirement
     from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 #: Kinds of refusals, beside those of `LimitError`.
@@ -43,8 +39,6 @@ GARBAGE, DEFECT = "garbage", "defect"
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_AGAIN = 1.0
 _OPENING_SIZE = 4096
-_OPENING = (wire.VALIDATE, wire.PING)
-_EXTENDED = wire.U32.pack(wire.EXTENDED)
 #: Stands for all loopback addresses, which are one host: every program there can come from 16 million of them.
 _LOOPBACK = "loopback"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -57,12 +51,11 @@ class StoreServer:
         loop: The loop whose thread this lives in.
         listener: A listening, non-blocking socket; the server owns it from now on.
         further: More of them, on other addresses.
-        data: What to serve to workers; a new, empty store if None.
+        data: What to serve; a new, empty store if None.
         on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
         on_refusal: Called with the kind and with what was wrong when a client is closed, once for each kind: it sent
             what is no message (`GARBAGE`), it passed a bound, or serving it failed.
         separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
-        requirement: What agents must prove; None to serve everybody.
         is_fed: Whether somebody else listens, and hands connections on with `take`.
     """
 
@@ -76,20 +69,17 @@ class StoreServer:
         further: Sequence[_socket.socket] = (),
         on_refusal: Callable[[str, str], None] | None = None,
         separates_groups: bool = False,
-        requirement: TokenRequirement | None = None,
         is_fed: bool = False,
     ) -> None:
         self._loop = loop
         self._listeners = () if is_fed else (listener, *further)
-        self._workers = RequestHandler(data)
-        self._agents = RequestHandler(is_for_agents=True)
+        self._handler = RequestHandler(data)
         self._on_unknown_operation = on_unknown_operation
-        self._groups = ProcessGroups(self._workers.data) if separates_groups else None
+        self._groups = ProcessGroups(self._handler.data) if separates_groups else None
         self._on_refusal = on_refusal
         self._refused_kinds: set[str] = set()
         self._holdings = Holdings(self._close_largest)
         self._clients_by_host: dict[str, int] = {}
-        self._admission = None if requirement is None else self._make_admission(requirement)
         self._has_told = False
         self._connections: set[Connection] = set()
         self._pause: Timer | None = None
@@ -100,32 +90,17 @@ class StoreServer:
 
     @property
     def connections(self) -> int:
-        """The number of clients that are connected; those that have yet to prove the token don't count."""
-        return len(self._connections) - (0 if self._admission is None else self._admission.waiting)
-
-    def _make_admission(self, requirement: TokenRequirement) -> Admission:
-        from elastic_run.store.tcpstore.admission import Admission  # noqa: PLC0415 - most jobs have no token
-
-        return Admission(
-            self._loop,
-            requirement,
-            greet=self._answer_worker,
-            on_agent=self._take_agent,
-            on_worker=self._take_worker,
-        )
+        """The number of clients that are connected."""
+        return len(self._connections)
 
     def reset(self) -> None:
-        """Forget the workers' keys and close their connections; the port stays open, and the agents' space as it is.
-
-        A connection that has not yet shown whose it is, or was not yet accepted, is closed too: agents come again.
-        """
+        """Forget all keys and close all connections, those included that were not accepted yet; the port stays open."""
         for connection in tuple(self._connections):
-            if not connection.is_agent:
-                connection.close()
+            connection.close()
         for listener in self._listeners:
             while (waiting := self._take_connection(listener)) is not None:
                 waiting[0].close()
-        self._workers.data.clear()
+        self._handler.data.clear()
         if self._groups is not None:
             self._groups.clear()
         self._has_told = False
@@ -140,8 +115,6 @@ class StoreServer:
         self._leave_listeners()
         for listener in self._listeners:
             listener.close()
-        if self._admission is not None:
-            self._admission.close()
         for connection in tuple(self._connections):
             connection.close()
 
@@ -159,9 +132,6 @@ class StoreServer:
 
     def _accept(self, listener: _socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
-            if self._admission is not None and not self._admission.make_room():
-                self._pause_accepting()
-                return
             taken = self._take_connection(listener)
             if taken is None:
                 return
@@ -174,7 +144,7 @@ class StoreServer:
             socket: The connection, non-blocking, from which nothing was read; the server owns it from now on.
             peer: The client's address and port.
         """
-        if _is_reserved(socket.fileno()) and not self._has_replaced():
+        if _is_reserved(socket.fileno()):
             self._refuse_full(socket, peer)
             return
         connection = Connection(
@@ -182,15 +152,13 @@ class StoreServer:
             socket,
             self._holdings,
             peer=peer,
-            on_message=self._meet,
+            on_message=self._answer,
             on_close=self._forget,
         )
         if self._groups is not None:
             connection.member = Member(peer[0])
         self._connections.add(connection)
         self._count_client(peer[0], 1)
-        if self._admission is not None:
-            self._admission.add(connection)
 
     def _refuse_full(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
         limit = os.sysconf("SC_OPEN_MAX")
@@ -209,10 +177,6 @@ class StoreServer:
         what = f"{self.connections} other connections leave too few of the {limit} file descriptors of this process"
         self._tell("descriptors", f"{peer}: {what}: raise the limit (ulimit -n), a job needs one for each node")
 
-    def _has_replaced(self) -> bool:
-        """Whether a connection without a proof has made room for one more."""
-        return self._admission is not None and self._admission.make_room(is_full=True)
-
     def _count_client(self, host: str, more: int) -> None:
         if _is_loopback(host):
             host = _LOOPBACK
@@ -228,12 +192,11 @@ class StoreServer:
         # It never falls: what was put there while more hosts were connected may stay, and be replaced.
         limit = max(self._holdings.limit, measure(len(self._clients_by_host)))
         self._holdings.limit = limit
-        for space in (self._workers, self._agents):
-            space.data.set_limit(limit)
+        self._handler.data.set_limit(limit)
 
     def _close_largest(self) -> None:
-        """Close the connection that holds most, since all of them together hold too much; agents' come last."""
-        largest = max(self._connections, key=lambda one: (one.held > 0 and not one.is_agent, one.held))
+        """Close the connection that holds most, since all of them together hold too much."""
+        largest = max(self._connections, key=lambda one: one.held)
         limit = self._holdings.limit
         total = f"unfinished messages and unread replies of all clients pass {limit} bytes"
         largest.close(LimitError(f"{total}; this client has {largest.held}", "connections"))
@@ -247,8 +210,6 @@ class StoreServer:
                 self._pause_accepting()
                 if error.errno == errno.EMFILE:
                     self._tell_full("the next one", os.sysconf("SC_OPEN_MAX"))
-                if self._admission is not None:
-                    self._admission.make_room(is_full=True)
             # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.
             return None
         socket = _socket.socket(listener.family, listener.type, listener.proto, fd)
@@ -277,13 +238,11 @@ class StoreServer:
     def _forget(self, connection: Connection, error: WireError | None) -> None:
         self._connections.discard(connection)
         self._count_client(connection.host, -1)
-        (self._agents if connection.is_agent else self._workers).forget(connection)
+        self._handler.forget(connection)
         if self._groups is not None and connection.member is not None:
             self._groups.leave(connection.member)
         self._resume_accepting()
-        if self._admission is not None:
-            self._admission.remove(connection, error)
-        if error is not None and not isinstance(error, UnprovedError):
+        if error is not None:
             self._tell_refusal(connection, error)
         if isinstance(error, UnknownOperationError) and self._on_unknown_operation and not self._has_told:
             self._has_told = True
@@ -300,34 +259,10 @@ class StoreServer:
             self._on_refusal(kind, what)
 
     # --- answers -------------------------------------------------------------------------------------------------
-    def _meet(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
-        """Answer a client whose first key has not yet shown whose it is."""
-        if operation == wire.PING and fields[0] == wire.AGENT_NONCE:
-            connection.reply(_EXTENDED)
-        elif operation in _OPENING:
-            self._answer_worker(connection, operation, fields)
-        elif operation == wire.CHALLENGE:
-            connection.reply(wire.U64.pack(0))  # there is no token
-        elif wire.names_agents(fields):
-            self._take_agent(connection)
-            self._agents.answer(connection, operation, fields)
-        else:
-            self._take_worker(connection, operation, fields)
-
-    def _take_agent(self, connection: Connection) -> None:
-        connection.member = None
-        connection.is_agent = True
-        connection.on_message = self._agents.answer
-        self._resume_accepting()
-
-    def _take_worker(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
-        connection.on_message = self._answer_worker
-        self._answer_worker(connection, operation, fields)
-
-    def _answer_worker(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
+    def _answer(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
         if self._groups is not None and connection.member is not None and connection.member.number != 1:
             fields = self._groups.rename(connection.member, operation, fields)
-        self._workers.answer(connection, operation, fields)
+        self._handler.answer(connection, operation, fields)
 
 
 def _is_loopback(host: str) -> bool:

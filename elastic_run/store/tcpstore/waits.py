@@ -7,7 +7,7 @@ from elastic_run.store.limits import UNBOUNDED, WAIT_COST, WAITED_KEY_COST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 class Waiter:
@@ -20,8 +20,8 @@ class Waiter:
 
     __slots__ = ("callback", "cost", "missing", "queue")
 
-    def __init__(self, missing: set[bytes], callback: Callable[[], None], beside: Sequence[bytes]) -> None:
-        self.cost = (len(missing) + len(beside)) * WAIT_COST + sum(map(len, missing)) + sum(map(len, beside))
+    def __init__(self, missing: set[bytes], callback: Callable[[], None]) -> None:
+        self.cost = len(missing) * WAIT_COST + sum(map(len, missing))
         self.missing = missing
         self.callback: Callable[[], None] | None = callback
         self.queue: bytes | None = None
@@ -61,18 +61,17 @@ class Waits:
                 if not waiters:
                     self._forget_waited(key)
 
-    def add(self, missing: set[bytes], callback: Callable[[], None], beside: Sequence[bytes] = ()) -> Waiter:
+    def add(self, missing: set[bytes], callback: Callable[[], None]) -> Waiter:
         """Wait for keys.
 
         Args:
             missing: The keys.
             callback: Called once, when they have come.
-            beside: Bytes that the callback holds.
 
         Raises:
             LimitError: All that wait would take too much.
         """
-        waiter = Waiter(missing, callback, beside)
+        waiter = Waiter(missing, callback)
         if self.size + waiter.cost > self.limit:
             message = f"waits hold {self.size} bytes, and {waiter.cost} more pass the limit of {self.limit}"
             raise LimitError(message, "waits")

@@ -18,19 +18,8 @@ Captured on the wire between torch 2.13's own client and server; `tests/compat` 
   unknown operation and a string over the limit each close the connection, as torch's server does.
 - BARRIER counts the callers of a key like ADD and lets them go at the world size; PrefixStore doesn't use it. Torch's
   older backend knows no queues. Torch 2.4 has the operations up to CANCEL_WAIT, and opens without PING.
-
-Between agents and our own server there is more, and nothing of it is a surprise to torch's:
-- CHALLENGE carries a client's nonce. Our server answers with a string: its own nonce and its proof of the token, or ""
-  where it has no token. PROVE carries the client's proof and has no reply. Torch's server closes the connection.
-- An agent without a token gives AGENT_NONCE to PING. Our server returns EXTENDED instead, and PROOF_WANTED where it has
-  a token: so the agent learns which operations there are, or why it gets no further. A server that has proved the token
-  is ours, too. No process has AGENT_NONCE as its pid.
-- LOOK answers with the values of keys; a key that is missing has the length MISSING and no value. WAIT_LOOK waits for
-  the first of its keys like WAIT, and answers with the values of all of them behind WAIT_OVER; it is cancelled like
-  WAIT, without values. STREAM_APPEND counts a stream up and fills the slot of that number (`stream_keys`); it answers
-  with the number, or with 0 if the slot was filled already or lies below the floor. They serve the agents' keys only.
 - Our server answers a client for which it has no descriptor left with STORE_FULL and its limit of descriptors, and
-  closes the connection.
+  closes the connection. Torch's server has no such answer.
 """
 
 from __future__ import annotations
@@ -40,7 +29,6 @@ from struct import Struct
 from elastic_run.store.errors import (
     LimitError,
     UnknownOperationError,
-    UnprovedError,
     WireError,
 )
 from elastic_run.store.limits import COUNT_LIMIT, FIELD_COST, KEY_LIMIT, MESSAGE_LIMIT, PIECE_COST, VALUE_LIMIT
@@ -50,25 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAGIC = 0x3C85F7CE
-#: What keys of agents begin with; their part of a server is none of the workers' business.
-AGENT_PREFIX = b"/elastic-run/"
 
 VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE, APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING = (
     range(14)
 )
 QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER = range(14, 19)
-#: Ours alone, and far from those that torch may add.
-CHALLENGE, PROVE, LOOK, WAIT_LOOK, STREAM_APPEND = range(240, 245)
-
-AGENT_NONCE = 0xE1A5_71C0
-EXTENDED = 0xE1A5_71C1
-PROOF_WANTED = 0x70CE_4000
+#: Ours alone.
 STORE_FULL = 0xF011_CA9A
-NONCE_SIZE = 32
-PROOF_SIZE = 32
-
-#: The length of a value that is missing, in the replies of LOOK and WAIT_LOOK.
-MISSING = (1 << 64) - 1
 #: Replies of CHECK, and of WAIT, BARRIER and CANCEL_WAIT.
 READY, NOT_READY = b"\0", b"\1"
 WAIT_OVER, WAIT_CANCELLED = b"\0", b"\1"
@@ -124,14 +100,7 @@ LAYOUTS: Mapping[int, Layout] = {
     QUEUE_LEN: Layout(_KEY),
     LIST_KEYS: Layout(),
     BARRIER: Layout(_KEY, _I64),
-    CHALLENGE: Layout(NONCE_SIZE),
-    PROVE: Layout(PROOF_SIZE),
-    LOOK: Layout(_KEY, is_list=True),
-    WAIT_LOOK: Layout(_KEY, is_list=True),
-    STREAM_APPEND: Layout(_KEY, _VALUE),
 }
-#: What may come on a connection that has to prove the token first.
-UNPROVED: Mapping[int, Layout] = {operation: LAYOUTS[operation] for operation in (PING, CHALLENGE, PROVE)}
 
 
 class Decoder:
@@ -147,7 +116,6 @@ class Decoder:
     """
 
     __slots__ = (
-        "_allowed",
         "_buffer",
         "_chunks",
         "_layouts",
@@ -162,7 +130,6 @@ class Decoder:
 
     def __init__(self) -> None:
         self._layouts = _OPENING
-        self._allowed = LAYOUTS
         self._buffer = b""
         self._offset = 0
         self._chunks: list[bytes] = []
@@ -172,12 +139,6 @@ class Decoder:
         self._operation = -1
         self._total = -1
         self.fields: list[bytes | int] = []
-
-    def allow(self, layouts: Mapping[int, Layout]) -> None:
-        """Take the messages of `LAYOUTS` or `UNPROVED` from now on, behind the opening."""
-        self._allowed = layouts
-        if self._layouts is not _OPENING:
-            self._layouts = layouts
 
     def feed(self, data: bytes) -> None:
         """Take what came in."""
@@ -228,15 +189,13 @@ class Decoder:
         if len(self.fields) < self._total and not self._read_fields(layout.kinds):
             return -1
         self._operation = -1
-        self._layouts = self._allowed
+        self._layouts = LAYOUTS
         self.held = 0
         return operation
 
     def _begin(self, operation: int) -> None:
         layout = self._layouts.get(operation)
         if layout is None:
-            if self._layouts is UNPROVED and operation in LAYOUTS:
-                raise UnprovedError
             if self._layouts is _OPENING or operation == VALIDATE:
                 message = f"operation {operation} where a connection is opened or open"
                 raise WireError(message)
@@ -298,11 +257,6 @@ class Decoder:
         return False
 
 
-def names_agents(fields: list[bytes | int]) -> bool:
-    """Tell whether the first key of a message is in the agents' part of the server."""
-    return bool(fields) and isinstance(fields[0], bytes) and fields[0].startswith(AGENT_PREFIX)
-
-
 def encode(operation: int, *fields: bytes | int) -> bytes:
     """Frame a message.
 
@@ -320,11 +274,6 @@ def encode(operation: int, *fields: bytes | int) -> bytes:
         else:
             parts += (U64.pack(len(field)), field)
     return b"".join(parts)
-
-
-def encode_challenge(nonce: bytes) -> bytes:
-    """Return what a client with a token sends first."""
-    return bytes((VALIDATE,)) + U32.pack(MAGIC) + encode(CHALLENGE, nonce)
 
 
 def encode_opening(nonce: int) -> bytes:

@@ -22,7 +22,7 @@ from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.store.backoff import draw_fraction
-from elastic_run.store.jobstore.api import job_path
+from elastic_run.store.job_path import job_path
 from tests.benchmarks.crowd.exchange import Exchange
 
 if TYPE_CHECKING:
