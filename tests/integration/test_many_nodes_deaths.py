@@ -246,18 +246,33 @@ def test_the_next_host_goes_on_with_the_budget_of_the_job(launch: Launch, worker
     assert all("restart 1 of 1" in node.stderr for node in job.nodes)
 
 
-@pytest.mark.parametrize("leaving", [0, 1], ids=["the coordinator", "another"])
-def test_a_node_that_is_told_to_stop_leaves_a_round_to_the_others(launch: Launch, worker: Worker, leaving: int) -> None:
+#: Takes a second to stop on the other nodes, so that the node that leaves is gone before them.
+STOPS_LATE = """
+import time
+path = sys.argv[1]
+if rank != 0:
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
+say('round of', os.environ['WORLD_SIZE'], 'restart', attempt, 'rank', rank)
+while not os.path.exists(path):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("script", [RUNS, STOPS_LATE], ids=["soon", "late"])
+@pytest.mark.parametrize(("size", "leaving"), [(2, 0), (3, 0), (3, 1)])
+def test_a_node_that_is_told_to_stop_leaves_a_round_to_the_others(
+    launch: Launch, worker: Worker, script: str, size: int, leaving: int
+) -> None:
     """An agent that gets SIGTERM ends with 143; with several endpoints the others are the next round at once."""
-    job = Job(launch, worker(RUNS), "--nnodes=1:3", conf="keep_alive_interval=20")
-    for _ in range(3):
+    job = Job(launch, worker(script), f"--nnodes=1:{size}", conf="keep_alive_interval=20")
+    for _ in range(size):
         job.start()
-    job.wait_round(3)
+    job.wait_round(size)
     gone = job.nodes.pop(leaving)
     begun = time.monotonic()
     gone.send(signal.SIGTERM)
-    job.wait_round(2)
-    assert time.monotonic() - begun < stretched(3)
+    job.wait_round(size - 1)
+    assert time.monotonic() - begun < stretched(4)
     assert gone.wait_exit() == 143
     job.finish()
 

@@ -113,7 +113,7 @@ def decide(coordination: Coordination, events: Iterable[Event], *, now: float, j
     for event in events:
         if isinstance(event, (LeaseRenewed, StepDown)):
             coordination = _take_lease(coordination, event)
-    after = _raise_term(_take_in(coordination, events, now))
+    after = _raise_term(_take_in(coordination, events, now), now)
     before = None
     while after != before and not after.is_over:
         before, after = after, advance(after, now, jitter)
@@ -135,14 +135,21 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             away.pop(state.node, None)
             here[state.node] = state
             happened.append(state)
+        elif isinstance(event, Closed) and event.node in here and here[event.node].leaving:
+            state = here.pop(event.node)
+            if state.promise == coordination.promise:
+                ended[event.node] = state
         elif isinstance(event, Closed) and (event.node in here or event.node in away):
             happened.append(event)
             _take_end(coordination, event, here.pop(event.node, None), ended)
             away[event.node] = now
             if event.how != BROKEN:
                 del away[event.node]
-    leaving = {name: state for name, state in here.items() if state.leaving}
-    ended.update({name: state for name, state in leaving.items() if state.promise == coordination.promise})
+    # A node that leaves promises this term first: then it has ended in this coordinator's hands.
+    leaving = {
+        name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise
+    }
+    ended.update(leaving)
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]
     happened += [Closed(name, SILENT, f"silent for {lease:.1f} s") for name in overdue]
@@ -172,7 +179,8 @@ def _take_lease(coordination: Coordination, event: LeaseRenewed | StepDown) -> C
     if isinstance(event, StepDown):
         return replace(coordination, is_over=True, successor=event.to)
     coordination = replace(coordination, lease_until=event.until)
-    return coordination if event.term == coordination.promise.term else _take_term(coordination, event.term)
+    # A store that has lost its data counts from the beginning again.
+    return coordination if event.term <= coordination.promise.term else _take_term(coordination, event.term)
 
 
 def _take_end(coordination: Coordination, event: Closed, state: NodeState | None, ended: dict[str, NodeState]) -> None:
@@ -212,12 +220,12 @@ def _change_nodes(
     return replace(coordination, job=changes.close())
 
 
-def _raise_term(coordination: Coordination) -> Coordination:
+def _raise_term(coordination: Coordination, now: float) -> Coordination:
     """Take a higher term than each that a node here has promised to follow."""
     highest = max((state.promise.rank for state in coordination.here.values()), default=(0, ""))
     if highest <= coordination.promise.rank:
         return coordination
-    if coordination.choice == LEASE:
+    if coordination.choice == LEASE and now >= coordination.lease_until:
         return replace(coordination, is_over=True)  # another node has the lease
     return _take_term(coordination, highest[0] + 1)
 

@@ -197,6 +197,8 @@ def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR091
         return replace(member, is_over=True), (Refused(order.detail, order.reason),)
     if order.phase == END and order.end is not None:
         return replace(member, is_over=True), (Ended(order.end),)
+    if order.phase == SEARCH and member.leaving is not None:
+        return member, (Search(order.to),)  # the next coordinator is to hear of it too
     if member.leaving is not None:
         return member, ()
     if order.phase == SEARCH:

@@ -129,6 +129,8 @@ class NodeChanges:
         if state.leaving:
             clause = _CLAUSES.get(state.leaving, state.leaving)
             detail = f"{clause}: {state.leaving_detail}" if state.leaving_detail else clause
+            if state.node not in self._nodes and self._round is not None and state.has_seat(self._round):
+                self._nodes[state.node] = self._welcome(state)  # of a round of another coordinator: its seat is lost
             self._read_round(state)
             self.drop(state.node, state.leaving, detail)
             return

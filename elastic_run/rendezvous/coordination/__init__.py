@@ -2,21 +2,21 @@
 
 | module | what it holds |
 |---|---|
-| `coordinator` | the coordinator of a job: what the nodes say goes in, each node's order goes out |
-| `coordinator_search` | how an agent finds the coordinator, or becomes it |
-| `coordinator_thread` | the thread of an agent's port and of its coordinator |
-| `frames` | the messages of a connection as bytes |
-| `handler` | the rendezvous handler, with torch's interface |
-| `lease_place` | where the nodes meet: a lease |
-| `left_out_nodes` | the nodes that the job goes on without, for `status` |
+| `frames` | the messages of a connection |
 | `link` | a connection on a loop |
-| `listener` | an agent's port, and what strangers can do there |
-| `node_thread` | a node's side: it obeys the coordinator, and tells the agent |
 | `opening` | what both sides say before the first document |
-| `outage` | what the user is told while there is no coordinator |
-| `places` | where the nodes meet: endpoints |
+| `token_proof` | how they prove the job's token |
+| `listener` | an agent's port, and what strangers can do there |
+| `coordinator` | the coordinator of a job |
+| `coordinator_thread` | the coordinator's thread |
 | `questions` | `status`, `stacks` and drains across nodes |
-| `round_entry` | the way into a round |
+| `left_out_nodes` | the nodes that the job goes on without, for `status` |
+| `node_thread` | a node's side: it obeys the coordinator, and tells the agent |
+| `round_entry` | the way into a round: is rank 0's store reachable? |
+| `coordinator_search` | how an agent finds the coordinator, or becomes it |
+| `places` | where the nodes of a job meet |
+| `lease_place` | the same if a lease says who coordinates |
+| `outage` | what the user is told while there is no coordinator |
 | `session` | what the agent sees of all this |
-| `token_proof` | how both sides of a connection prove the job's token |
+| `handler` | torch's interface on top of it |
 """

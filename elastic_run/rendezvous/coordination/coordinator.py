@@ -108,21 +108,14 @@ class Coordinator:
             self._timer.cancel()
         self.on_change()
 
-    def resign(self, ends_job: str) -> None:
-        """Let the nodes go on without this agent, which goes.
-
-        Args:
-            ends_job: Why the job ends with this agent, a sentence; "" where another coordinator may follow.
-        """
+    def end_job(self, detail: str) -> None:
+        """Let the job end with this agent, which goes, for a reason: a sentence."""
         state = self.state
         if state is None or state.is_over or state.end is not None:
             return
-        if ends_job:
-            attempts = state.job.attempts
-            end = End(state.job.term, "store_lost", verdict_exit_code("store_lost"), ends_job, None, attempts)
-            self.state = replace(state, end=end)
-        else:
-            self.state = replace(state, is_over=True)
+        attempts = state.job.attempts
+        end = End(state.job.term, "store_lost", verdict_exit_code("store_lost"), detail, None, attempts)
+        self.state = replace(state, end=end)
         self._changed.update(self._links)
         self._send_orders()
 

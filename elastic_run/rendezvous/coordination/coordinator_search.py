@@ -150,7 +150,14 @@ class CoordinatorSearch:
             except OSError as error:
                 _log.debug("elastic-run: the endpoint can't be served here: %s", error)
             self._discovery = replace(self._discovery, own=self._place.own)
+        if self._is_leaving and self._discovery is not None:
+            self._discovery = replace(self._discovery, own="")  # it never coordinates again
         self._advance(CoordinatorLost(how, to))
+
+    @property
+    def _is_leaving(self) -> bool:
+        member = self._owner.member
+        return member is not None and member.leaving is not None
 
     def _serve(self) -> None:
         """Listen at this agent's endpoint, if it has one."""
@@ -210,6 +217,8 @@ class CoordinatorSearch:
                 self._advance(CoordinatorLost(BROKEN, action.endpoint))
             else:
                 self._owner.use(*opened)
+        elif isinstance(action, AcquireLease) and self._is_leaving:
+            self._loop.call_soon_threadsafe(lambda: self._advance(discovering.Answer(LEASE_STORE, SILENT)))
         elif isinstance(action, AcquireLease):
             self._use_lease(lambda place: place.acquire(action.instead_of))
         elif isinstance(action, BecomeCoordinator):
@@ -226,7 +235,7 @@ class CoordinatorSearch:
         term = 1 if member is None else member.promise.term + 1
         is_leased = isinstance(self._place, LeasePlace)
         if isinstance(self._place, LeasePlace):
-            term = self._place.term
+            term = max(term, self._place.term)  # the store may have lost its data, and count from the beginning
         self._listen().begin(
             Promise(term, self._identity.node),
             self._place.choice,
@@ -247,7 +256,6 @@ class CoordinatorSearch:
         hello = self._identity.make_hello(joins=not is_look)
         endpoint = self._place.endpoints.get(name) or split_endpoint(name)
         limit = min(_ANSWER, self._outage.attempt_limit)
-
         is_dying = discovery.has_ended and name == discovery.coordinator[0]
 
         def look() -> None:

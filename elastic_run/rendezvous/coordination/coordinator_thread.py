@@ -132,13 +132,9 @@ class CoordinatorThread:
 
         self._loop.call_soon_threadsafe(begin)
 
-    def resign(self, *, ends_job: str) -> None:
-        """Let the nodes go on without this agent, which goes.
-
-        Args:
-            ends_job: Why the job ends with this agent, a sentence; "" where another coordinator may follow.
-        """
-        self._call(lambda: self._coordinator.resign(ends_job))
+    def end_job(self, detail: str) -> None:
+        """Let the job end with this agent, which goes, for a reason: a sentence."""
+        self._call(lambda: self._coordinator.end_job(detail))
 
     def wait_empty(self, timeout: float) -> bool:
         """Wait until no other node is connected; returns whether that is so."""
@@ -180,6 +176,12 @@ class CoordinatorThread:
         """Return the nodes that the job goes on without; see `left_out_nodes`."""
         state = self._coordinator.state
         return [] if state is None else list_left_out(state.job, time.monotonic())
+
+    @property
+    def has_heirs(self) -> bool:
+        """Whether other nodes are connected that stay."""
+        state = self._coordinator.state
+        return state is not None and any(node != self._node and not one.leaving for node, one in state.here.items())
 
     @property
     def has_others(self) -> bool:

@@ -84,6 +84,7 @@ class LeasePlace(Place):
         self._found: Holder | None = None
         self._held: Holder | None = None
         self._address = ""
+        self._is_released = False
         self._identity = Identity(run_id, "", "", "", 1.0, self.credentials)
 
     @property
@@ -168,7 +169,8 @@ class LeasePlace(Place):
         until = asked_at + LEASE_SHARE * self._identity.lease
         if self._held is not None and store.renew(self._held, self._identity.lease):
             return LeaseRenewed(until, self._held.term)
-        self._held = store.acquire(self._make_value(), self._identity.lease)
+        if not self._is_released:
+            self._held = store.acquire(self._make_value(), self._identity.lease)
         if self._held is not None:
             return LeaseRenewed(until, self._held.term)
         found = store.read()
@@ -176,6 +178,7 @@ class LeasePlace(Place):
 
     def release(self, *, is_over: bool) -> None:
         """Give the lease back, or remove all that the job has in the store; a store out of reach keeps it a while."""
+        self._is_released = True  # a renewal may be on its way
         held, self._held = self._held, None
         with suppress(StoreError):
             if is_over:

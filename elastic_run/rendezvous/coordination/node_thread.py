@@ -16,6 +16,7 @@ from elastic_run.core.job.coordination import BROKEN, SILENT
 from elastic_run.core.job.documents import IDLE, RUNS, Order
 from elastic_run.core.job.membership import Member, OrderRead, Search
 from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
+from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
 from elastic_run.loop import Loop
@@ -121,6 +122,7 @@ class NodeThread:
         self._early: list[membership.Event] = []
         self._link: Link | None = None
         self._is_own = False  # whether the connection is to this agent's own coordination
+        self._is_ordered = False  # whether an order has come on the connection
         self._said: dict[str, Any] | None = None
         self._when_said: list[Callable[[], None]] = []
         self._lost_at = 0.0
@@ -178,6 +180,19 @@ class NodeThread:
             self._look_whether_said()
 
         self._loop.call_soon_threadsafe(look)
+        return is_said.wait(timeout)
+
+    def hand_over(self, timeout: float) -> bool:
+        """Leave the coordination to another agent, and tell it that this node goes; returns whether it was told."""
+        is_said = threading.Event()
+
+        def begin() -> None:
+            self.drop_link()
+            self._search.search_again(BROKEN)
+            self._when_said.append(is_said.set)
+            self._look_whether_said()
+
+        self._loop.call_soon_threadsafe(begin)
         return is_said.wait(timeout)
 
     def tell_status(self, document: dict[str, Any], question: str) -> None:
@@ -267,6 +282,7 @@ class NodeThread:
         )
         link.on_delivered = self._look_whether_said
         self._said = None
+        self._is_ordered = False
         self._say()
         if rest and not link.is_closed:
             link.feed(rest)
@@ -336,7 +352,9 @@ class NodeThread:
         except MessageError as error:
             _log.warning("elastic-run: the coordinator's order can't be read: %s", error)
             return
+        self._is_ordered = True
         self._feed(OrderRead(order))
+        self._look_whether_said()
 
     def _feed(self, event: membership.Event) -> None:
         if self.member is None:
@@ -376,8 +394,10 @@ class NodeThread:
             self.drop_link()
 
     def _look_whether_said(self) -> None:
-        has_said = self._link is None or self._link.has_delivered
-        if has_said and (self.member is not None or self._has_end):
+        # A coordinator that is new to a node that leaves has to be promised its term, too.
+        has_said = self._link is not None and self._link.has_delivered and self._is_ordered
+        is_alone = self._link is None and self.member is not None and self._place.choice == ONLY_ONE
+        if has_said or is_alone or self._has_end:
             for call in self._when_said:
                 call()
             self._when_said.clear()

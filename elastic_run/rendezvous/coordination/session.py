@@ -31,7 +31,7 @@ __all__ = ["CoordinatedSession"]
 #: Seconds for the threads to end, and for a node that was told to go to say so.
 _WAIT_LIMIT = 5.0
 _LEAVE_TIME = 1.0
-#: Seconds for the other nodes of a coordinator that goes to hang up.
+#: Seconds for the other nodes of a coordinator that goes to hang up, or for one of them to coordinate.
 _HANG_UP = 3.0
 #: Seconds for nodes to come that are to learn why an unhealthy node, which serves the endpoint, takes no part.
 _LATE_NODES = 30.0
@@ -186,19 +186,28 @@ class CoordinatedSession(Session):
             elif is_unhealthy and not self._place.successors:
                 self._stay(thread, coordinator, deadline)
             elif self._leaving is not None or isinstance(self._end, Refused):
-                self._go(coordinator, max(0.0, deadline - time.monotonic()))
+                self._go(thread, coordinator, max(0.0, deadline - time.monotonic()))
         thread.close(_WAIT_LIMIT)
         if coordinator is not None:
             coordinator.close()
-            self._place.release(is_over=isinstance(self._end, Ended))
+            self._release(is_over=isinstance(self._end, Ended))
         self._place.close()
 
-    def _go(self, coordinator: CoordinatorThread, timeout: float) -> None:
+    def _release(self, *, is_over: bool) -> None:
+        """Give up what this agent holds of the place; a store that does not answer holds up nobody for long."""
+        release = threading.Thread(target=lambda: self._place.release(is_over=is_over), name="release", daemon=True)
+        release.start()
+        release.join(_WAIT_LIMIT if is_over else _LEAVE_TIME)
+
+    def _go(self, thread: NodeThread, coordinator: CoordinatorThread, timeout: float) -> None:
         """Leave the coordination to another agent, or end the job where there is none."""
         if not coordinator.has_others:
             return
-        detail = ""
-        if not self._place.successors and self._place.dies_with_host:
+        if self._place.successors or not self._place.dies_with_host:
+            if coordinator.has_heirs:
+                self._release(is_over=False)
+                thread.hand_over(min(timeout, _HANG_UP))
+        else:
             host, name = self._description.setup.node_info.host, self._place.name
             why = "was not taken into the job" if isinstance(self._end, Refused) else "was told to stop"
             detail = (
@@ -206,8 +215,8 @@ class CoordinatedSession(Session):
                 "lists no successor (--rdzv-endpoint=a,b,c)"
             )
             self._deliver_to_agent(Notice("this node serves the job's store: the job ends with it"))
-        coordinator.resign(ends_job=detail)
-        coordinator.wait_empty(min(timeout, _HANG_UP))
+            coordinator.end_job(detail)
+            coordinator.wait_empty(min(timeout, _HANG_UP))
 
     def _stay(self, thread: NodeThread, coordinator: CoordinatorThread, come_by: float) -> None:
         """Coordinate without workers until no other node is connected: no other agent can."""
