@@ -1,4 +1,4 @@
-"""Fills the pages with facts of the code when the site is built: flags, exit codes, the state machines.
+"""Fills the pages with facts of the code when the site is built: flags, exit codes, the state machine of an agent.
 
 A page asks for them by a line of its own, ``<!-- made from: flags -->``. So the repository holds no generated text that
 could be out of date. The drawing is plain SVG: no script, nothing from the network.
@@ -15,14 +15,9 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import render_markdown
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
-from elastic_run.core.job import machine as job_machine
-from elastic_run.core.node import machine as node_machine
-from elastic_run.core.node.state import LEAVING, OVER
 from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from elastic_run.report.event_schema import Field
 
 #: The states that may follow a state and the name of an event.
@@ -59,12 +54,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs p
         "flags": lambda: render_markdown(FLAGS),
         "exit_codes": exit_codes_table,
         "events": events_tables,
-        "agent_states": lambda: state_drawing(_read_steps(agent_machine), "states of an agent"),
-        "agent_transitions": lambda: transitions_table(_read_steps(agent_machine)),
-        "job_states": lambda: state_drawing(_read_job_steps(), "phases of a job"),
-        "job_transitions": lambda: transitions_table(_read_job_steps(), "in phase", "with the decision"),
-        "node_states": lambda: state_drawing(_read_steps(node_machine, LEAVING, OVER), "states of a node of a job"),
-        "node_transitions": lambda: transitions_table(_read_steps(node_machine, keeps_neutral=False)),
+        "agent_states": lambda: state_drawing(_read_steps(), "states of an agent"),
+        "agent_transitions": lambda: transitions_table(_read_steps()),
     }
     return _MARK.sub(lambda match: makers[match[1]](), markdown)
 
@@ -102,33 +93,16 @@ def _fields_table(fields: tuple[Field, ...]) -> str:
     return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
 
 
-def _read_steps(machine: ModuleType, *last: str, keeps_neutral: bool = True) -> Steps:
-    """Return the states that may follow each state and event of a machine.
-
-    Args:
-        machine: The module of the machine.
-        last: States that are left out, since they may follow every other.
-        keeps_neutral: Whether events that change no state are there too.
-    """
-    steps = {(state, event.__name__): transition.after for (state, event), transition in machine.TRANSITIONS.items()}
-    kept = {step: after for step, after in steps.items() if keeps_neutral or after != step[:1]}
-    shown = {step: tuple(state for state in after if state not in last) for step, after in kept.items()}
-    return {step: after for step, after in shown.items() if after and step[0] not in last}
+def _read_steps() -> Steps:
+    """Return the states that may follow each state and event of an agent."""
+    table = agent_machine.TRANSITIONS
+    return {(state, event.__name__): transition.after for (state, event), transition in table.items()}
 
 
-def _read_job_steps() -> Steps:
-    """Return the phases that may follow each phase of a job, with each decision that changes the phase."""
-    steps = {
-        (phase, "no decision" if kind is None else kind.__name__): tuple(each for each in after if each != phase)
-        for (phase, kind), after in job_machine.TRANSITIONS.items()
-    }
-    return {step: after for step, after in steps.items() if after}
-
-
-def transitions_table(steps: Steps, state_title: str = "in state", event_title: str = "on event") -> str:
+def transitions_table(steps: Steps) -> str:
     """Return legal steps of a state machine as a table."""
     rows = [f"| {state} | {event} | {' or '.join(after)} |" for (state, event), after in steps.items()]
-    return "\n".join([f"| {state_title} | {event_title} | goes to |", "|---|---|---|", *rows])
+    return "\n".join(["| in state | on event | goes to |", "|---|---|---|", *rows])
 
 
 def state_drawing(steps: Steps, label: str) -> str:

@@ -144,8 +144,6 @@ ENV_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 ENV_RDZV_TOKEN = "ELASTIC_RUN_RDZV_TOKEN"  # noqa: S105 - a name, not a secret
 #: 1 lets torch's module paths mean ours, in a process and its children.
 ENV_COMPAT = "ELASTIC_RUN_COMPAT"
-#: Where the agents of several nodes keep their seat records, instead of /dev/shm: a directory of this machine.
-ENV_RECORD_DIR = "ELASTIC_RUN_RECORD_DIR"
 #: Where the control sockets of this user's agents are, instead of /tmp: a directory of this machine.
 ENV_CONTROL_DIR = "ELASTIC_RUN_CONTROL_DIR"
 #: 0: no worker gets a pipe for its stacks, and SIGQUIT stops the job at once.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.contract import ENV_CONTROL_DIR, ENV_RECORD_DIR
+from elastic_run.contract import ENV_CONTROL_DIR
 from tests.support import launch as launching
 from tests.support.order import (
     pytest_addoption,
@@ -71,7 +71,6 @@ def environment_token(
     """Mark everything the test starts, and fail the test when any of it lives on after it."""
     token = uuid.uuid4().hex
     monkeypatch.setenv(TEST_TOKEN, token)
-    monkeypatch.setenv(ENV_RECORD_DIR, str(tmp_path_factory.getbasetemp()))
     monkeypatch.setenv(ENV_CONTROL_DIR, str(tmp_path_factory.getbasetemp()))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield token

@@ -46,16 +46,16 @@ INTEGRATION: dict[str, str] = {
     "cluster": "denied_paths status slurm_steps slurm_health waiting_causes worker_slurm",
     "compat": "compat command_line two_launchers",
     "control": "control_socket status commands drain",
-    "core": "supervision restarts elastic_failures elastic_view_change exclusion",
+    "core": "supervision restarts exclusion many_nodes*",
     "diagnosis": "doctor* fault_injection flight_recorder stack* hang native_stacks",
     "events": "event_*",
     "metrics": "metrics_port",
     "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* interrupts "
-    "start_processes spawn preload* seat_record",
-    "rendezvous": "elastic_* retry_deadlines hosting open_ports fencing heartbeats death_notice seat_record token "
-    "log_start round_stores rendezvous_plugin health_check status torch_helpers",
+    "start_processes spawn preload*",
+    "rendezvous": "many_nodes* elastic_rendezvous open_ports fencing token round_stores rendezvous_plugin health_check "
+    "status torch_helpers torch_style",
     "report": "report_* event_log last_exceptions stacks_command wait_line waiting_causes supervision",
-    "store": "store_* job_stores* hostile_servers full_stores log_start token",
+    "store": "store_* hostile_servers",
     "timer": "timer* signatures",
     "utils": "torch_helpers store_torch signatures api_rendezvous_events_metrics",
     "worker": "worker_*",

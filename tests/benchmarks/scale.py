@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from statistics import median
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.contract import ENV_RECORD_DIR
 from tests.benchmarks.comparison import compare, take_turns
 from tests.benchmarks.figures import Bar, Figure, alone, compared
 from tests.benchmarks.job import BenchmarkError, Job
@@ -347,13 +345,5 @@ def _programs(commands: Sequence[Sequence[str]]) -> Iterator[list[Job]]:
 
 @contextmanager
 def _program(name: str, *arguments: str) -> Iterator[Job]:
-    # What it leaves there would slow down each agent that starts on this machine within a day.
-    with (
-        tempfile.TemporaryDirectory(prefix="crowd-") as records,
-        Job(
-            [sys.executable, "-m", f"tests.benchmarks.crowd.{name}", *arguments],
-            directory=_ROOT,
-            env={ENV_RECORD_DIR: records},
-        ) as job,
-    ):
+    with Job([sys.executable, "-m", f"tests.benchmarks.crowd.{name}", *arguments], directory=_ROOT) as job:
         yield job

@@ -91,7 +91,7 @@ MUTANTS = {
         "return coordination",
     ),
     "a lease that was over keeps its term": Mutant(
-        coordination, "_take_lease", "if event.term == coordination.promise.term", "if True"
+        coordination, "_take_lease", "if event.term <= coordination.promise.term", "if True"
     ),
     "a holder of a lease founds at once": Mutant(
         discovery, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first"

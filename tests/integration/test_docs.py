@@ -15,9 +15,6 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
 from elastic_run.core.failure.root_cause import WorkerEnd, parse_exception
-from elastic_run.core.job import machine as job_machine
-from elastic_run.core.node import machine as node_machine
-from elastic_run.core.node.state import LEAVING
 from elastic_run.report import Attempt, JobResult, failure_document
 
 ROOT = Path(__file__).parents[2]
@@ -51,21 +48,13 @@ def test_every_exit_code_is_in_its_table(site: Path) -> None:
     assert [name for _, name, meaning in EXIT_CODES if name not in text or meaning not in text] == []
 
 
-def test_the_state_diagrams_are_the_tables_of_the_code(site: Path) -> None:
-    """The architecture page draws every state of the three machines and lists every transition."""
+def test_the_state_diagram_is_the_table_of_the_code(site: Path) -> None:
+    """The architecture page draws every state of an agent and lists every transition."""
     page, text = (site / "architecture.html").read_text(encoding="utf-8"), read(site / "architecture.html")
-    agent, job, node = [part.partition("</svg>")[0] for part in page.split("<svg viewBox")[1:]]
-    for step, agents in agent_machine.TRANSITIONS.items():
-        assert f">{step[0]}</tspan>" in agent
-        assert f"{step[0]} {step[1].__name__} {' or '.join(agents.after)}" in text
-    for (phase, decision), phases in job_machine.TRANSITIONS.items():
-        assert f">{phase}</tspan>" in job
-        following = " or ".join(each for each in phases if each != phase)
-        name = "no decision" if decision is None else decision.__name__
-        assert not following or f"{phase} {name} {following}" in text
-    for moved, nodes in node_machine.TRANSITIONS.items():
-        assert f">{moved[0]}</tspan>" in node or moved[0] == LEAVING
-        assert nodes.after == moved[:1] or f"{moved[0]} {moved[1].__name__} {' or '.join(nodes.after)}" in text
+    (drawing,) = [part.partition("</svg>")[0] for part in page.split("<svg viewBox")[1:]]
+    for step, transition in agent_machine.TRANSITIONS.items():
+        assert f">{step[0]}</tspan>" in drawing
+        assert f"{step[0]} {step[1].__name__} {' or '.join(transition.after)}" in text
 
 
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.contract import ENV_CONTROL_DIR, ENV_RECORD_DIR
+from elastic_run.contract import ENV_CONTROL_DIR
 from tests.parity.programs.observation import signal_names
 from tests.support.launch import ELASTIC_RUN, launch
 from tests.support.processes import TEST_TOKEN
@@ -97,7 +97,6 @@ class Run:
                 "PYTHONUNBUFFERED": None,  # -u has to do it
                 "PARITY_OUT": str(out),
                 "TMPDIR": str(out / "tmp"),
-                ENV_RECORD_DIR: str(out),
                 TEST_TOKEN: token,
             }
             | {name: value and self._fill(value) for name, value in case.env.items()}

@@ -25,7 +25,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.contract import ENV_RECORD_DIR
 from tests.support.clocks import HostClock
 from tests.support.host_process import HostProcess
 from tests.support.launch import clean_environment
@@ -113,8 +112,7 @@ class VirtualHost:
         Returns:
             The running program. It is killed with the host at the latest.
         """
-        # The test's directory of seat records is for one machine; each host has a /dev/shm of its own.
-        environment = {ENV_RECORD_DIR: None, **self.clock.environment(), **(env or {})}
+        environment = {**self.clock.environment(), **(env or {})}
         process = HostProcess(self.first_pid, command, env=environment, cwd=cwd, merge=merge)
         self._started.append(process)
         return process

@@ -226,10 +226,24 @@ def test_a_new_coordinator_goes_on_with_the_round() -> None:
     for name in "ab":
         second.move(name, first.members[name])
     assert (second.state.job.phase, second.told("a")) == (RUNNING, [])
+    first.decide(LeaseRenewed(first.now, 1))
     first.decide(Said(make_state(second.members["b"], 0.0, is_first=True)))
     assert first.state.is_over
     assert coordinating.make_order(first.state, "b").phase == "search"
     assert coordinating.decide(first.state, [], now=0.0) is first.state
+
+
+def test_a_store_that_lost_its_data_hinders_nobody() -> None:
+    """A lease counts its terms from the beginning again: nodes obey its holder as before, and the round runs on."""
+    first = SmallJob(LEASE, term=9)
+    first.add("a", "b")
+    first.decide(LeaseRenewed(first.now + 5.0, 2))
+    assert first.state.promise.term == 9
+    second = SmallJob(LEASE, term=3)
+    second.decide(LeaseRenewed(second.now + 5.0, 3))
+    for name in "ab":
+        second.move(name, first.members[name])
+    assert (second.state.job.phase, second.state.promise.term, second.told("a")) == (RUNNING, 10, [])
 
 
 def test_a_failure_that_was_settled_counts_once() -> None:

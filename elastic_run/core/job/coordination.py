@@ -113,7 +113,7 @@ def decide(coordination: Coordination, events: Iterable[Event], *, now: float, j
     for event in events:
         if isinstance(event, (LeaseRenewed, StepDown)):
             coordination = _take_lease(coordination, event)
-    after = _raise_term(_take_in(coordination, events, now))
+    after = _raise_term(_take_in(coordination, events, now), now)
     before = None
     while after != before and not after.is_over:
         before, after = after, advance(after, now, jitter)
@@ -179,7 +179,8 @@ def _take_lease(coordination: Coordination, event: LeaseRenewed | StepDown) -> C
     if isinstance(event, StepDown):
         return replace(coordination, is_over=True, successor=event.to)
     coordination = replace(coordination, lease_until=event.until)
-    return coordination if event.term == coordination.promise.term else _take_term(coordination, event.term)
+    # A store that has lost its data counts from the beginning again.
+    return coordination if event.term <= coordination.promise.term else _take_term(coordination, event.term)
 
 
 def _take_end(coordination: Coordination, event: Closed, state: NodeState | None, ended: dict[str, NodeState]) -> None:
@@ -219,12 +220,12 @@ def _change_nodes(
     return replace(coordination, job=changes.close())
 
 
-def _raise_term(coordination: Coordination) -> Coordination:
+def _raise_term(coordination: Coordination, now: float) -> Coordination:
     """Take a higher term than each that a node here has promised to follow."""
     highest = max((state.promise.rank for state in coordination.here.values()), default=(0, ""))
     if highest <= coordination.promise.rank:
         return coordination
-    if coordination.choice == LEASE:
+    if coordination.choice == LEASE and now >= coordination.lease_until:
         return replace(coordination, is_over=True)  # another node has the lease
     return _take_term(coordination, highest[0] + 1)
 

@@ -2,14 +2,21 @@
 
 | module | what it holds |
 |---|---|
-| `frames`, `link` | the messages of a connection; a connection on a loop |
-| `opening`, `token_proof` | what both sides say before the first document, and how they prove the job's token |
+| `frames` | the messages of a connection |
+| `link` | a connection on a loop |
+| `opening` | what both sides say before the first document |
+| `token_proof` | how they prove the job's token |
 | `listener` | an agent's port, and what strangers can do there |
-| `coordinator`, `coordinator_thread` | the coordinator of a job, and its thread |
-| `questions`, `left_out_nodes` | `status`, `stacks` and drains across nodes |
-| `node_thread`, `round_entry` | a node's side: it obeys the coordinator, and tells the agent; the way into a round |
-| `coordinator_search`, `places`, `lease_place` | how an agent finds the coordinator, or becomes it |
+| `coordinator` | the coordinator of a job |
+| `coordinator_thread` | the coordinator's thread |
+| `questions` | `status`, `stacks` and drains across nodes |
+| `left_out_nodes` | the nodes that the job goes on without, for `status` |
+| `node_thread` | a node's side: it obeys the coordinator, and tells the agent |
+| `round_entry` | the way into a round: is rank 0's store reachable? |
+| `coordinator_search` | how an agent finds the coordinator, or becomes it |
+| `places` | where the nodes of a job meet |
+| `lease_place` | the same if a lease says who coordinates |
 | `outage` | what the user is told while there is no coordinator |
-| `session`, `handler` | what the agent sees of all this; torch's interface on top of it |
-| `hosting` | a workers' store in a thread, for agents that know only torch's interface |
+| `session` | what the agent sees of all this |
+| `handler` | torch's interface on top of it |
 """

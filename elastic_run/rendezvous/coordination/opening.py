@@ -183,7 +183,7 @@ def ask(
 
     Raises:
         StoreConnectionError: Nobody answers there, or another program.
-        StoreTokenError: The agent has another token, or only one side has one.
+        StoreTokenError: The agent has another token or another protocol, or only one side has a token.
     """
     name = format_endpoint(*endpoint)
     hello = replace(hello, nonce=make_nonce() if credentials else "")
@@ -230,8 +230,10 @@ def _receive_answer(connected: socket.socket, deadline: float, name: str) -> tup
             raise StoreConnectionError(message, CLOSED)
         raw += data
         if raw.startswith(NAME):
-            protocol = int(raw[len(NAME) :].partition(b"\n")[0][:9]) if raw[len(NAME) :][:1].isdigit() else 0
-            message = f"the job uses protocol {protocol}, this node {PROTOCOL}: install the same release of elastic-run"
+            told = raw.partition(b"\n")[0].removeprefix(NAME)
+            other = told.decode() if told.isdigit() else "of another kind"
+            remedy = "install the same release of elastic-run"
+            message = f"the job at {name} uses protocol {other}, this node {PROTOCOL}: {remedy}"
             raise StoreTokenError(message)
         reader.feed(data)
         try:

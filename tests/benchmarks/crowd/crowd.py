@@ -13,15 +13,14 @@ import os
 import select
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.node.messages import Formed, Refused
+from elastic_run.rendezvous.elastic import handler
+
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.backend_table import make_backend, read_settings
-from elastic_run.rendezvous.elastic import handler
 from elastic_run.rendezvous.session import Lost
 from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
@@ -93,11 +92,7 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
 
     say("ready")
     sys.stdin.readline()
-    records = Path(os.environ[ENV_RECORD_DIR])
-    for number, session in enumerate(sessions):
-        # As on a machine of its own: else each of them tries the locks of all others.
-        os.environ[ENV_RECORD_DIR] = str(records / str(number))
-        (records / str(number)).mkdir()
+    for session in sessions:
         session.start(lambda _: store_address, deliver)
     if count == 1:
         wait_joined(sessions[0])
