@@ -11,6 +11,7 @@ import math
 import threading
 
 from elastic_run import __version__
+from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.job import membership
 from elastic_run.core.job.coordination import BROKEN, SILENT
 from elastic_run.core.job.documents import IDLE, RUNS, Order
@@ -139,6 +140,7 @@ class NodeThread:
             doubt=lambda is_alone: place.describe_need() if is_alone else "",
             shows_waiting=setup.shows_waiting,
             deliver=self.deliver,
+            spare_hint=_describe_other_job(place),
         )
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
@@ -458,3 +460,12 @@ class NodeThread:
             self.notices.note_look(self._loop.now())
             self._link.send({"kind": "wait"})
         self._plan_wait()
+
+
+def _describe_other_job(place: Place) -> str:
+    """Return a hint for a node that comes to a running job: without an id, another job may have the same place."""
+    if place.run_id != NO_RUN_ID:
+        return ""
+    # A c10d endpoint belongs to one job, so an id of its own would not be enough there.
+    flag = "--rdzv-endpoint" if place.dies_with_host else "--rdzv-id"
+    return f"if this is another job, give it another {flag}"
