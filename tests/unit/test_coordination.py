@@ -318,6 +318,20 @@ def test_a_coordinator_starts_nothing_after_its_lease() -> None:
     assert job.state.job.phase == RUNNING
 
 
+def test_a_job_whose_lease_is_never_renewed_says_so_at_its_end() -> None:
+    """All its nodes are there, so not they are missing."""
+    job = SmallJob(LEASE, join_timeout=20.0)
+    job.decide(LeaseRenewed(job.now + 5.0, 1))
+    job.wait(5.0)
+    job.add("a", "b")
+    job.wait(20.0)
+    end = _end(job, "b").end
+    assert (end.verdict, end.detail) == (
+        "store_lost",
+        "the lease could not be renewed within 20 s, so no round could form",
+    )
+
+
 def test_an_accepted_round_waits_for_the_lease() -> None:
     """What all have accepted when the lease is over starts when it is renewed."""
     job = SmallJob(LEASE)

@@ -146,9 +146,7 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
                 away.pop(event.node, None)
             happened += [] if is_told else [event]
     # A node that leaves promises this term first: then it has ended in this coordinator's hands.
-    leaving = {
-        name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise
-    }
+    leaving = {name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise}
     ended.update(leaving)
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]

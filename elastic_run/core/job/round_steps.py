@@ -106,7 +106,9 @@ def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordi
     if chosen and _may_propose(coordination, config, chosen, now):
         return _propose(replace(coordination, short_since=None), chosen, now)
     if now >= job.since + config.join_timeout:
-        end = give_up_waiting(job, config, describe_missing_seats(coordination))
+        end = give_up_waiting(
+            job, config, describe_missing_seats(coordination), has_lease=now < coordination.lease_until
+        )
         return replace(coordination, job=replace(job, phase=JOB_ENDED), end=end)
     if coordination.choice == MAJORITY and _lacks_majority(coordination, config):
         short_since = now if coordination.short_since is None else coordination.short_since
