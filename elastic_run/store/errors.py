@@ -43,7 +43,7 @@ class StoreAccessError(StoreError):
 
 
 class StoreTokenError(StoreAccessError):
-    """One of the two sides has a token and the other has another one, or none."""
+    """One of the two sides has a token and the other has another one or none; or their protocols differ."""
 
 
 class QueueEmptyError(StoreError):

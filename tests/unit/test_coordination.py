@@ -252,10 +252,24 @@ def test_a_new_coordinator_goes_on_with_the_round() -> None:
     for name in "ab":
         second.move(name, first.members[name])
     assert (second.state.job.phase, second.told("a")) == (RUNNING, [])
+    first.decide(LeaseRenewed(first.now, 1))
     first.decide(Said(make_state(second.members["b"], 0.0, is_first=True)))
     assert first.state.is_over
     assert coordinating.make_order(first.state, "b").phase == "search"
     assert coordinating.decide(first.state, [], now=0.0) is first.state
+
+
+def test_a_store_that_lost_its_data_hinders_nobody() -> None:
+    """A lease counts its terms from the beginning again: nodes obey its holder as before, and the round runs on."""
+    first = SmallJob(LEASE, term=9)
+    first.add("a", "b")
+    first.decide(LeaseRenewed(first.now + 5.0, 2))
+    assert first.state.promise.term == 9
+    second = SmallJob(LEASE, term=3)
+    second.decide(LeaseRenewed(second.now + 5.0, 3))
+    for name in "ab":
+        second.move(name, first.members[name])
+    assert (second.state.job.phase, second.state.promise.term, second.told("a")) == (RUNNING, 10, [])
 
 
 def test_a_failure_that_was_settled_counts_once() -> None:
@@ -328,6 +342,20 @@ def test_a_coordinator_starts_nothing_after_its_lease() -> None:
     assert (job.state.promise, job.state.job.phase) == (Promise(3, "a"), RUNNING)
     job.wait(9.0)
     assert job.state.job.phase == RUNNING
+
+
+def test_a_job_whose_lease_is_never_renewed_says_so_at_its_end() -> None:
+    """All its nodes are there, so not they are missing."""
+    job = SmallJob(LEASE, join_timeout=20.0)
+    job.decide(LeaseRenewed(job.now + 5.0, 1))
+    job.wait(5.0)
+    job.add("a", "b")
+    job.wait(20.0)
+    end = _end(job, "b").end
+    assert (end.verdict, end.detail) == (
+        "store_lost",
+        "the lease could not be renewed within 20 s, so no round could form",
+    )
 
 
 def test_an_accepted_round_waits_for_the_lease() -> None:

@@ -151,6 +151,14 @@ def test_a_coordinator_is_dead_by_two_proofs(how: str, answer: Answer, dead: str
     assert agent.tell(answer) == [BecomeCoordinator(dead), Ask("a")]
 
 
+def test_an_agent_that_listens_in_the_place_of_the_coordinator_has_the_second_proof() -> None:
+    """Agents of one machine: who gets the port of the one that has ended knows that nobody listens there."""
+    agent = _Agent("a", "b", own="")
+    agent.follow("a")
+    agent.state = replace(agent.state, own="a")
+    assert agent.tell(CoordinatorLost(ENDED))[0] == BecomeCoordinator("x")
+
+
 def test_a_silent_coordinator_is_not_asked_first() -> None:
     """The question to it would only cost time; an order to search that names a coordinator is followed."""
     agent = _Agent("a", "b", "c")

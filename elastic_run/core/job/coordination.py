@@ -113,7 +113,7 @@ def decide(coordination: Coordination, events: Iterable[Event], *, now: float, j
     for event in events:
         if isinstance(event, (LeaseRenewed, StepDown)):
             coordination = _take_lease(coordination, event)
-    after = _raise_term(_take_in(coordination, events, now))
+    after = _raise_term(_take_in(coordination, events, now), now)
     before = None
     while after != before and not after.is_over:
         before, after = after, advance(after, now, jitter)
@@ -135,20 +135,18 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             away.pop(state.node, None)
             here[state.node] = state
             happened.append(state)
-        elif isinstance(event, Closed) and event.node in here and here[event.node].leaving:
-            state = here.pop(event.node)
-            if state.promise == coordination.promise:
-                ended[event.node] = state
         elif isinstance(event, Closed) and (event.node in here or event.node in away):
-            happened.append(event)
-            _take_end(coordination, event, here.pop(event.node, None), ended)
-            away[event.node] = now
-            if event.how != BROKEN:
-                del away[event.node]
+            last = here.pop(event.node, None)
+            is_told = last is not None and bool(last.leaving)
+            if last is not None and (event.how == ENDED or is_told):
+                ended[event.node] = last
+            if event.how == BROKEN and not is_told:
+                away[event.node] = now
+            else:
+                away.pop(event.node, None)
+            happened += [] if is_told else [event]
     # A node that leaves promises this term first: then it has ended in this coordinator's hands.
-    leaving = {
-        name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise
-    }
+    leaving = {name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise}
     ended.update(leaving)
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]
@@ -179,13 +177,8 @@ def _take_lease(coordination: Coordination, event: LeaseRenewed | StepDown) -> C
     if isinstance(event, StepDown):
         return replace(coordination, is_over=True, successor=event.to)
     coordination = replace(coordination, lease_until=event.until)
-    return coordination if event.term == coordination.promise.term else _take_term(coordination, event.term)
-
-
-def _take_end(coordination: Coordination, event: Closed, state: NodeState | None, ended: dict[str, NodeState]) -> None:
-    """Keep the last state of a node that has surely ended, after it had promised this coordinator's term."""
-    if event.how == ENDED and state is not None and state.promise == coordination.promise:
-        ended[event.node] = state
+    # A store that has lost its data counts from the beginning again.
+    return coordination if event.term <= coordination.promise.term else _take_term(coordination, event.term)
 
 
 def _change_nodes(
@@ -219,12 +212,12 @@ def _change_nodes(
     return replace(coordination, job=changes.close())
 
 
-def _raise_term(coordination: Coordination) -> Coordination:
+def _raise_term(coordination: Coordination, now: float) -> Coordination:
     """Take a higher term than each that a node here has promised to follow."""
     highest = max((state.promise.rank for state in coordination.here.values()), default=(0, ""))
     if highest <= coordination.promise.rank:
         return coordination
-    if coordination.choice == LEASE:
+    if coordination.choice == LEASE and now >= coordination.lease_until:
         return replace(coordination, is_over=True)  # another node has the lease
     return _take_term(coordination, highest[0] + 1)
 

@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.session import SessionEvent
 
     class Owner(Protocol):
-        """The node's thread, as the search sees it; see `node_thread`."""
+        """The node's thread, which gets the connection to the coordinator."""
 
-        local_addr: str
         member: Member | None
+        local_addr: str
 
         def deliver(self, event: SessionEvent) -> None: ...
         def use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None: ...
@@ -235,7 +235,7 @@ class CoordinatorSearch:
         term = 1 if member is None else member.promise.term + 1
         is_leased = isinstance(self._place, LeasePlace)
         if isinstance(self._place, LeasePlace):
-            term = self._place.term
+            term = max(term, self._place.term)  # the store may have lost its data, and count from the beginning
         self._listen().begin(
             Promise(term, self._identity.node),
             self._place.choice,

@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import errno
+import logging
 import os
 
 from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Link"]
 
+_log = logging.getLogger(__name__)
+
 _RECEIVE = 1 << 16
 #: Bytes that may wait for the other side before messages that nobody needs for certain are left out.
 _HIGH_WATER = 1 << 20
@@ -56,6 +59,7 @@ class Link:
 
     Attributes:
         on_delivered: Called when the other side has read all documents.
+        is_foreign: Whether a defect that the other side's bytes show ends this connection only, and not the thread.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Link:
         self.on_message = on_message
         self.on_end = on_end
         self.on_delivered: Callable[[], None] = lambda: None
+        self.is_foreign = False
         self.is_closed = False
         self.has_parted = False
         self._loop = loop
@@ -201,6 +206,11 @@ class Link:
                     return
         except MessageError as error:
             self._end(BROKEN, f"unreadable: {error}")
+        except Exception:
+            if not self.is_foreign:
+                raise
+            _log.exception("a defect of elastic-run ends a connection")
+            self._end(BROKEN, "a defect")
 
     def _take_frame(self, kind: bytes, content: dict[str, Any]) -> None:
         if kind == ACKNOWLEDGED:

@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 _OPEN_WITHIN = 10.0
 _ACCEPTS_PER_TURN = 64
+#: Bytes that tell an agent of any release from other clients.
+_PEEK = 32
 _ACCEPT_AGAIN = 1.0
 #: What connections that have not opened yet may take of this process's descriptors.
 _SHARE = 4
@@ -55,7 +57,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class _Visitor:
     """A connection whose opening is not over."""
 
-    __slots__ = ("connected", "hello", "link", "nonce", "peer", "since")
+    __slots__ = ("connected", "hello", "link", "nonce", "peer", "seen", "since")
 
     def __init__(self, peer: str, since: float, connected: socket.socket) -> None:
         self.peer = peer
@@ -64,6 +66,7 @@ class _Visitor:
         self.link: Link | None = None
         self.hello: Hello | None = None
         self.nonce = ""
+        self.seen = 0  # bytes of the preamble
 
     def close(self) -> None:
         if self.link is not None:
@@ -143,6 +146,9 @@ class Listener:
             most = min(_MOST_OPENING, max(1, limit // _SHARE)) if limit > 0 else _MOST_OPENING
             if len(self._visitors) > most or 0 < limit - RESERVED_DESCRIPTORS <= fd:
                 self._drop_oldest()
+                if visitor not in self._visitors:  # nodes hold all the others
+                    self._pause()
+                    return
             try:
                 # Readable only when enough has come to tell an agent from another client.
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -195,14 +201,16 @@ class Listener:
     def _peek(self, visitor: _Visitor) -> None:
         connected = visitor.connected
         try:
-            data = connected.recv(len(PREAMBLE), socket.MSG_PEEK)
+            data = connected.recv(_PEEK, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        if data == PREAMBLE:
+        if data.startswith(PREAMBLE):
             self._meet(visitor, connected)
-        elif data and PREAMBLE.startswith(data):
+        elif data and PREAMBLE.startswith(data) and len(data) > visitor.seen:
+            # The next time there is more, or the other side has hung up.
+            visitor.seen = len(data)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PREAMBLE))
         elif data and self._hand_on is not None and not data.startswith(NAME):
             self._forget(visitor)
@@ -210,6 +218,8 @@ class Listener:
             one = _socket.socket(connected.family, connected.type, connected.proto, connected.detach())
             self._hand_on(one, (str(peer[0]), int(peer[1])))
         else:
+            if data.startswith(NAME):
+                _show_protocol(connected)
             if data:
                 self._tell_foreign(data, visitor.peer)
             self._forget(visitor)
@@ -227,6 +237,7 @@ class Listener:
             on_end=lambda _how, _detail: self._forget(visitor),
             most=LARGEST_OPENING,
         )
+        visitor.link.is_foreign = True
 
     def _open(self, visitor: _Visitor, link: Link, message: dict[str, object]) -> None:
         if visitor.hello is not None:
@@ -309,3 +320,12 @@ class Listener:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning(line, *values)
+
+
+def _show_protocol(connected: socket.socket) -> None:
+    """Show this agent's protocol to one of another release, which tells its user both."""
+    try:
+        connected.recv(LARGEST_OPENING)  # with unread bytes the kernel would reset the connection
+        connected.send(PREAMBLE)
+    except OSError:
+        pass

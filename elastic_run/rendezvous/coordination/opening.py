@@ -16,7 +16,9 @@ from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.frames import (
     LARGEST_OPENING,
     MESSAGE,
+    NAME,
     PREAMBLE,
+    PROTOCOL,
     FrameReader,
     encode_frame,
 )
@@ -181,7 +183,7 @@ def ask(
 
     Raises:
         StoreConnectionError: Nobody answers there, or another program.
-        StoreTokenError: The agent has another token, or only one side has one.
+        StoreTokenError: The agent has another token or another protocol, or only one side has a token.
     """
     name = format_endpoint(*endpoint)
     hello = replace(hello, nonce=make_nonce() if credentials else "")
@@ -227,6 +229,12 @@ def _receive_answer(connected: socket.socket, deadline: float, name: str) -> tup
             message = f"{name} closed the connection"
             raise StoreConnectionError(message, CLOSED)
         raw += data
+        if raw.startswith(NAME):
+            told = raw.partition(b"\n")[0].removeprefix(NAME)
+            other = told.decode() if told.isdigit() else "of another kind"
+            remedy = "install the same release of elastic-run"
+            message = f"the job at {name} uses protocol {other}, this node {PROTOCOL}: {remedy}"
+            raise StoreTokenError(message)
         reader.feed(data)
         try:
             for _, content in reader.read():

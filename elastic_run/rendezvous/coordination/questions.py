@@ -77,7 +77,7 @@ class Questions:
         one = _Open(asker, number, question, set(nodes))
         if asked is not None:
             one.missing, one.documents = set(asked.missing), [*asked.documents]
-        one.timer = self._loop.call_later(min(float(wait), _LONGEST_WAIT), lambda: self._finish(one))
+        one.timer = self._loop.call_later(min(wait, _LONGEST_WAIT), lambda: self._finish(one))
         self._open.append(one)
         for link in () if asked is not None else nodes.values():
             link.send({"kind": "asked", "question": question})
