@@ -40,14 +40,27 @@ from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.discovery import Action, Discovery, Fact
+    from elastic_run.core.job.membership import Member
     from elastic_run.loop import Loop, Timer
-    from elastic_run.rendezvous.coordination.node_thread import NodeThread
     from elastic_run.rendezvous.coordination.opening import Identity
     from elastic_run.rendezvous.coordination.outage import Outage
     from elastic_run.rendezvous.coordination.places import Place
+    from elastic_run.rendezvous.session import SessionEvent
+
+    class Owner(Protocol):
+        """The node's thread, which gets the connection to the coordinator."""
+
+        member: Member | None
+        local_addr: str
+
+        def deliver(self, event: SessionEvent) -> None: ...
+        def use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None: ...
+        def drop_link(self) -> None: ...
+
 
 __all__ = ["CoordinatorSearch"]
 
@@ -84,7 +97,7 @@ class CoordinatorSearch:
         place: Place,
         config: JobConfig,
         outage: Outage,
-        owner: NodeThread,
+        owner: Owner,
     ) -> None:
         self.coordinator: CoordinatorThread | None = None
         self.is_over = False

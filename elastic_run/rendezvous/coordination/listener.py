@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 _OPEN_WITHIN = 10.0
 _ACCEPTS_PER_TURN = 64
+#: Bytes that tell an agent of any release from other clients.
+_PEEK = 32
 _ACCEPT_AGAIN = 1.0
 #: What connections that have not opened yet may take of this process's descriptors.
 _SHARE = 4
@@ -199,12 +201,12 @@ class Listener:
     def _peek(self, visitor: _Visitor) -> None:
         connected = visitor.connected
         try:
-            data = connected.recv(len(PREAMBLE), socket.MSG_PEEK)
+            data = connected.recv(_PEEK, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        if data == PREAMBLE:
+        if data.startswith(PREAMBLE):
             self._meet(visitor, connected)
         elif data and PREAMBLE.startswith(data) and len(data) > visitor.seen:
             # The next time there is more, or the other side has hung up.
