@@ -251,7 +251,7 @@ def start_at_no_interface(bed: Bed, rows: Rows) -> None:
 
 def start_at_several(bed: Bed, rows: Rows) -> None:
     bed.start_all(*meet(",".join(f"{host.address}:{PORT}" for host in bed.hosts)))
-    bed.check(rows, ["of the first", "others"], ENDPOINT)
+    bed.check(rows, ["each of an endpoint"] * 2, ENDPOINT)
 
 
 def start_with_successor(bed: Bed, rows: Rows) -> None:
