@@ -249,7 +249,7 @@ def start_at_no_interface(bed: Bed, rows: Rows) -> None:
 
 def start_at_several(bed: Bed, rows: Rows) -> None:
     bed.start_all(*meet(",".join(f"{host.address}:{PORT}" for host in bed.hosts)))
-    bed.check(rows, ["of each endpoint", "of each endpoint"], ENDPOINT)
+    bed.check(rows, ["each of an endpoint"] * 2, ENDPOINT)
 
 
 def start_with_file(bed: Bed, rows: Rows) -> None:
