@@ -107,7 +107,7 @@ class CoordinatedSession(Session):
     def _describe_going(self) -> str:
         """Say what becomes of the job when this node, which was refused, goes; "" where it doesn't coordinate."""
         thread = self._thread
-        if thread is None or thread.coordinator is None:
+        if thread is None or thread.coordinator is None or not self._place.dies_with_host:
             return ""
         successors = self._place.successors
         if not successors:
