@@ -115,6 +115,32 @@ def test_a_node_may_leave_before_it_is_known() -> None:
     assert not job.state.job.nodes
 
 
+def test_a_node_that_has_left_counts_for_the_next_round() -> None:
+    """Two of three nodes say that they go, and end: the third one goes on alone, since they are nowhere else."""
+    job = SmallJob(MAJORITY, min_nodes=1, max_nodes=3, last_call_timeout=5.0, has_successors=True)
+    job.decide(MayFound())
+    job.add("a", "b", "c")
+    for name in ("b", "c"):
+        job.feed(name, Leaving("signal"))
+        job.close(name)
+    job.end("a", "stopped")
+    sizes = [command.assignment.group_world_size for command in job.commands["a"] if isinstance(command, Formed)]
+    assert sizes == [3, 1]
+    assert describe_majority(job.state.knowledge, {"a"}) == ""
+
+
+def test_a_node_that_leaves_a_round_of_another_coordinator_is_lost() -> None:
+    """The next coordinator hears of the node for the first time when it goes: its seat is not awaited."""
+    first = SmallJob(LEASE)
+    first.add("a", "b")
+    second = SmallJob(LEASE, term=2)
+    second.move("a", first.members["a"])
+    second.move("b", replace(first.members["b"], leaving=("signal", "")))
+    assert second.state.job.phase == HALTING
+    assert second.state.halt is not None
+    assert second.state.halt.detail == "b (was told to stop)"
+
+
 def test_only_a_round_that_lacks_nodes_is_named() -> None:
     """A round whose nodes are here is not named as the one that lacks nodes."""
     base, later = Round(1, 1, "x", "r", 1), Round(2, 2, "x", "r", 3)
@@ -318,6 +344,20 @@ def test_a_coordinator_starts_nothing_after_its_lease() -> None:
     assert job.state.job.phase == RUNNING
 
 
+def test_a_job_whose_lease_is_never_renewed_says_so_at_its_end() -> None:
+    """All its nodes are there, so not they are missing."""
+    job = SmallJob(LEASE, join_timeout=20.0)
+    job.decide(LeaseRenewed(job.now + 5.0, 1))
+    job.wait(5.0)
+    job.add("a", "b")
+    job.wait(20.0)
+    end = _end(job, "b").end
+    assert (end.verdict, end.detail) == (
+        "store_lost",
+        "the lease could not be renewed within 20 s, so no round could form",
+    )
+
+
 def test_an_accepted_round_waits_for_the_lease() -> None:
     """What all have accepted when the lease is over starts when it is renewed."""
     job = SmallJob(LEASE)
@@ -469,6 +509,8 @@ def test_a_node_that_leaves_starts_nothing() -> None:
     before = job.members["a"]
     job.feed("a", OrderRead(Order(promise, "halt")))
     assert job.members["a"] == before
+    job._feed("a", OrderRead(Order(promise, "search", to="b:1")))
+    assert job.commands["a"][-1] == Search("b:1")
 
 
 @pytest.mark.parametrize("case", ["running", "no proposal", "old", "other store", "again"])

@@ -289,3 +289,14 @@ def test_the_lease_of_a_dead_holder_is_acquired_instead_of_it() -> None:
     answer = Answer(LEASE_STORE, COORDINATES, "me", "", KNOWS_ROUND)
     assert agent.tell(answer) == [BecomeCoordinator("x"), WaitUntil(112.0)]
     assert agent.tell(after=12.0) == [MayFound()]
+
+
+def test_an_agent_that_listens_in_the_place_of_its_coordinator_has_the_proof() -> None:
+    """The port of the coordinator before is its own now, so that one is dead."""
+    agent = _Agent("a:1")
+    agent.follow("a:1")
+    agent.state = replace(agent.state, own="a:1")
+    actions = agent.tell(CoordinatorLost(ENDED))
+    while isinstance(actions[0], Ask):
+        actions = agent.tell(Answer(actions[0].endpoint, REFUSES))
+    assert actions[0] == BecomeCoordinator("x")

@@ -135,20 +135,18 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             away.pop(state.node, None)
             here[state.node] = state
             happened.append(state)
-        elif isinstance(event, Closed) and event.node in here and here[event.node].leaving:
-            state = here.pop(event.node)
-            if state.promise == coordination.promise:
-                ended[event.node] = state
         elif isinstance(event, Closed) and (event.node in here or event.node in away):
-            happened.append(event)
-            _take_end(coordination, event, here.pop(event.node, None), ended)
-            away[event.node] = now
-            if event.how != BROKEN:
-                del away[event.node]
+            last = here.pop(event.node, None)
+            is_told = last is not None and bool(last.leaving)
+            if last is not None and (event.how == ENDED or is_told):
+                ended[event.node] = last
+            if event.how == BROKEN and not is_told:
+                away[event.node] = now
+            else:
+                away.pop(event.node, None)
+            happened += [] if is_told else [event]
     # A node that leaves promises this term first: then it has ended in this coordinator's hands.
-    leaving = {
-        name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise
-    }
+    leaving = {name: state for name, state in here.items() if state.leaving and state.promise == coordination.promise}
     ended.update(leaving)
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]
@@ -181,12 +179,6 @@ def _take_lease(coordination: Coordination, event: LeaseRenewed | StepDown) -> C
     coordination = replace(coordination, lease_until=event.until)
     # A store that has lost its data counts from the beginning again.
     return coordination if event.term <= coordination.promise.term else _take_term(coordination, event.term)
-
-
-def _take_end(coordination: Coordination, event: Closed, state: NodeState | None, ended: dict[str, NodeState]) -> None:
-    """Keep the last state of a node that has surely ended, after it had promised this coordinator's term."""
-    if event.how == ENDED and state is not None and state.promise == coordination.promise:
-        ended[event.node] = state
 
 
 def _change_nodes(

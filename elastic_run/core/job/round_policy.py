@@ -147,15 +147,19 @@ def end_job(job: Job, end: End) -> Step:
     return Step(replace(job, phase=ENDED), end)
 
 
-def give_up_waiting(job: Job, config: JobConfig, missing: str) -> End:
+def give_up_waiting(job: Job, config: JobConfig, missing: str, *, has_lease: bool) -> End:
     """Return the end of a job for which not enough nodes have come.
 
     Args:
         job: The state.
         config: Its configuration.
         missing: Which nodes of an earlier round are needed, a clause; "" if none are.
+        has_lease: Whether the coordinator may form rounds: its lease is renewed, or it needs none.
     """
     count, waited = len(job.waiting), f"{config.join_timeout:g} s"
+    if count >= config.min_nodes and not has_lease:
+        detail = f"the lease could not be renewed within {waited}, so no round could form"
+        return End(job.term, "store_lost", verdict_exit_code("store_lost"), detail, None, job.attempts)
     verdict = "rendezvous" if job.round == 0 else "nodes_lost"
     needed = f"the job needs at least {config.min_nodes} {'nodes' if config.min_nodes > 1 else 'node'}"
     if missing and count >= config.min_nodes:

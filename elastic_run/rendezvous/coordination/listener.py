@@ -301,6 +301,7 @@ class Listener:
     def _tell_foreign(self, data: bytes, peer: str) -> None:
         if data.startswith(NAME):
             release = data[len(NAME) :].split(b"\n")[0].decode(errors="replace")
+            release = release if release.isprintable() else "?"
             self._tell("release", f"{peer} speaks protocol {release} of another release of elastic-run")
         else:
             self._tell_garbage(f"{peer} is no agent of elastic-run, or one of an older release")

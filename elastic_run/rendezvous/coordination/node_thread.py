@@ -302,7 +302,10 @@ class NodeThread:
         describe_join = self._description.describe_join
         if describe_join is not None and not self._early:
             self.deliver(Notice(describe_join(self.local_addr, self._place.port)))
-        node_info: NodeInfo = replace(self._setup.node_info, serves_store=self._search.coordinator is not None)
+        node_info: NodeInfo = replace(
+            self._setup.node_info,
+            serves_store=self._search.coordinator is not None and self._place.dies_with_host,
+        )
         self.member = Member(self._description.node, node_info, self._config, self.renew_store(address))
         early, self._early = self._early, []
         for event in early:

@@ -212,7 +212,7 @@ def ask(
         if isinstance(error, StoreConnectionError):
             raise
         reason = reason_of(error)
-        cause = f"{name} takes the connection and answers nothing" if reason == SILENT else f"{name}: {error.strerror}"
+        cause = f"{name} takes connections but sends no answer" if reason == SILENT else f"{name}: {error.strerror}"
         raise StoreConnectionError(cause, reason) from error
     except BaseException:
         connected.close()
