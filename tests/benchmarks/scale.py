@@ -1,15 +1,13 @@
-"""Rounds of many nodes: how long they take to form, and what they ask of the store.
+"""Rounds of many nodes: how long they take to form, and what they cost the coordinator.
 
 All nodes start at once; the clock runs until the last one is in the round and has seen that rank 0's store listens. The
-store, the coordinator and one node are one real agent's, in one process as in a real job. The other nodes share two
-processes; `crowd.light_node` says what is light about them. Where that is said they are real sessions with all their
-threads. On etcd the real agent is there before the clock starts.
+coordinator and one node are one real agent's, in one process as in a real job. The other nodes share two processes;
+`crowd.light_node` says what is light about them. Where that is said they are real sessions with all their threads.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from tests.benchmarks.comparison import compare, take_turns
 from tests.benchmarks.figures import Bar, Figure, alone, compared
 from tests.benchmarks.job import BenchmarkError, Job
-from tests.support.etcd import Etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,17 +30,10 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a round may take at each number of nodes; the others are for information.
-_BARS = {1000: 0.4, 4000: 4.0, 10_000: 6.0}
+_BARS = {1000: 0.3, 10_000: 5.0}
 _SIZES = (256, 1000, 4000, 10_000)
 #: Where torch's turn comes as often as ours, and where it is tried once.
 _BESIDE_TORCH, _BEYOND_TORCH = 64, 256
-#: What is measured on etcd: light nodes in two processes, and real sessions.
-_ETCD_SIZES = (64, 256, 1000)
-_ETCD_BARS = {1000: 5.0}
-_REAL_ON_ETCD = 1000
-#: Of etcd's own figures: what it was asked, and the bytes of that (as it understands them, without JSON and HTTP).
-_ETCD_ASKED = re.compile(rb"^grpc_server_started_total\{.*\} (\S+)$", re.MULTILINE)
-_ETCD_BYTES = re.compile(rb"^etcd_network_client_grpc_(?:received|sent)_bytes_total (\S+)$", re.MULTILINE)
 #: Seconds after which a round is given up, and torch's where it is only tried.
 _DEADLINE = 120.0
 _WAIT_LIMIT = 30.0
@@ -59,20 +49,20 @@ class Round:
     Args:
         nodes: Of so many nodes.
         seconds: From the start of the first node, or the arrival of the last, to the last one's being in it.
-        operations: That the store was asked.
-        transferred: Bytes to and from the store.
+        frames: That the coordinator has got and sent.
+        transferred: Bytes of them.
         crowd_cpu: Seconds of CPU time of all nodes but the first.
     """
 
     nodes: int
     seconds: float
-    operations: int = 0
+    frames: int = 0
     transferred: int = 0
     crowd_cpu: float = 0.0
 
 
 def measure(_: Installation, effort: Effort) -> list[Figure]:
-    """Measure at each size, beside torch where that can do it, and on etcd."""
+    """Measure at each size, beside torch where that can do it."""
     beside = take_turns(
         {
             "elastic-run": partial(form_round, _BESIDE_TORCH),
@@ -85,22 +75,16 @@ def measure(_: Installation, effort: Effort) -> list[Figure]:
     rounds |= {size: [form_round(size) for _ in range(effort.rounds)] for size in sizes}
     figures = [_figure_beside_torch(beside), *(_time_figure(size, rounds[size]) for size in sizes)]
     figures += [_arrival_figure(size, effort) for size in sizes if size in _BARS]
-    figures += _growth_figures(rounds, "the store")
-    return figures + _etcd_figures(effort)
+    return figures + _growth_figures(rounds)
 
 
 def _figure_beside_torch(beside: Mapping[str, list[list[Round]]]) -> Figure:
-    asked = ask_of_torch(_BESIDE_TORCH)
-    operations, transferred = asked.operations / _BESIDE_TORCH, asked.transferred / _BESIDE_TORCH / 1000
-    note = (
-        f"{_note(beside['elastic-run'][-1][-1])}; torch: {operations:.0f} operations and {transferred:.0f} kB per node"
-    )
     return compared(
         compare(beside, attrgetter("seconds")),
         benchmark="scale",
         name=_name(_BESIDE_TORCH),
         unit="s",
-        note=note,
+        note=_note(beside["elastic-run"][-1][-1]),
         headline=f"the launcher alone: the start of {_BESIDE_TORCH} simulated nodes together to the last rank",
         plots={"scale": str(_BESIDE_TORCH)},
     )
@@ -139,20 +123,20 @@ def _arrival_figure(size: int, effort: Effort) -> Figure:
     )
 
 
-def _growth_figures(rounds: dict[int, list[Round]], store: str) -> list[Figure]:
+def _growth_figures(rounds: dict[int, list[Round]]) -> list[Figure]:
     each = {
-        "operations": {size: [one.operations / size for one in some] for size, some in rounds.items()},
+        "frames": {size: [one.frames / size for one in some] for size, some in rounds.items()},
         "kB": {size: [one.transferred / size / 1000 for one in some] for size, some in rounds.items()},
     }
-    return [_growth_figure(store, unit, per_node) for unit, per_node in each.items()]
+    return [_growth_figure(unit, per_node) for unit, per_node in each.items()]
 
 
-def _growth_figure(store: str, unit: str, per_node: dict[int, list[float]]) -> Figure:
+def _growth_figure(unit: str, per_node: dict[int, list[float]]) -> Figure:
     smallest, largest = min(per_node), max(per_node)
     medians = {size: median(some) for size, some in per_node.items()}
     return Figure(
         benchmark="scale",
-        name=f"growth of {store}'s {unit} per node from {smallest} to {largest} nodes",
+        name=f"growth of the coordinator's {unit} per node from {smallest} to {largest} nodes",
         unit="",
         bar=Bar(_GROWTH),
         elastic_run=medians[largest] / medians[smallest],
@@ -161,33 +145,9 @@ def _growth_figure(store: str, unit: str, per_node: dict[int, list[float]]) -> F
     )
 
 
-def _etcd_figures(effort: Effort) -> list[Figure]:
-    sizes = [size for size in _ETCD_SIZES if size <= effort.nodes]
-    rounds = {size: [form_round_on_etcd(size) for _ in range(effort.rounds)] for size in sizes}
-    figures = [_etcd_figure(size, some, "light nodes") for size, some in rounds.items()]
-    figures += _growth_figures(rounds, "etcd")
-    if effort.nodes >= _REAL_ON_ETCD:
-        real = [form_round_on_etcd(_REAL_ON_ETCD, kind="real") for _ in range(effort.rounds)]
-        figures.append(_etcd_figure(_REAL_ON_ETCD, real, "real sessions"))
-    return figures
-
-
-def _etcd_figure(size: int, rounds: Sequence[Round], what: str) -> Figure:
-    seconds = [each.seconds for each in rounds]
-    return alone(
-        seconds,
-        benchmark="scale",
-        name=f"{size} {what} started at once on etcd, until the last one is in the round",
-        unit="s",
-        bar=Bar(_ETCD_BARS[size]) if size in _ETCD_BARS else None,
-        note=f"lowest {min(seconds):.3g} s; the nodes used {rounds[-1].crowd_cpu:.2g} s of CPU time; "
-        "etcd without fsync",
-    )
-
-
 # --- rounds ----------------------------------------------------------------------------------------------------------
 def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late: bool = False) -> Round:
-    """Let nodes meet at a store of ours.
+    """Let nodes meet at a coordinator.
 
     Args:
         nodes: How many.
@@ -207,7 +167,7 @@ def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late
         host.wait_lines(1, starting="joined")
         late = 1 if is_last_late else 0
         shares = [*_share(nodes - 1 - late, crowds), *([1] * late)]
-        place = (kind, "c10d", f"127.0.0.1:{port}", _RUN_ID, str(nodes))
+        place = (kind, f"127.0.0.1:{port}", _RUN_ID, str(nodes))
         programs = [
             stack.enter_context(_program("crowd", *place, str(1 + sum(shares[:index])), str(share)))
             for index, share in enumerate(shares)
@@ -235,40 +195,6 @@ def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late
     )
 
 
-def form_round_on_etcd(nodes: int, *, kind: str = "light", backend: str = "etcd-v3", crowds: int = 2) -> Round:
-    """Let nodes meet in etcd.
-
-    Args:
-        nodes: How many.
-        kind: `light` or `real`, for all nodes but the first.
-        backend: `etcd-v3`, or `etcd-v2` for real ones.
-        crowds: Processes for all nodes but the first.
-
-    Returns:
-        What it took; what etcd was asked only with version 3.
-
-    Raises:
-        BenchmarkError: No round was formed in time.
-    """
-    with Etcd() as etcd:
-        place = (backend, str(etcd.endpoints[0]), _RUN_ID, str(nodes))
-        shares = _share(nodes - 1, crowds)
-        commands = [
-            ("crowd", kind, *place, str(1 + sum(shares[:index])), str(share)) for index, share in enumerate(shares)
-        ]
-        # The coordinator, like every other, has a process of its own in a real job.
-        with _programs([("crowd", "real", *place, "0", "1"), *commands]) as programs:
-            programs[0].wait_lines(1, starting="ready")
-            programs[0].poke()
-            programs[0].wait_lines(1, starting="joined")
-            before = _etcd_traffic(etcd)
-            seconds = _run(programs[1:])
-            formed = [program.wait_lines(1, starting="formed")[0] for program in programs]
-            after = _etcd_traffic(etcd)
-            asked, transferred = (int(now - then) for now, then in zip(after, before, strict=True))
-            return Round(nodes, seconds, asked, transferred, sum(float(words[2]) for words in formed[1:]))
-
-
 def form_round_of_torch(nodes: int, deadline: float = _DEADLINE) -> Round:
     """Let torch's handlers meet at torch's own server.
 
@@ -277,7 +203,7 @@ def form_round_of_torch(nodes: int, deadline: float = _DEADLINE) -> Round:
         deadline: Seconds that the round may take.
 
     Returns:
-        What it took; not what the server was asked.
+        What it took; not what it cost the server.
 
     Raises:
         BenchmarkError: No round was formed in time.
@@ -287,16 +213,6 @@ def form_round_of_torch(nodes: int, deadline: float = _DEADLINE) -> Round:
         port = one.wait_lines(1, starting="listening")[0][1]
         with _program("torch_crowd", port, str(nodes), str(second)) as other:
             return Round(nodes, _run([one, other], deadline))
-
-
-def ask_of_torch(nodes: int) -> Round:
-    """Let torch's handlers meet at our server, which counts what they ask of it; see `form_round_of_torch`."""
-    with _program("server") as server:
-        port = server.wait_lines(1, starting="listening")[0][1]
-        with _programs([("torch_crowd", port, str(nodes), str(share)) for share in _share(nodes, 2)]) as programs:
-            seconds = _run(programs)
-            asked = _traffic(server, 1)
-    return Round(nodes, seconds, asked["operations"], asked["bytes"])
 
 
 def _try_torch(nodes: int) -> str:
@@ -324,23 +240,8 @@ def _traffic(program: Job, answers: int) -> dict[str, Any]:
     return found
 
 
-def _etcd_traffic(etcd: Etcd) -> tuple[float, float]:
-    client = etcd.client()
-    try:
-        figures = client.ask("GET", "/metrics", b"", {}).body
-    finally:
-        client.close()
-    return sum(map(float, _ETCD_ASKED.findall(figures))), sum(map(float, _ETCD_BYTES.findall(figures)))
-
-
 def _share(nodes: int, parts: int) -> list[int]:
     return [nodes // parts + (part < nodes % parts) for part in range(parts)]
-
-
-@contextmanager
-def _programs(commands: Sequence[Sequence[str]]) -> Iterator[list[Job]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(_program(*command)) for command in commands]
 
 
 @contextmanager

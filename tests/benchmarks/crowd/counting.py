@@ -1,4 +1,4 @@
-"""What the programs of a crowd count and say: what a server is asked, and who has come how far."""
+"""What the programs of a crowd count and say: what a coordinator is told, and who has come how far."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from elastic_run.store.tcpstore import connection, server
-from elastic_run.store.tcpstore.wire import Decoder
+from elastic_run.rendezvous.coordination.link import Link
 
 if TYPE_CHECKING:
     from typing import Any
@@ -42,57 +41,41 @@ class Tally:
 
 
 class Traffic:
-    """What has come and gone.
+    """What has come to this process's connections between agents, and gone from there.
 
     Attributes:
-        operations: Messages, by operation.
-        received: Bytes.
-        sent: Bytes.
-        connections: So many were opened.
+        frames: Frames, both ways.
+        size: Bytes, both ways.
     """
 
     def __init__(self) -> None:
-        self.operations: Counter[int] = Counter()
-        self.received = 0
-        self.sent = 0
-        self.connections = 0
+        self.frames = 0
+        self.size = 0
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON's types."""
-        return {
-            "operations": self.operations.total(),
-            "bytes": self.received + self.sent,
-            "connections": self.connections,
-            "by_operation": dict(sorted(self.operations.items())),
-        }
+        return {"operations": self.frames, "bytes": self.size}
 
 
 def count_traffic() -> Traffic:
-    """Count what all servers of this process are asked from now on."""
+    """Count what all connections between agents of this process carry from now on."""
     traffic = Traffic()
+    take, take_frame, write = Link._take, Link._take_frame, Link._write
 
-    class CountingDecoder(Decoder):
-        def __init__(self) -> None:
-            traffic.connections += 1
-            super().__init__()
+    def count_bytes(self: Link, data: bytes) -> None:
+        traffic.size += len(data)
+        take(self, data)
 
-        def feed(self, data: bytes) -> None:
-            traffic.received += len(data)
-            super().feed(data)
+    def count_frame(self: Link, kind: bytes, content: dict[str, Any]) -> None:
+        traffic.frames += 1
+        take_frame(self, kind, content)
 
-        def next_operation(self) -> int:
-            operation = super().next_operation()
-            if operation >= 0:
-                traffic.operations[operation] += 1
-            return operation
-
-    class CountingConnection(connection.Connection):
-        def _send(self) -> int:
-            sent = super()._send()
-            traffic.sent += sent
-            return sent
+    def count_sent(self: Link, data: bytes) -> None:
+        traffic.frames += 1
+        traffic.size += len(data)
+        write(self, data)
 
     # In a process of our own.
-    vars(connection)["Decoder"] = CountingDecoder
-    vars(server)["Connection"] = CountingConnection
+    for name, function in (("_take", count_bytes), ("_take_frame", count_frame), ("_write", count_sent)):
+        setattr(Link, name, function)
     return traffic

@@ -1,8 +1,8 @@
 """A part of a large job's nodes in one process.
 
-``python -m tests.benchmarks.crowd.crowd KIND BACKEND ENDPOINT RUN_ID NODES FIRST COUNT``, where KIND is ``light`` (see
+``python -m tests.benchmarks.crowd.crowd KIND ENDPOINT RUN_ID NODES FIRST COUNT``, where KIND is ``light`` (see
 `light_node`) or ``real`` (sessions with all their threads). It says ``ready``, begins when it is sent a line, says
-``joined NANOSECONDS CPU_SECONDS`` when the store has the joins of all (light nodes, or a real one alone), and
+``joined NANOSECONDS CPU_SECONDS`` when the coordinator has read of all (light nodes), and
 ``formed`` likewise when all are in a round. It ends with its input.
 """
 
@@ -15,18 +15,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from elastic_run.core.node.messages import Formed, Refused
-from elastic_run.rendezvous.elastic import handler
-
+from elastic_run.core.job.node_events import Formed, Refused
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.loop import Loop
-from elastic_run.rendezvous.backend_table import make_backend, read_settings
+from elastic_run.rendezvous.backend_table import make_place, read_settings
+from elastic_run.rendezvous.coordination.handler import open_session
 from elastic_run.rendezvous.session import Lost
 from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
-from tests.benchmarks.crowd.host import wait_joined
-from tests.benchmarks.crowd.light_c10d import LightC10dNode
-from tests.benchmarks.crowd.light_etcd import LightEtcdNode
+from tests.benchmarks.crowd.light_node import LightNode
 from tests.support.configs import plain_config, plain_setup
 
 if TYPE_CHECKING:
@@ -39,18 +36,17 @@ _STACK = 256 * 1024
 _SWITCH = 0.5
 
 
-def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, count: int) -> None:
+def run_light(endpoint: str, run_id: str, nodes: int, first: int, count: int) -> None:
     """Drive light nodes until the input ends."""
     host, port = endpoint.split(":")
     tally = Tally(count)
-    make_node = LightEtcdNode if backend == "etcd-v3" else LightC10dNode
     config = plain_config(nodes, nodes)
     loop = Loop()
     gc.disable()  # it looks at all nodes again and again; a node that is alone has next to nothing to look at
     say("ready")
     sys.stdin.readline()
     alive = [
-        make_node(
+        LightNode(
             loop,
             (host, int(port)),
             run_id,
@@ -65,18 +61,18 @@ def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, 
     loop.run_until(lambda: not alive)
 
 
-def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -> None:
+def run_real(endpoint: str, run_id: str, nodes: int, count: int) -> None:
     """Open real sessions until the input ends."""
     threading.stack_size(_STACK)
     sys.setswitchinterval(_SWITCH)
     tally = Tally(count)
     token = os.environ.get("CROWD_TOKEN", "").encode() or None
-    settings = read_settings(backend, {"join_timeout": "600", **({"is_host": "0"} if backend == "c10d" else {})})
+    settings = read_settings("c10d", {"join_timeout": "600", "is_host": "0"})
     listener = open_public_listener(0)
     store_address = StoreAddress("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
     sessions = [
-        handler.open_session(
-            make_backend(backend, endpoint, run_id, settings, secret=token),
+        open_session(
+            make_place("c10d", endpoint, run_id, settings, secret=token),
             settings,
             plain_setup(_WORKERS, min_nodes=nodes, max_nodes=nodes),
             local_addr="127.0.0.1",
@@ -94,22 +90,19 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
     sys.stdin.readline()
     for session in sessions:
         session.start(lambda _: store_address, deliver)
-    if count == 1:
-        wait_joined(sessions[0])
-        tally.note("joined")
     select.select([0], [], [])
     os._exit(0)
 
 
 def main() -> None:
     """Do what the file says."""
-    kind, backend, endpoint, run_id = sys.argv[1:5]
-    nodes, first, count = map(int, sys.argv[5:8])
+    kind, endpoint, run_id = sys.argv[1:4]
+    nodes, first, count = map(int, sys.argv[4:7])
     raise_descriptor_limit()
     if kind == "light":
-        run_light(backend, endpoint, run_id, nodes, first, count)
+        run_light(endpoint, run_id, nodes, first, count)
     else:
-        run_real(backend, endpoint, run_id, nodes, count)
+        run_real(endpoint, run_id, nodes, count)
 
 
 if __name__ == "__main__":

@@ -1,57 +1,51 @@
-"""A node of a crowd: the real member and the real messages, without the threads.
+"""A node of a crowd: the real member and the real connection, without a thread and a process of its own.
 
-It says on the wire what a session's sender and log reader say, in their order: one connection reads the store's id and
-the head, appends the first facts, then waits for the next slot and reads assignments; heartbeats and later facts call
-the wait off, or go over another connection where the store has no such waits; and at last there is a look whether
-rank 0's store listens. What it decides is
-`core.node.machine`'s; how its store is asked is said in `light_c10d` and `light_etcd`. A test holds the operations and
-bytes that a server sees against those of real sessions. It never gives up, and asks again only where it is told that
-the store can't answer now: a crowd that fares badly shows as time.
+It says on the wire what a node's thread says: the opening, its state, an acknowledgement of each order, and its state
+again where an order has changed it; at last there is a look whether rank 0's store listens. What it decides is
+`core.job.membership`'s. A test holds the frames and bytes that a coordinator sees against those of real sessions.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING
 
-from elastic_run.core.node import machine as core
-from elastic_run.core.node import messages as node_messages
-from elastic_run.core.protocol import job_keys, messages
-from elastic_run.rendezvous.elastic.store_connection import STORE_ID
-from elastic_run.store.backoff import draw_fraction
-from elastic_run.store.job_path import job_path
-from tests.benchmarks.crowd.exchange import Exchange
+from elastic_run import __version__
+from elastic_run.core.job import membership
+from elastic_run.core.job.documents import Order
+from elastic_run.core.job.node_events import Formed
+from elastic_run.core.protocol.codec import from_document, to_document
+from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.rendezvous.coordination.frames import MESSAGE, PREAMBLE, encode_frame
+from elastic_run.rendezvous.coordination.link import Link
+from elastic_run.rendezvous.coordination.opening import Credentials, Hello, make_nonce
+from elastic_run.rendezvous.coordination.token_proof import NODE
+from tests.benchmarks.crowd.counting import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from typing import TypeAlias, TypeVar
+    from collections.abc import Callable
+    from typing import Any
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.node.state import Member
     from elastic_run.loop import Loop
-    from tests.benchmarks.crowd.exchange import Answers, Question, Script
 
-    _T = TypeVar("_T")
-    Asking: TypeAlias = Generator[Question | float | None, Answers, _T]
+_TOKEN = os.environ.get("CROWD_TOKEN", "").encode()
+_CREDENTIALS = Credentials(_TOKEN) if _TOKEN else None
 
 
-class LightNode(ABC):
+class LightNode:
     """One node.
 
     Args:
         loop: What drives it.
-        address: The job's store.
+        address: The coordinator's.
         run_id: The job.
         number: Which of the crowd it is.
         config: The job's configuration.
-        on_joined: Called when the store has confirmed that it is there.
+        on_joined: Called when the coordinator has read that it is there.
         on_formed: Called when it is in a round and has seen that rank 0's store listens.
-
-    Attributes:
-        member: What it knows.
     """
 
     def __init__(
@@ -66,143 +60,69 @@ class LightNode(ABC):
         on_formed: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._address = address
-        self._path = job_path(run_id)
-        self._node = f"node{number}_{os.getpid()}_{number:08x}"
-        self._node_info = messages.NodeInfo(f"node{number}", os.getpid(), 8, version="0.1.0")
-        self._config = config
-        self._on_joined = on_joined
+        self._lease = config.lease
+        self._on_joined: Callable[[], None] | None = on_joined
         self._on_formed = on_formed
-        self._errands: deque[node_messages.Command] = deque()
-        self.member: Member
-        self._log_reader = Exchange(loop, address, self._join())
-        self._sender: Exchange
-
-    # --- the member --------------------------------------------------------------------------------------------------
-    def _begin(self, head: bytes | None) -> None:
+        node = f"node{number}_{os.getpid()}_{number:08x}"
+        nonce = make_nonce() if _CREDENTIALS else ""
+        self._hello = Hello(run_id, node, f"node{number}", __version__, nonce=nonce)
         # Nobody will ask for this port: rank 0 is the first to have come, a real session.
-        store_address = messages.StoreAddress(self._address[0], 1)
-        self._take(
-            core.begin(
-                self._node,
-                node_info=self._node_info,
-                config=self._config,
-                store_address=store_address,
-                now=time.monotonic(),
-            )
+        node_info = NodeInfo(f"node{number}", os.getpid(), 8, version=__version__)
+        self._member = membership.Member(node, node_info, config, StoreAddress(address[0], 1))
+        self._said: dict[str, Any] = {}
+        self._link: Link
+        _connect(loop, address, self._open)
+
+    def _open(self, connected: socket.socket) -> None:
+        hello = {key: getattr(self._hello, key) for key in Hello.__slots__}
+        connected.sendall(PREAMBLE + encode_frame(MESSAGE, hello))
+        self._link = Link(
+            *(self._loop, connected),
+            lease=self._lease,
+            on_document=self._obey,
+            on_message=self._join,
+            on_end=lambda how, detail: say(f"lost {self._hello.node}: {how} {detail}"),
         )
-        self._errands.clear()  # it asks for what is known
-        self.feed(node_messages.HeadRead(head))
+        self._link.on_delivered = self._note_joined
 
-    def feed(self, event: node_messages.Event) -> None:
-        """Decide what follows an event, and note what is to be done."""
-        self._take(core.decide(self.member, event, time.monotonic()))
+    def _join(self, answer: dict[str, Any]) -> None:
+        if _CREDENTIALS is not None:
+            proof = _CREDENTIALS.prove(NODE, self._hello.nonce, answer["nonce"])
+            self._link.send({"kind": "proof", "proof": proof})
+        self._say()
 
-    def _take(self, decision: core.Decision) -> None:
-        self.member, commands = decision
+    def _note_joined(self) -> None:
+        if self._on_joined is not None:
+            self._on_joined()
+            self._on_joined = None
+
+    def _obey(self, document: dict[str, Any]) -> None:
+        order = membership.OrderRead(from_document(Order, document))
+        self._member, commands = membership.decide(self._member, order, time.monotonic())
         for command in commands:
-            if isinstance(command, node_messages.ReadHead | node_messages.CreateEntry | node_messages.FetchAssignment):
-                self._errands.append(command)
-            elif isinstance(command, node_messages.Formed):
+            if isinstance(command, Formed):
                 master = command.assignment.master
-                Exchange(self._loop, (master.host, master.port), None, self._on_formed)
+                _connect(self._loop, (master.host, master.port), self._note_way)
+        self._say()
 
-    # --- what it says ------------------------------------------------------------------------------------------------
-    def _join(self) -> Script:
-        yield from self._open()
-        # The first node was here: the store has an id. Nothing is trimmed within one round.
-        _, head, _ = yield from self._get([STORE_ID, job_keys.HEAD, job_keys.LOG_START])
-        self._begin(head)
-        yield from self._say_facts()
-        self._on_joined()
-        wait = (self._config.first_leases - 1) * self._config.lease
-        self._loop.call_later(wait + self._config.keep_alive_interval * (1 + draw_fraction()), self._begin_heartbeats)
-        yield from self._follow()
+    def _note_way(self, connected: socket.socket) -> None:
+        connected.close()
+        self._on_formed()
 
-    def _begin_heartbeats(self) -> None:
-        """Write the first heartbeat over a connection of its own."""
-        self._sender = Exchange(self._loop, self._address, self._send())
+    def _say(self) -> None:
+        state = to_document(membership.make_state(self._member, time.monotonic(), is_first=not self._said))
+        if state != self._said:
+            self._said = state
+            self._link.offer(state)
 
-    def _send(self) -> Script:
-        yield from self._open()
-        yield from self._get([STORE_ID])
-        while True:
-            yield from self._send_due()
-            self._loop.call_later(self._config.keep_alive_interval, self._sender.wake)
-            yield None
 
-    def _send_due(self) -> Asking[None]:
-        yield from self._heartbeat()
-        self.feed(node_messages.HeartbeatWritten())
-        watched = self.member.watched
-        if watched:
-            heartbeat = yield from self._read_heartbeat(watched)
-            self.feed(node_messages.CoordinatorHeartbeatRead(watched, heartbeat))
-        yield from self._run_errands()
-        yield from self._say_facts()
+def _connect(loop: Loop, address: tuple[str, int], on_connected: Callable[[socket.socket], None]) -> None:
+    connecting = socket.socket()
+    connecting.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    connecting.connect_ex(address)
 
-    def _follow(self) -> Asking[None]:
-        yield from self._begin_following()
-        while True:
-            yield from self._run_errands()
-            yield from self._say_facts()  # its Join comes after the first claim where there is no head yet
-            slot = self.member.log.next_slot
-            if slot is None:
-                yield None
-                continue
-            value = yield from self._wait(job_keys.decision_key(slot))
-            self.feed(node_messages.EntryRead(slot, value))
+    def go_on() -> None:
+        loop.remove_writer(connecting.fileno())
+        on_connected(connecting)
 
-    def _run_errands(self) -> Asking[None]:
-        while self._errands:
-            errand = self._errands.popleft()
-            if isinstance(errand, node_messages.CreateEntry):
-                value = yield from self._create(job_keys.decision_key(errand.slot), messages.to_json(errand.claim))
-                self.feed(node_messages.EntryRead(errand.slot, value))
-            elif isinstance(errand, node_messages.FetchAssignment):
-                key = job_keys.assignment_key(errand.slot, errand.term, self._node)
-                (document,) = yield from self._get([key])
-                self.feed(node_messages.AssignmentRead(errand.slot, errand.term, document))
-            else:
-                head, _ = yield from self._get([job_keys.HEAD, job_keys.LOG_START])
-                self.feed(node_messages.HeadRead(head))
-                self._log_reader.wake()
-
-    def _say_facts(self) -> Asking[None]:
-        while self.member.facts.outstanding:
-            fact = self.member.facts.outstanding[0]
-            yield from self._append(messages.to_json(fact))
-            self.feed(node_messages.Appended(fact.sequence))
-
-    # --- its store ---------------------------------------------------------------------------------------------------
-    def _open(self) -> Asking[None]:
-        """Greet the server over a new connection."""
-        yield from ()
-
-    @abstractmethod
-    def _get(self, keys: Sequence[str]) -> Asking[list[bytes | None]]:
-        """Read keys."""
-
-    @abstractmethod
-    def _create(self, key: str, value: bytes) -> Asking[bytes]:
-        """Make a key unless it is there; returns what is there."""
-
-    @abstractmethod
-    def _append(self, value: bytes) -> Asking[None]:
-        """Append a fact."""
-
-    @abstractmethod
-    def _heartbeat(self) -> Asking[None]:
-        """Show that it lives."""
-
-    @abstractmethod
-    def _read_heartbeat(self, node: str) -> Asking[int | None]:
-        """Read another node's heartbeat."""
-
-    def _begin_following(self) -> Asking[None]:
-        """Get ready to wait for slots."""
-        yield from ()
-
-    @abstractmethod
-    def _wait(self, key: str) -> Asking[bytes]:
-        """Wait for a slot."""
+    loop.add_writer(connecting.fileno(), go_on)
