@@ -33,7 +33,7 @@ demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lo
 test: setup-test ## the tests that need git, make and Python only, and don't take long; 7 minutes on two processors
 	$(TESTING) -n 5 -m "not long and not system" $(PYTEST)
 
-test-long: setup ## the tests that take long: most simulated jobs, type checkers, times beside torchrun's
+test-long: setup ## the tests that take long: type checkers, many kills in a row, times beside torchrun's
 	$(TESTING) -n 3 -m "long and not system" $(PYTEST)
 
 test-system: setup ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs

@@ -49,7 +49,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (
         EXIT_STORE_LOST,
         "store_lost",
-        "The store of a job of several nodes was out of reach for too long, or its host is gone.",
+        "The coordinator of a job of several nodes was lost, or it or etcd was out of reach for too long.",
     ),
     (
         EXIT_REFUSED,

@@ -1,4 +1,4 @@
-"""Questions to all nodes of a job: this node's answer, and the answers of all, through the job's store."""
+"""Questions to all nodes of a job: this node's answer, and the answers of all, through the coordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answer_drain", "answer_job_stacks", "answer_nodes", "answer_question"]
 
-#: Seconds that other nodes get to answer: they look for questions some times a second, and measure for a moment.
+#: Seconds that other nodes get to answer: they measure for a moment.
 _WAIT_LIMIT = {STATUS: 2.0, STACKS: WAIT_LIMIT + 2.0, DRAIN: 2.0, HANG: 2.0}
 #: Characters of a node's name.
 _LONGEST_NAME = 200

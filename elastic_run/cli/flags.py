@@ -217,7 +217,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="NAME",
         default="static",
-        default_text="static; or c10d, with the store on the first node, for a job of several nodes to which none of "
+        default_text="static; or c10d, coordinated by the first node, for a job of several nodes to which none of "
         "--rdzv-endpoint, --master-addr, --master-port and --node-rank is given",
         text=f"Rendezvous backend: {', '.join(_NAMES_OF_BACKENDS)}, or the name of an installed plug-in "
         "(entry-point group torchrun.handlers). etcd and etcd-v2 need pip install 'elastic-run[etcd]'.",
@@ -227,7 +227,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="HOST[:PORT],...",
         default="",
-        text="Address of the backend's store. c10d: the node at the first endpoint serves the store; if this node is "
+        text="Address where the nodes meet. c10d: the node at the first endpoint coordinates the job; if this node is "
         "lost, the node at the next endpoint takes over. etcd: the members of the etcd cluster.",
     ),
     Flag(
@@ -235,7 +235,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="ID",
         default=contract.NO_RUN_ID,
-        text="Id of the job, the same on all its nodes. Jobs that use the same store at the same time need different "
+        text="Id of the job, the same on all its nodes. Jobs that use the same etcd at the same time need different "
         "ids.",
     ),
     Flag(

@@ -114,6 +114,24 @@ def test_the_host_of_the_only_store_stays(launch: Launch, worker: Worker, flag: 
     assert "it serves the job's only store" in other.stderr
 
 
+def test_a_coordinator_with_a_lease_is_excluded_as_any_node(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Another node takes the lease, and the job goes on without the excluded one."""
+    path = worker(
+        """
+        if os.environ["WORLD_SIZE"] == "2":
+            sys.exit(77) if os.environ["LEMON"] == "1" else signal.pause()
+        say("alone")
+        """
+    )
+    conf = "--rdzv-conf=store_type=file,last_call_timeout=600"
+    words = ("--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path}/", conf, "--nnodes=1:2", "--exclude-exit-codes=77")
+    first = launch(*words, path, env={"LEMON": "1"})
+    wait_until(lambda: any(tmp_path.rglob("last_round")), what="the coordinator's address")
+    other = launch(*words, path, env={"LEMON": "0"})
+    assert [first.wait_exit(), other.wait_exit()] == [contract.EXIT_EXCLUDED, 0]
+    assert other.stdout == "alone\n"
+
+
 def list_left_out(pid: int) -> list[dict[str, Any]]:
     """Return what `elastic-run status` says of the nodes that a job goes on without; [] until it answers."""
     with run("status", "--json", str(pid)) as command:

@@ -120,7 +120,7 @@ def test_nothing_large_is_imported_before_the_workers_of_several_nodes_run(
 ) -> None:
     """A job of several nodes has imported neither torch nor `dataclasses` when its last worker is started."""
     imported = imported_before_the_last_worker(SEVERAL_NODES, launch, tmp_path)
-    assert "elastic_run.core.node.machine" in imported, "this was no job of several nodes"
+    assert "elastic_run.core.job.membership" in imported, "this was no job of several nodes"
     assert not (NEVER | TOO_SLOW_FOR_NODES) & imported
 
 

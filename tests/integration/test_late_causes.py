@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.protocol.job_keys import FACTS
-from tests.support.local_rendezvous import open_job_store, place
+from tests.support.local_rendezvous import place
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, stretched
 
@@ -91,15 +90,10 @@ def test_the_cause_is_awaited_on_all_nodes(launch: Launch, worker: Worker) -> No
     gate = make_gate(path)
     port = free_port()
     agents = [launch(*place(port), "--nnodes=2", f"--node-rank={rank}", path, gate) for rank in range(2)]
-    with open_job_store(port) as store:
-        agents[1].wait_line("cleans up")
-        entries, position = store.read(FACTS, 0, DEADLINE)
-        while not any(b'"ready"' in entry for entry in entries):
-            assert entries, "nobody was ready"
-            entries, position = store.read(FACTS, position, DEADLINE)
-        agents[0].wait_line(AWAITED)
-        open_gate(gate)
-        assert [agent.wait_exit() for agent in agents] == [1, 1]
+    agents[1].wait_line("cleans up")
+    agents[0].wait_line(AWAITED)
+    open_gate(gate)
+    assert [agent.wait_exit() for agent in agents] == [1, 1]
     assert all(map(is_cause, agents)), [agent.stderr for agent in agents]
 
 

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.protocol.job_keys import FACTS
 from tests.support.etcd import Etcd
 from tests.support.hosts import virtual_hosts
 from tests.support.launch import ELASTIC_RUN
-from tests.support.local_rendezvous import CONF, RUN_ID, open_job_store, wait_coordinated
+from tests.support.local_rendezvous import CONF, RUN_ID, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.shortened import TELLS_SOON
 from tests.support.system import mark_system
-from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,40 +154,6 @@ def test_another_script_with_static_ranks_is_refused(launch: Launch, worker: Wor
     assert wrong.wait_exit() == 208
     right = launch(*flags, "--node-rank=1", path)
     assert [first.wait_exit(), right.wait_exit()] == [0, 0]
-
-
-#: Runs the launcher, which serves the store at once, but joins the job only when somebody writes to a pipe.
-LATE_HOST = """
-import os
-from elastic_run.rendezvous.elastic import sender
-run = sender.Sender.run
-def wait_and_run(self):
-    open(os.environ["GATE"]).close()
-    run(self)
-sender.Sender.run = wait_and_run
-from elastic_run import __main__
-__main__.main()
-"""
-
-
-def test_a_refused_host_says_that_the_job_ends_with_it(
-    launch: Launch, worker: Worker, gate: Path, tmp_path: Path
-) -> None:
-    """Where the node that serves the store is refused, it and the others are told that the job ends, and why."""
-    other = tmp_path / "other.py"
-    other.touch()
-    port = free_port()
-    flags = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", f"--rdzv-id={RUN_ID}")
-    host = launch(*flags, "--node-rank=0", other, program=(sys.executable, "-c", LATE_HOST), env={"GATE": str(gate)})
-    node = launch(*flags, "--node-rank=1", worker("pass"))
-    wait_coordinated(port)
-    with open_job_store(port) as store:
-        entries, _ = store.read(FACTS, 0, DEADLINE)
-        assert entries
-    with gate.open("w"):
-        assert [host.wait_exit(), node.wait_exit()] == [208, 207]
-    assert "this node serves the job's store: the job of the other nodes ends with it" in " ".join(host.stderr.split())
-    assert "was not taken into the job, and the job ends with it" in " ".join(node.stderr.split())
 
 
 def test_a_master_elsewhere_than_the_given_rank_0(launch: Launch, worker: Worker) -> None:

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.protocol.job_keys import FACTS
-from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from tests.support.etcd import Etcd
-from tests.support.local_rendezvous import open_job_store, place, wait_coordinated
+from tests.support.launch import launch as start
+from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
-from tests.support.wait import DEADLINE, stretched, wait_until
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from elastic_run.store.jobstore.c10d import C10dJobStore
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]
@@ -123,12 +121,11 @@ def test_all_nodes_report_what_was_tried_before(launch: Launch, tmp_path: Path) 
         assert re.match(r" {9}attempts 1-2 failed after .*: rank 1 fail.* 5$", lines[first + 1])
 
 
-def wait_fact(store: C10dJobStore, text: bytes) -> None:
-    """Wait until a node has said something."""
-    entries, position = store.read(FACTS, 0, DEADLINE)
-    while not any(text in entry for entry in entries):
-        assert entries, f"nobody said {text!r}"
-        entries, position = store.read(FACTS, position, DEADLINE)
+def wait_told(agent: Launched) -> None:
+    """Wait until an agent's workers have ended, and the coordinator has read so: it passes the question on to all."""
+    wait_until(lambda: len(children_of(agent.pid)) == 1, what="only a guardian left")
+    with start("status", str(agent.pid)) as command:
+        assert command.wait_exit() == 0
 
 
 def test_a_node_that_is_done_stays_for_the_others(launch: Launch, worker: Worker) -> None:
@@ -143,8 +140,8 @@ def test_a_node_that_is_done_stays_for_the_others(launch: Launch, worker: Worker
     port = free_port()
     words = ("--nnodes=2", "--max-restarts=1", "--exit-barrier-timeout=0", path, str(gate))
     agents = [launch(*place(port), f"--node-rank={rank}", *words) for rank in range(2)]
-    with open_job_store(port) as store, gate.open("w"):
-        wait_fact(store, b'"ready"')
+    with gate.open("w"):
+        wait_told(agents[0])
     for rank, agent in enumerate(agents):
         agent.wait_line(f"rank {rank} again")
         assert agent.wait_exit() == 0
@@ -158,14 +155,14 @@ def test_a_host_without_an_exit_barrier_lets_the_others_read_the_end(launch: Lau
     port = free_port()
     words = ("--nnodes=2", "--exit-barrier-timeout=0", path, str(gate), *map(str, done))
     host = launch(*place(port), "--node-rank=0", *words)
-    with open_job_store(port) as store:
-        other = launch(*place(port), "--node-rank=1", *words)
-        with gate.open("w"):
-            wait_until(lambda: done[1].exists() and len(children_of(other.pid)) == 1, what="only a guardian left there")
-            wait_fact(store, b'"ready"')
-            other.send(signal.SIGSTOP)
-        assert len(store.read(EXIT_BARRIER, 0, DEADLINE)[0]) == 1
-        other.send(signal.SIGCONT)
+    wait_coordinated(port)
+    other = launch(*place(port), "--node-rank=1", *words)
+    with gate.open("w"):
+        wait_until(done[1].exists)
+        wait_told(other)
+        other.send(signal.SIGSTOP)
+    host.wait_line("the job is over; waiting up to")
+    other.send(signal.SIGCONT)
     assert other.wait_exit() == 0, other.stderr
     assert host.wait_exit() == 0
 
@@ -183,13 +180,12 @@ def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker,
     conf = "last_call_timeout=3,keep_alive_interval=60"
     words = ("--nnodes=2", path, str(gate), str(code), str(done))
     host = launch(*place(port, conf), "--node-rank=0", *words)
-    with open_job_store(port) as store:
-        other = launch(*place(port, conf), "--node-rank=1", *words)
-        with gate.open("w"):
-            wait_until(lambda: done.exists() and len(children_of(other.pid)) == 1, what="only a guardian left there")
-            wait_fact(store, b'"ready"')
-            other.send(signal.SIGSTOP)
-        assert len(store.read(EXIT_BARRIER, 0, DEADLINE)[0]) == 1
+    wait_coordinated(port)
+    other = launch(*place(port, conf), "--node-rank=1", *words)
+    with gate.open("w"):
+        wait_until(done.exists)
+        wait_told(other)
+        other.send(signal.SIGSTOP)
     host.wait_line(r"the job is over; waiting up to \d+ s for nodes that do not know it yet: \S+$")
     host.send(signal.SIGTERM)
     begun = time.monotonic()
@@ -203,18 +199,19 @@ def test_the_exit_barrier_has_the_length_that_was_given(
     launch: Launch, worker: Worker, flags: tuple[str, ...], seconds: int
 ) -> None:
     """TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT is the length of the exit barrier, and --exit-barrier-timeout goes first."""
-    path = worker("if rank == 0:\n    open(sys.argv[1]).read()\n")
-    gate = path.with_name("gate")
+    path = worker("if rank == 0:\n    open(sys.argv[1]).read()\nopen(sys.argv[2], 'w').close()\n")
+    gate, done = path.with_name("gate"), path.with_name("done")
     os.mkfifo(gate)
     port = free_port()
     env = {"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT": "90"}
-    words = (*place(port, "keep_alive_interval=60"), "--nnodes=2", *flags, path, str(gate))
+    words = (*place(port, "keep_alive_interval=60"), "--nnodes=2", *flags, path, str(gate), str(done))
     host = launch("--node-rank=0", *words, env=env)
-    with open_job_store(port) as store:
-        other = launch("--node-rank=1", *words, env=env)
-        with gate.open("w"):
-            wait_fact(store, b'"ready"')
-            other.send(signal.SIGSTOP)
+    wait_coordinated(port)
+    other = launch("--node-rank=1", *words, env=env)
+    with gate.open("w"):
+        wait_until(done.exists)
+        wait_told(other)
+        other.send(signal.SIGSTOP)
     told = int(host.wait_line(r"the job is over; waiting up to (\d+) s for nodes that do not know it yet: ")[1])
     assert seconds - 10 < told <= seconds
     host.send(signal.SIGTERM)

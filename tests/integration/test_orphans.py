@@ -127,16 +127,18 @@ def test_no_guardian_is_left_at_the_end(
     _wait_all_gone(guardians)
 
 
-#: A launcher whose guardian is stopped as soon as it stands, and whose pipe to it takes a page.
+#: A launcher whose guardian is stopped as soon as it stands, and whose pipe to it takes little.
 _STOPPED = """
-import fcntl, os, runpy, signal, sys
+import os, runpy, signal, socket, sys
 from elastic_run.multiprocessing.process import guardian
 guardian._MOST_WAITING = 300
 start = guardian.Guardian.start
 def start_stopped(self):
     pid = start(self)
     os.kill(pid, signal.SIGSTOP)
-    fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 4096)
+    pipe = socket.socket(fileno=os.dup(self._pipe))
+    pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    pipe.close()
     return pid
 guardian.Guardian.start = start_stopped
 sys.argv = ["elastic_run", *sys.argv[1:]]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from elastic_run.rendezvous.elastic.other_jobs import describe_place, exchange_ids
-from elastic_run.store.jobstore.memory import MemoryJobStore
+from elastic_run.rendezvous.coordination.places import Place
 from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port
 from tests.support.shortened import TELLS_SOON, shortened
@@ -31,7 +30,6 @@ REFUSED = 208
 _SOON = 25
 #: Seconds in which a launcher ends that contradicts the job to which it came.
 _AT_ONCE = 1.0
-_TOLD_OFTEN = {"elastic_run.report.wait_texts.FIRST": 0.2, "elastic_run.report.wait_texts.INTERVAL": 0.3}
 _C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{port} --rdzv-id=a"
 _STATIC = "--nnodes=2 --master-addr=localhost --master-port={port}"
 
@@ -61,22 +59,25 @@ PAIRS = [
         "other-ids",
         _C10D,
         _C10D.replace("id=a", "id=b"),
-        "came to this store with --rdzv-id=b, and this job has --rdzv-id=a",
-        "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b",
+        "came with --rdzv-id=b, and this job has a",
+        "the job here has --rdzv-id=a, and this node came with --rdzv-id=b",
+        is_refused=True,
     ),
     Pair(
         "other-ids-static",
         f"{_STATIC} --node-rank=0 --rdzv-id=a",
         f"{_STATIC} --node-rank=1 --rdzv-id=b",
-        "came to this store with --rdzv-id=b, and this job has --rdzv-id=a",
-        "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b",
+        "came with --rdzv-id=b, and this job has a",
+        "the job here has --rdzv-id=a, and this node came with --rdzv-id=b",
+        is_refused=True,
     ),
     Pair(
         "other-backends",
         _C10D,
         f"{_STATIC} --node-rank=1",
-        "came to this store with --rdzv-id=none, and this job has --rdzv-id=a",
-        "serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=none",
+        "came with --rdzv-id=none, and this job has a",
+        "the job here has --rdzv-id=a, and this node came with --rdzv-id=none",
+        is_refused=True,
     ),
     Pair(
         "other-ports",
@@ -156,26 +157,17 @@ def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Callable[[s
         assert first.stdout == second.stdout == "", pair.name
 
 
-def test_a_node_with_a_wrong_id_that_comes_late_hears_the_id_of_the_job_that_runs(
-    launch: Launch, worker: Callable[[str], Path]
-) -> None:
-    """No node of that job waits any more, so none of them has left its id as a waiting node."""
-    port = free_port()
-    flags = f"{_C10D} --rdzv-conf=keep_alive_interval=1".format(port=port)
-    path, often = worker("say('runs')\nsignal.pause()"), shortened(_TOLD_OFTEN)
-    for member in [launch(*flags.split(), path) for _ in range(2)]:
-        member.wait_line("runs")
-    late = launch(*flags.replace("id=a", "id=b").split(), path, program=often)
-    late.wait_line(f"serves the store at localhost:{port} with --rdzv-id=a, and this job has --rdzv-id=b")
-
-
 def test_the_place_is_written_as_other_nodes_have_to_give_it() -> None:
-    """Successors of the endpoint belong to it, and IPv6 addresses have brackets."""
-    endpoints = [("h0", 1), ("::1", 2)]
-    assert describe_place("c10d", endpoints, "a") == "other nodes need --rdzv-endpoint=h0:1,[::1]:2 --rdzv-id=a"
-    static = "other nodes need --master-addr=h0 --master-port=1 --rdzv-id=a"
-    assert describe_place("static", endpoints, "a") == static
-    assert describe_place("c10d", [("localhost", 1)], "a").endswith("no other machine reaches localhost here)")
+    """All endpoints belong to it, and IPv6 addresses have brackets."""
+
+    def describe(kind: str, *endpoints: tuple[str, int]) -> str:
+        place = Place(kind, "a", endpoints, is_host=None)
+        place.own = place.names[0]
+        return place.describe_need()
+
+    assert describe("c10d", ("h0", 1), ("::1", 2)) == "other nodes need --rdzv-endpoint=h0:1,[::1]:2 --rdzv-id=a"
+    assert describe("static", ("h0", 1)) == "other nodes need --master-addr=h0 --master-port=1 --rdzv-id=a"
+    assert describe("c10d", ("localhost", 1)).endswith("no other machine reaches localhost here)")
 
 
 def test_a_node_that_has_printed_the_command_for_others_does_not_repeat_it(
@@ -188,19 +180,6 @@ def test_a_node_that_has_printed_the_command_for_others_does_not_repeat_it(
     assert "other nodes need" not in line
     job.send(signal.SIGTERM)
     assert job.wait_exit() == 143
-
-
-def test_what_another_launcher_wrote_is_shown_plain() -> None:
-    """A hostile id reaches no terminal, is short, and the same id is no other job."""
-    first, second = MemoryJobStore(), MemoryJobStore()
-    assert exchange_ids(first, "a", "one") == ""
-    assert exchange_ids(first, "b", "one") == ""
-    first.write({"last": b"h\nt\x1b[31m\xff\n" + b"w" * 1000})
-    told = exchange_ids(first, "a", "one")
-    assert told.startswith("h came to this store with --rdzv-id=t?[31m")
-    assert "\x1b" not in told
-    assert len(told) < 200
-    assert exchange_ids(second, "a", "one") == ""
 
 
 def test_a_launcher_with_other_settings_is_refused_at_once(launch: Launch, worker: Worker) -> None:
@@ -245,9 +224,9 @@ def test_launchers_of_one_step_with_other_ids_are_refused(launch: Launch, worker
 
 
 def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
-    """Jobs that need only some launchers of their step are no contradiction, also at one place."""
-    path, flags = worker("say('size', os.environ['WORLD_SIZE'])\ntime.sleep(1000)"), _in_step()
-    flags_of = {name: flags.replace("id=a", f"id={name}").split() for name in "ab"}
+    """Jobs that need only some launchers of their step are no contradiction: each has an endpoint of its own."""
+    path = worker("say('size', os.environ['WORLD_SIZE'])\ntime.sleep(1000)")
+    flags_of = {name: _in_step().replace("id=a", f"id={name}").split() for name in "ab"}
     agents = [launch(*flags_of[name], path, env=step_of(4), program=_TASK_TELLS_SOON) for name in "ab"]
     for agent in agents:
         agent.wait_line("waiting: 1/2 nodes")
@@ -257,13 +236,12 @@ def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
 
 
 def test_a_later_job_of_a_step_is_no_contradiction(launch: Launch, worker: Worker) -> None:
-    """Once the nodes have met, their launchers say nothing more of the step: another job may come to the same store."""
-    path, flags = worker("say('runs')\ntime.sleep(1000)"), _in_step()
-    first = launch(*flags.split(), path, env=step_of(2), program=_TASK_TELLS_SOON)
-    first.wait_line("waiting: 1/2 nodes")
-    second = launch(*flags.split(), path, program=_TASK, env=step_of(2))
-    second.wait_line("runs")
-    other = worker("say('later')")
-    later = [launch(*flags.replace("id=a", "id=b").split(), other, program=_TASK, env=step_of(2)) for _ in range(2)]
+    """Once the nodes have met, another job of the same step may meet elsewhere."""
+    path = worker("say('runs')\ntime.sleep(1000)")
+    first = [launch(*flags.split(), path, env=step_of(2), program=_TASK) for flags in [_in_step()] * 2]
+    for agent in first:
+        agent.wait_line("runs")
+    other, flags = worker("say('later')"), _in_step().replace("id=a", "id=b")
+    later = [launch(*flags.split(), other, program=_TASK, env=step_of(2)) for _ in range(2)]
     assert [agent.wait_exit() for agent in later] == [0, 0]
-    assert first.process.poll() is second.process.poll() is None
+    assert first[0].process.poll() is first[1].process.poll() is None

@@ -29,10 +29,10 @@ from elastic_run.core.job.node_events import Ended, Formed
 from elastic_run.core.protocol.codec import to_document
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
-from elastic_run.rendezvous.coordination.frames import DOCUMENT, MESSAGE, PREAMBLE, FrameReader, encode_frame
+from elastic_run.rendezvous.coordination.frames import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
 from elastic_run.rendezvous.coordination.opening import Credentials, Hello, make_nonce
+from elastic_run.rendezvous.coordination.token_proof import NODE
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.token_proof import AGENT
 from tests.support.configs import plain_config
 from tests.support.sessions import free_port, tcp_node
 from tests.support.wait import DEADLINE
@@ -102,7 +102,7 @@ class _Stranger:
                 promise=Promise(1, "x"),
                 started=one,
                 accepted=(Proposal(one, 0, one, ("x",)),),
-                ended=RoundEnd("failed", {"exit_code": 1}),
+                ended=RoundEnd("stopped", {"exit_code": 1}),
             )
         )
 
@@ -116,7 +116,8 @@ class _Stranger:
         return begin(connected)
 
     def _send_noise(self, connected: socket.socket) -> int:
-        connected.sendall(self._random.choice((b"", PREAMBLE)) + self._random.randbytes(self._random.choice((1, 300, 70_000))))
+        noise = self._random.randbytes(self._random.choice((1, 300, 70_000)))
+        connected.sendall(self._random.choice((b"", PREAMBLE)) + noise)
         return 1
 
     def _send_other_protocol(self, connected: socket.socket) -> int:
@@ -147,7 +148,7 @@ class _Stranger:
             if not (data := connected.recv(65536)):
                 return 0
             reader.feed(data)
-        proof = self._credentials.prove(AGENT, nonce, str(found[0][1]["nonce"]))
+        proof = self._credentials.prove(NODE, nonce, str(found[0][1]["nonce"]))
         connected.sendall(_frame(MESSAGE, {"kind": "proof", "proof": proof if self.draw_bool(0.95) else "0"}))
         return 1
 

@@ -30,7 +30,7 @@ class JobQuestion:
     wait_limit: float
 
 
-# An agent waits twice as long for other nodes where the store has no cheap look: etcd, file.
+# Longer than an agent waits for the other nodes.
 JOB_STATUS = JobQuestion("status", "nodes", 6.0)
 JOB_STACKS = JobQuestion("stacks", "job_stacks", 12.0)
 

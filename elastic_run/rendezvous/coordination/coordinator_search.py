@@ -15,6 +15,7 @@ from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
     COORDINATES,
+    FOLLOWS,
     LEASE_STORE,
     REFUSES,
     AcquireLease,
@@ -30,7 +31,7 @@ from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
 from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
-from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, ask
+from elastic_run.rendezvous.coordination.opening import CONTRADICTS, REFUSED, Answer, ask
 from elastic_run.rendezvous.session import Lost, Notice
 from elastic_run.report.wait_texts import Repetition
 from elastic_run.store.backoff import Backoff
@@ -120,6 +121,18 @@ class CoordinatorSearch:
         """The last coordinator that is surely dead, or ""."""
         return "" if self._discovery is None else self._discovery.dead
 
+    @property
+    def followed(self) -> str:
+        """The node that coordinates for this agent, or ""."""
+        found = self._discovery
+        if found is None or found.role not in (COORDINATES, FOLLOWS):
+            return ""
+        return found.node if found.role == COORDINATES else found.coordinator[1]
+
+    def refuse(self, detail: str) -> None:
+        """End this agent, whose job can't come about."""
+        self._owner.deliver(Refused(detail))
+
     def begin(self) -> None:
         """Listen where this agent has to, and look for the coordinator."""
         try:
@@ -170,6 +183,7 @@ class CoordinatorSearch:
             coordinator = self.coordinator = CoordinatorThread(
                 self._identity,
                 on_standing=lambda standing: self._loop.call_soon_threadsafe(lambda: self._note_standing(standing)),
+                on_contradiction=lambda text: self._loop.call_soon_threadsafe(lambda: self.refuse(text)),
                 on_defect=lambda error: self._loop.call_soon_threadsafe(lambda: self._fail(error)),
             )
             coordinator.listen(self._place.take_sockets(), serves_workers=self._place.serves_workers)
@@ -287,7 +301,7 @@ class CoordinatorSearch:
             answer, connected, rest = found
             if connected is not None:
                 self._opened[name] = connected, rest
-            if answer.role != REFUSED:
+            if answer.role not in (REFUSED, CONTRADICTS):
                 self._advance(discovering.Answer(name, answer.role, answer.node, answer.to, answer.standing))
                 return
             error = StoreTokenError(answer.detail)

@@ -50,6 +50,7 @@ class CoordinatorThread:
     Args:
         identity: This agent.
         on_standing: Called with the standing of this agent's coordination when it has changed.
+        on_contradiction: See `Listener`.
         on_defect: Called with what went wrong if the thread ends because of a defect.
     """
 
@@ -58,10 +59,12 @@ class CoordinatorThread:
         identity: Identity,
         *,
         on_standing: Callable[[int], None],
+        on_contradiction: Callable[[str], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
         self._identity = identity
         self._node = identity.node
+        self._on_contradiction = on_contradiction
         self._on_defect = on_defect
         self._loop = Loop()
         self._coordinator = Coordinator(self._loop, identity.node, on_standing)
@@ -89,6 +92,7 @@ class CoordinatorThread:
                 identity=self._identity,
                 describe=self._describe_self,
                 admit=self._welcome,
+                tell_contradiction=self._on_contradiction,
                 hand_on=hand_on,
             )
 

@@ -43,6 +43,8 @@ _RECEIVE = 1 << 16
 #: Bytes that may wait for the other side before messages that nobody needs for certain are left out.
 _HIGH_WATER = 1 << 20
 _PARTING = {"kind": "parting"}
+#: What the kernel says when it breaks a silent connection. On the same network the other machine has no address then.
+_DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 class Link:
@@ -186,8 +188,10 @@ class Link:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            how = SILENT if error.errno == errno.ETIMEDOUT else BROKEN
-            self._end(how, "no answer" if how == SILENT else os.strerror(error.errno or 0).lower())
+            if error.errno in _DARK:
+                self._tell_silence()
+            else:
+                self._end(BROKEN, os.strerror(error.errno or 0).lower())
             return
         if data:
             self._take(data)

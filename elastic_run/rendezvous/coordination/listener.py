@@ -22,6 +22,7 @@ from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.frames import LARGEST_OPENING, NAME, PREAMBLE
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import (
+    CONTRADICTS,
     REFUSED,
     Answer,
     Hello,
@@ -29,6 +30,7 @@ from elastic_run.rendezvous.coordination.opening import (
     read_hello,
     write_answer,
 )
+from elastic_run.rendezvous.coordination.step_check import find_contradiction
 from elastic_run.store.connecting import notice_darkness
 from elastic_run.store.limits import RESERVED_DESCRIPTORS
 
@@ -84,6 +86,7 @@ class Listener:
         identity: This agent.
         describe: Returns what this agent is.
         admit: Called with a node that joins, and its connection.
+        tell_contradiction: Called with what this agent's user has to know of another launcher of its step.
         hand_on: Takes a connection of a worker, where workers share the port; else None.
     """
 
@@ -95,6 +98,7 @@ class Listener:
         identity: Identity,
         describe: Callable[[], Answer],
         admit: Callable[[Hello, Link], None],
+        tell_contradiction: Callable[[str], None],
         hand_on: Callable[[_socket.socket, tuple[str, int]], None] | None = None,
     ) -> None:
         self._loop = loop
@@ -102,6 +106,8 @@ class Listener:
         self._job, self._lease, self._credentials = identity.job, identity.lease, identity.credentials
         self._describe = describe
         self._admit = admit
+        self._tell_contradiction = tell_contradiction
+        self._identity = identity
         self._hand_on = hand_on
         self._visitors: dict[_Visitor, None] = {}
         self._told: set[str] = set()
@@ -258,7 +264,12 @@ class Listener:
 
     def _answer(self, visitor: _Visitor, hello: Hello) -> Answer:
         answer = self._describe()
-        if hello.job != self._job:
+        theirs, ours = find_contradiction(self._identity, answer, hello)
+        if theirs:
+            answer = Answer(CONTRADICTS, detail=theirs)
+            if self._credentials is None:
+                self._tell_contradiction(ours)
+        elif hello.job != self._job:
             detail = f"the job here has --rdzv-id={self._job}, and this node came with --rdzv-id={hello.job}"
             answer = Answer(REFUSED, detail=detail)
             self._tell(
@@ -301,6 +312,7 @@ class Listener:
     def _tell_foreign(self, data: bytes, peer: str) -> None:
         if data.startswith(NAME):
             release = data[len(NAME) :].split(b"\n")[0].decode(errors="replace")
+            release = release if release.isprintable() else "?"
             self._tell("release", f"{peer} speaks protocol {release} of another release of elastic-run")
         else:
             self._tell_garbage(f"{peer} is no agent of elastic-run, or one of an older release")

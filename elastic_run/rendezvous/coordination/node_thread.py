@@ -11,6 +11,7 @@ import math
 import threading
 
 from elastic_run import __version__
+from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.job import membership
 from elastic_run.core.job.coordination import BROKEN, SILENT
 from elastic_run.core.job.documents import IDLE, RUNS, Order
@@ -27,6 +28,7 @@ from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import Identity
 from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.coordination.round_entry import RoundEntry
+from elastic_run.rendezvous.coordination.step_check import StepCheck
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
 from elastic_run.report.wait_notices import NEW, READY, WaitNotices
 
@@ -49,12 +51,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for a name server to say which of this machine's addresses others use.
 _LOOK_UP = 3.0
-#: Seconds for one attempt to reach an agent.
-_ANSWER = 3.0
-#: Seconds for the port of a killed agent to close; pauses between attempts at first, and at most.
-_DYING = 1.0
-_FIRST_PAUSE = 0.005
-_LONGEST_PAUSE = 0.1
+#: Characters of the endpoints that another launcher of the step is told.
+_SHOWN = 200
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
@@ -132,13 +130,27 @@ class NodeThread:
         self._questions = 0
         self._outage = Outage(place, config, setup.node_config, shows_waiting=setup.shows_waiting)
         host = setup.node_info.host
-        identity = Identity(place.run_id, description.node, host, __version__, config.lease, place.credentials)
+        step = setup.node_config.launch_step if place.dies_with_host else None
+        identity = Identity(
+            *(place.run_id, description.node, host, __version__, config.lease, place.credentials),
+            *(() if step is None else (step.name, ",".join(place.names)[:_SHOWN])),
+        )
         self._search = CoordinatorSearch(self._loop, identity, place, config, self._outage, self)
+        self._step_check: StepCheck | None = None
+        if step is not None:
+            port = next(iter(place.endpoints.values()))[1]
+            self._step_check = StepCheck(
+                *(self._loop, identity, (step.first_host, port)),
+                nodes=config.min_nodes,
+                find_coordinator=self._find_awaited,
+                refuse=self._search.refuse,
+            )
         self.notices = WaitNotices(
             state=self._name_state,
             doubt=lambda is_alone: place.describe_need() if is_alone else "",
             shows_waiting=setup.shows_waiting,
             deliver=self.deliver,
+            spare_hint=_describe_other_job(place),
         )
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
@@ -235,12 +247,19 @@ class NodeThread:
     def _run(self) -> None:
         try:
             self._search.begin()
+            if self._step_check is not None:
+                self._step_check.plan()
             self._loop.run_until(lambda: self._is_over)
         except Exception as error:  # noqa: BLE001 - whatever it is, the agent is told
             _log.exception("a defect in the rendezvous, thread rendezvous")
             self._fail(error)
         finally:
             self._loop.close()
+
+    def _find_awaited(self) -> str | None:
+        """Return the node that coordinates for this agent, or ""; None once it has a round, or needs none."""
+        has_round = self.member is not None and (self.member.started is not None or bool(self.member.accepted))
+        return None if has_round or self._has_end or self._is_over else self._search.followed
 
     def _fail(self, error: Exception) -> None:
         self.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
@@ -300,7 +319,10 @@ class NodeThread:
         describe_join = self._description.describe_join
         if describe_join is not None and not self._early:
             self.deliver(Notice(describe_join(self.local_addr, self._place.port)))
-        node_info: NodeInfo = replace(self._setup.node_info, serves_store=self._search.coordinator is not None)
+        node_info: NodeInfo = replace(
+            self._setup.node_info,
+            serves_store=self._search.coordinator is not None and self._place.dies_with_host,
+        )
         self.member = Member(self._description.node, node_info, self._config, self.renew_store(address))
         early, self._early = self._early, []
         for event in early:
@@ -458,3 +480,12 @@ class NodeThread:
             self.notices.note_look(self._loop.now())
             self._link.send({"kind": "wait"})
         self._plan_wait()
+
+
+def _describe_other_job(place: Place) -> str:
+    """Return a hint for a node that comes to a running job: without an id, another job may have the same place."""
+    if place.run_id != NO_RUN_ID:
+        return ""
+    # A c10d endpoint belongs to one job, so an id of its own would not be enough there.
+    flag = "--rdzv-endpoint" if place.dies_with_host else "--rdzv-id"
+    return f"if this is another job, give it another {flag}"

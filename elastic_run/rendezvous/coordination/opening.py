@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES
 from elastic_run.core.protocol.codec import MessageError
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Credentials", "Hello", "Identity", "ask", "read_hello"]
 
 REFUSED = "refused"
-_ROLES = (COORDINATES, FOLLOWS, SEARCHES, REFUSED)
+#: The same, as launchers of one step that never meet; see `step_check`.
+CONTRADICTS = "contradicts"
+_ROLES = (COORDINATES, FOLLOWS, SEARCHES, REFUSED, CONTRADICTS)
 _RECEIVE = 1 << 14
 _LONGEST = 1024
 
@@ -51,6 +54,9 @@ class Hello:
         nonce: With a token: random bytes, as hexadecimal digits; otherwise "".
         successor: Where the node listens, if it holds the lease in place of the agent to which it comes; else "".
         term: The term of that lease.
+        step: The step whose launchers are all needed for the job, or "".
+        place: With a step: the endpoint that its user gave.
+        coordinator: With a look of a step: the node that coordinates for the one that looks, or "".
     """
 
     job: str
@@ -60,6 +66,9 @@ class Hello:
     nonce: str = ""
     successor: str = ""
     term: int = 0
+    step: str = ""
+    place: str = ""
+    coordinator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +76,11 @@ class Answer:
     """What an agent answers.
 
     Args:
-        role: A word of `core.job.discovery`, or `REFUSED`.
+        role: A word of `core.job.discovery`, `REFUSED` or `CONTRADICTS`.
         node: The agent's node.
         standing: See `core.job.discovery.Answer`.
         to: Where the coordinator listens that the agent follows.
-        detail: With `REFUSED`: the reason, a sentence for the user.
+        detail: With the last two: the reason, a sentence for the user.
         nonce: With a token: the agent's random bytes.
         proof: With a token: its proof.
     """
@@ -96,6 +105,8 @@ class Identity:
         release: Its release of elastic-run.
         lease: Seconds for the other side to acknowledge a document, and without a sign of its machine.
         credentials: Of the job's token, or None.
+        step: See `Hello`.
+        place: See `Hello`.
     """
 
     job: str
@@ -104,10 +115,13 @@ class Identity:
     release: str
     lease: float
     credentials: Credentials | None
+    step: str = ""
+    place: str = ""
 
     def make_hello(self, *, joins: bool) -> Hello:
         """Return what this agent says first; one that only looks joins nothing."""
-        return Hello(self.job, self.node if joins else "", self.host, self.release)
+        node = self.node if joins else ""
+        return Hello(self.job, node, self.host, self.release, step=self.step, place=self.place)
 
 
 class Credentials:
@@ -197,7 +211,8 @@ def ask(
         except StoreTokenError:
             if hello.node and hello.nonce and answer.role == COORDINATES:
                 # So the other side's user is told as well.
-                connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": ""}))
+                with suppress(OSError):
+                    connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": ""}))
             raise
         if answer.role != COORDINATES or not hello.node:
             connected.close()
@@ -212,7 +227,7 @@ def ask(
         if isinstance(error, StoreConnectionError):
             raise
         reason = reason_of(error)
-        cause = f"{name} takes the connection and answers nothing" if reason == SILENT else f"{name}: {error.strerror}"
+        cause = f"{name} takes connections but sends no answer" if reason == SILENT else f"{name}: {error.strerror}"
         raise StoreConnectionError(cause, reason) from error
     except BaseException:
         connected.close()

@@ -107,7 +107,8 @@ class CoordinatedSession(Session):
     def _describe_going(self) -> str:
         """Say what becomes of the job when this node, which was refused, goes; "" where it doesn't coordinate."""
         thread = self._thread
-        if thread is None or thread.coordinator is None:
+        is_coordinator = thread is not None and thread.coordinator is not None and thread.coordinator.has_others
+        if not is_coordinator or not self._place.dies_with_host:
             return ""
         successors = self._place.successors
         if not successors:
