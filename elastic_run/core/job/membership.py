@@ -58,7 +58,9 @@ if TYPE_CHECKING:
 # --- events and commands beside those of `node_events` --------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A connection to a coordinator is open: the state is to be sent on it."""
+    """A coordinator takes this node in: the state is to be sent to it, with the promise to follow it."""
+
+    promise: Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,10 @@ def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR09
     Returns:
         The node after the event, and the commands for its agent and its driver.
     """
-    if member.is_over or isinstance(event, Connected):
+    if member.is_over:
         return member, ()
+    if isinstance(event, Connected):
+        return replace(member, promise=max(member.promise, event.promise, key=lambda one: one.rank)), ()
     if isinstance(event, OrderRead):
         return _obey(member, event.order, now)
     if isinstance(event, Leaving):

@@ -141,11 +141,11 @@ class NodeChanges:
         if difference:
             self.refuse(state.node, difference, self._describe_difference(state, config, "there"))
             return
-        self._set(
-            scripts=settle_script(self._job.scripts, state.node_info.role_script),
-            # No round gets a number again of which a node has heard.
-            highest_round=max(self._job.highest_round, state.known_round),
-        )
+        scripts = settle_script(self._job.scripts, state.node_info.role_script)
+        if scripts is not self._job.scripts:
+            self._set(scripts=scripts)
+        if state.known_round > self._job.highest_round:
+            self._set(highest_round=state.known_round)  # no round gets a number again of which a node has heard
         node = replace(
             self._nodes.get(state.node) or self._welcome(state),
             node_info=_keep(state.node_info),

@@ -59,7 +59,7 @@ def decode(data: bytes) -> Document:
 
 
 def to_document(record: object) -> Document:
-    """Return a record as a document of JSON's types."""
+    """Return a record as a document of JSON's types, which stays as it is: parts of it are in other documents, too."""
     return {
         name: value if type(value := getattr(record, name)) in _PLAIN else _plain(value)
         for name, _, _ in _fields(type(record))
@@ -92,7 +92,16 @@ def from_document(kind: type[Record], document: object) -> Record:
 
 def register(kind: type[Record]) -> type[Record]:
     """Let a record be a field of other records; a decorator."""
-    _allow(kind.__name__, lambda value: from_document(kind, value))
+    last: tuple[object, Record] | None = None
+
+    def read(value: object) -> Record:
+        # Thousands of nodes have one configuration and one round: comparing costs a tenth of reading it anew.
+        nonlocal last
+        if last is None or value != last[0]:
+            last = value, from_document(kind, value)
+        return last[1]
+
+    _allow(kind.__name__, read)
     return kind
 
 
@@ -122,7 +131,10 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return to_document(value)
+    last = _WRITTEN.get(type(value))  # the same one for each node, as above
+    if last is None or last[0] is not value:
+        last = _WRITTEN[type(value)] = value, to_document(value)
+    return last[1]
 
 
 def _refuse_constant(name: str) -> float:
@@ -186,6 +198,8 @@ _SCALARS: Mapping[str, Check] = {
 #: Types that JSON has too: a record's field of one is its own plain form.
 _PLAIN = frozenset((str, int, float, bool, dict, type(None)))
 _CHECKS: dict[str, Check] = {}
+#: Of each kind the record that was written last as a part of another one, and its document.
+_WRITTEN: dict[type, tuple[object, Document]] = {}
 _FIELDS: dict[type, tuple[tuple[str, str, object], ...]] = {}
 
 

@@ -14,7 +14,7 @@ import time
 from elastic_run.core.job import coordination as rules
 from elastic_run.core.job.coordination import BROKEN, Closed, Said, make_order
 from elastic_run.core.job.discovery import compute_standing
-from elastic_run.core.job.documents import NodeState
+from elastic_run.core.job.documents import GATHER, NodeState, Order, Promise
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.wait_status import describe_wait
 from elastic_run.core.protocol.codec import MessageError, from_document, to_document
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.coordination import Coordination
     from elastic_run.core.job.coordination_state import Event
-    from elastic_run.core.job.documents import Order, Round
+    from elastic_run.core.job.documents import Round
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.link import Link
 
@@ -37,8 +37,9 @@ __all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
 
-#: A decision waits this part of the time that the last one took, so that a thousand nodes cost few decisions.
-_REST = 2.0
+#: A decision waits for this multiple of the CPU time that the last one took, unless nobody else is waited for: so a
+#: thousand nodes cost few decisions.
+_REST = 3.0
 _LONGEST_REST = 0.25
 
 
@@ -71,7 +72,8 @@ class Coordinator:
         self._sent: dict[str, Order] = {}
         self._events: list[Event] = []
         self._changed: set[str] = set()
-        self._is_due = False
+        self._due: Timer | None = None
+        self._unanswered: set[str] = set()  # nodes that were sent an order, and have said nothing since
         self._timer: Timer | None = None
         self._rest_until = 0.0
         self._complaint = ""
@@ -103,6 +105,7 @@ class Coordinator:
         for one in (self._links, self.hosts, self._sent):
             one.clear()
         self._events.clear()
+        self._unanswered.clear()
         self._questions.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -120,14 +123,22 @@ class Coordinator:
         self._send_orders()
 
     # --- nodes -------------------------------------------------------------------------------------------------------
-    def admit(self, node: str, host: str, link: Link) -> None:
-        """Take the connection of a node, in place of one that it had before."""
+    def admit(self, node: str, host: str, link: Link, term: int) -> None:
+        """Take the connection of a node, in place of one that it had before.
+
+        Args:
+            node: The node.
+            host: Its machine.
+            link: The connection.
+            term: The term that the node was told: it promises to follow this one with its first state.
+        """
         former = self._links.get(node)
         if former is not None:
             former.close()  # the node has come again before this side knew that the connection had broken
         self._links[node] = link
         self.hosts[node] = host
-        self._sent.pop(node, None)
+        self._sent[node] = Order(Promise(term, self._node), GATHER)  # nothing else was told so far
+        link.defers = True
         self.on_change()
         link.on_document = lambda document: self._read_state(node, link, document)
         link.on_message = lambda message: self._read_message(node, link, message)
@@ -149,6 +160,7 @@ class Coordinator:
         self._links.pop(node, None)
         self.hosts.pop(node, None)
         self._sent.pop(node, None)
+        self._unanswered.discard(node)
         self._questions.lose(node)
         self.feed(Closed(node, how, detail))
         self.on_change()
@@ -167,24 +179,36 @@ class Coordinator:
     def feed(self, event: Event) -> None:
         """Take in an event."""
         self._events.append(event)
+        now = self._loop.now()
         if isinstance(event, Said):
             self._changed.add(event.state.node)
-        if not self._is_due:
-            self._is_due = True
-            # After all documents of this turn; later where the last decision took long.
-            self._loop.call_at(max(self._rest_until, self._loop.now()), self._decide)
+            if self._is_last(event.state.node) and self._due is not None:
+                self._rest_until = now
+                self._due.cancel()
+                self._due = None
+        if self._due is None:
+            # After all documents of this turn; later where the last decision took long and nodes have yet to answer it.
+            self._due = self._loop.call_at(max(self._rest_until, now), self._decide)
+
+    def _is_last(self, node: str) -> bool:
+        """Whether nobody else is waited for now that a node has said something."""
+        if node in self._unanswered:
+            self._unanswered.discard(node)
+            return not self._unanswered
+        config = None if self.state is None else self.state.job.config
+        return config is not None and len(self._events) + len(self.state.here) == config.max_nodes  # type: ignore[union-attr]
 
     def _wake(self) -> None:
-        if not self._is_due:
+        if self._due is None:
             self._decide()
 
     def _decide(self) -> None:
-        self._is_due = False
+        self._due = None
         before = self.state
         if before is None:
             self._events.clear()
             return
-        began = time.monotonic()
+        began, spent = time.monotonic(), time.thread_time()
         events, self._events = self._events, []
         jitter = int.from_bytes(os.urandom(2), "big") / 65536
         state = self.state = rules.decide(before, events, now=began, jitter=jitter)
@@ -196,7 +220,7 @@ class Coordinator:
         self._send_orders()
         self._tell_standing(state)
         now = time.monotonic()
-        self._rest_until = now + min(_LONGEST_REST, _REST * (now - began))
+        self._rest_until = now + min(_LONGEST_REST, _REST * (time.thread_time() - spent))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -217,14 +241,15 @@ class Coordinator:
             return
         for node in changed:
             link = self._links.get(node)
-            if link is None or not (
-                node in state.here or state.is_over or state.end is not None or _knows(state, node)
-            ):
+            if link is None:
                 continue
-            order = make_order(state, node)
-            if order != self._sent.get(node):
-                self._sent[node] = order
-                link.offer(to_document(order))
+            if node in state.here or state.is_over or state.end is not None or _knows(state, node):
+                order = make_order(state, node)
+                if order != self._sent[node]:
+                    self._sent[node] = order
+                    self._unanswered.add(node)
+                    link.offer(to_document(order))
+            link.acknowledge()
 
 
 def _knows(state: Coordination, node: str) -> bool:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         local_addr: str
 
         def deliver(self, event: SessionEvent) -> None: ...
-        def use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None: ...
+        def use(self, connected: socket.socket, rest: bytes, promise: Promise, *, is_own: bool = False) -> None: ...
         def drop_link(self) -> None: ...
 
 
@@ -112,7 +112,7 @@ class CoordinatorSearch:
         self._standing = 0
         self._timer: Timer | None = None
         self._is_lease_open = self._is_renewing = False
-        self._opened: dict[str, tuple[socket.socket, bytes]] = {}
+        self._opened: dict[str, tuple[socket.socket, bytes, Promise]] = {}
         self._unrenewed_since: float | None = None
         self._repetition = Repetition()
 
@@ -200,12 +200,12 @@ class CoordinatorSearch:
         self._discovery, actions = discovering.decide(self._discovery, fact, self._loop.now(), standing=self._standing)
         for action in actions:
             self._perform(action, self._discovery)
-        for connected, _ in self._opened.values():
+        for connected, *_ in self._opened.values():
             connected.close()
         self._opened.clear()
         if self.coordinator is not None:
             found = discovering.make_answer(self._discovery, self._find_standing())
-            self.coordinator.set_answer(Answer(found.role, found.node, found.standing, found.to))
+            self.coordinator.set_answer(Answer(found.role, found.node, found.standing, to=found.to))
 
     def _find_standing(self) -> int:
         member = self._owner.member
@@ -250,14 +250,15 @@ class CoordinatorSearch:
         is_leased = isinstance(self._place, LeasePlace)
         if isinstance(self._place, LeasePlace):
             term = max(term, self._place.term)  # the store may have lost its data, and count from the beginning
+        promise = Promise(term, self._identity.node)
         self._listen().begin(
-            Promise(term, self._identity.node),
+            promise,
             self._place.choice,
             others,
             dead=dead,
             may_found=self._place.choice == ONLY_ONE,
         )
-        self._owner.use(own, b"", is_own=True)
+        self._owner.use(own, b"", promise, is_own=True)
         if is_leased and not self._is_renewing:
             self._renew_lease()
 
@@ -300,7 +301,7 @@ class CoordinatorSearch:
         if found is not None:
             answer, connected, rest = found
             if connected is not None:
-                self._opened[name] = connected, rest
+                self._opened[name] = connected, rest, Promise(answer.term, answer.node)
             if answer.role not in (REFUSED, CONTRADICTS):
                 self._advance(discovering.Answer(name, answer.role, answer.node, answer.to, answer.standing))
                 return

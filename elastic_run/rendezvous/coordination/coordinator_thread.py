@@ -116,7 +116,8 @@ class CoordinatorThread:
 
         def start() -> None:
             self._coordinator.begin(make)
-            self._coordinator.admit(self._node, self._identity.host, Link(self._loop, own, lease=self._identity.lease))
+            link = Link(self._loop, own, lease=self._identity.lease)
+            self._coordinator.admit(self._node, self._identity.host, link, promise.term)
 
         self._call(start)
 
@@ -242,12 +243,12 @@ class CoordinatorThread:
         state = self._coordinator.state
         if state is None or state.is_over:
             return self._answer
-        return Answer(COORDINATES, self._node, compute_standing(state))
+        return Answer(COORDINATES, self._node, compute_standing(state), state.promise.term)
 
-    def _welcome(self, hello: Hello, link: Link) -> None:
+    def _welcome(self, hello: Hello, link: Link, term: int) -> None:
         state = self._coordinator.state
         if not hello.successor:
-            self._coordinator.admit(hello.node, hello.host, link)
+            self._coordinator.admit(hello.node, hello.host, link, term)
             return
         link.close()
         if state is not None and state.choice == LEASE and hello.term > state.promise.term:

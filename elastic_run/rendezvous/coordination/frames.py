@@ -24,6 +24,7 @@ NAME = b"elastic-run "
 # Kinds of frames.
 DOCUMENT = b"D"  # what a node is, or shall do: whole, and to be acknowledged
 ACKNOWLEDGED = b"A"  # the document before was read by the other side's loop
+ANSWER = b"B"  # a document that acknowledges one
 MESSAGE = b"M"  # anything else
 
 #: Bytes of a frame before the other side has proved the token.
@@ -36,7 +37,7 @@ def encode_frame(kind: bytes, document: Mapping[str, Any] | None = None) -> byte
     """Return a frame.
 
     Args:
-        kind: `DOCUMENT`, `ACKNOWLEDGED` or `MESSAGE`.
+        kind: `DOCUMENT`, `ACKNOWLEDGED`, `ANSWER` or `MESSAGE`.
         document: Its content, of JSON's types; None for no content.
     """
     content = b"" if document is None else encode(document)
@@ -71,7 +72,7 @@ class FrameReader:
         """
         while len(self._buffer) >= _HEADER.size:
             size, kind = _HEADER.unpack_from(self._buffer)
-            if size > self.most or kind not in (DOCUMENT, ACKNOWLEDGED, MESSAGE):
+            if size > self.most or kind not in (DOCUMENT, ACKNOWLEDGED, ANSWER, MESSAGE):
                 message = f"a frame of {size} bytes and kind {kind!r}, where {self.most} bytes are the most"
                 raise MessageError(message)
             end = _HEADER.size + size

@@ -4,7 +4,8 @@ Rules
 - A document is sent when the one before was acknowledged; until then a newer one takes the place of an older one that
   waits. So a side that is slow to read gets few documents, and no queue grows.
 - The other side's loop acknowledges each document within the lease, or it is silent: a process that is stopped, or
-  whose machine is gone. The kernel watches idle connections (`notice_darkness`), which wakes nobody.
+  whose machine is gone. A document that answers another one acknowledges it. The kernel watches idle connections
+  (`notice_darkness`), which wakes nobody.
 - `ENDED`: the end of the stream. Agent and guardian hold the connection together, so nothing of the node lives then. An
   agent that closes a connection and lives says so before (`part`), and its connection counts as `BROKEN`.
 - The handlers are set anew when a connection's opening is over.
@@ -20,6 +21,7 @@ from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT
 from elastic_run.core.protocol.codec import LARGEST, MessageError
 from elastic_run.rendezvous.coordination.frames import (
     ACKNOWLEDGED,
+    ANSWER,
     DOCUMENT,
     MESSAGE,
     FrameReader,
@@ -60,6 +62,7 @@ class Link:
 
     Attributes:
         on_delivered: Called when the other side has read all documents.
+        defers: Whether this side acknowledges a document by `acknowledge`, once it has decided what follows from it.
         is_foreign: Whether a defect that the other side's bytes show ends this connection only, and not the thread.
     """
 
@@ -79,6 +82,7 @@ class Link:
         self.on_message = on_message
         self.on_end = on_end
         self.on_delivered: Callable[[], None] = lambda: None
+        self.defers = False
         self.is_foreign = False
         self.is_closed = False
         self.has_parted = False
@@ -87,7 +91,8 @@ class Link:
         self._fd = connected.fileno()
         self._reader = FrameReader(most)
         self._unsent = bytearray()
-        self._next: bytes | None = None
+        self._next: Mapping[str, Any] | None = None
+        self._owes = False  # whether a document was read that is not acknowledged yet
         self._silence: Timer | None = None
         connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
         loop.add_reader(self._fd, self._receive)
@@ -110,8 +115,14 @@ class Link:
         """Send a document in place of all that were not sent yet."""
         if self.is_closed:
             return
-        self._next = encode_frame(DOCUMENT, document)
+        self._next = document
         self._send_next()
+
+    def acknowledge(self) -> None:
+        """Say that the last document was read, if that is not said yet."""
+        if self._owes and not self.is_closed:
+            self._owes = False
+            self._write(encode_frame(ACKNOWLEDGED))
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message; it is left out where the other side has not read a lot of earlier ones."""
@@ -146,9 +157,10 @@ class Link:
 
     def _send_next(self) -> None:
         if self._next is not None and self._silence is None:
-            data, self._next = self._next, None
+            kind, document = ANSWER if self._owes else DOCUMENT, self._next
+            self._next, self._owes = None, False
             self._silence = self._loop.call_later(self.lease, self._tell_silence)
-            self._write(data)
+            self._write(encode_frame(kind, document))
 
     def _write(self, data: bytes) -> None:
         if self._unsent:
@@ -211,19 +223,25 @@ class Link:
             self._end(BROKEN, "a defect")
 
     def _take_frame(self, kind: bytes, content: dict[str, Any]) -> None:
-        if kind == ACKNOWLEDGED:
+        if kind in (ACKNOWLEDGED, ANSWER):
             self._stop_silence()
-            self._send_next()
+            if kind == ACKNOWLEDGED:
+                self._send_next()
             if self.has_delivered:
                 self.on_delivered()
-        elif kind == MESSAGE and content == _PARTING:
+        if kind == ACKNOWLEDGED or self.is_closed:
+            return
+        if kind == MESSAGE and content == _PARTING:
             self.has_parted = True
         elif kind == MESSAGE:
             self.on_message(content)
         else:
+            self._owes = True
             self.on_document(content)
             if not self.is_closed:
-                self._write(encode_frame(ACKNOWLEDGED))
+                self._send_next()
+                if not self.defers:
+                    self.acknowledge()
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def _tell_silence(self) -> None:

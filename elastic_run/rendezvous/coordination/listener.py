@@ -59,7 +59,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class _Visitor:
     """A connection whose opening is not over."""
 
-    __slots__ = ("connected", "hello", "link", "nonce", "peer", "seen", "since")
+    __slots__ = ("connected", "hello", "link", "nonce", "peer", "seen", "since", "term")
 
     def __init__(self, peer: str, since: float, connected: socket.socket) -> None:
         self.peer = peer
@@ -68,6 +68,7 @@ class _Visitor:
         self.link: Link | None = None
         self.hello: Hello | None = None
         self.nonce = ""
+        self.term = 0
         self.seen = 0  # bytes of the preamble
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class Listener:
         sockets: Listening sockets of one port; this object owns them from now on.
         identity: This agent.
         describe: Returns what this agent is.
-        admit: Called with a node that joins, and its connection.
+        admit: Called with a node that joins, its connection and the term that it was told.
         tell_contradiction: Called with what this agent's user has to know of another launcher of its step.
         hand_on: Takes a connection of a worker, where workers share the port; else None.
     """
@@ -97,7 +98,7 @@ class Listener:
         *,
         identity: Identity,
         describe: Callable[[], Answer],
-        admit: Callable[[Hello, Link], None],
+        admit: Callable[[Hello, Link, int], None],
         tell_contradiction: Callable[[str], None],
         hand_on: Callable[[_socket.socket, tuple[str, int]], None] | None = None,
     ) -> None:
@@ -264,6 +265,7 @@ class Listener:
 
     def _answer(self, visitor: _Visitor, hello: Hello) -> Answer:
         answer = self._describe()
+        visitor.term = answer.term
         theirs, ours = find_contradiction(self._identity, answer, hello)
         if theirs:
             answer = Answer(CONTRADICTS, detail=theirs)
@@ -301,7 +303,7 @@ class Listener:
     def _let_in(self, visitor: _Visitor, link: Link, hello: Hello) -> None:
         self._forget(visitor)
         link.set_largest(LARGEST)
-        self._admit(hello, link)
+        self._admit(hello, link, visitor.term)
 
     # --- refusals ----------------------------------------------------------------------------------------------------
     def _close(self, visitor: _Visitor, what: str) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.documents import Promise
     from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
     from elastic_run.loop import Timer
     from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
@@ -120,7 +121,7 @@ class NodeThread:
         self._early: list[membership.Event] = []
         self._link: Link | None = None
         self._is_own = False  # whether the connection is to this agent's own coordination
-        self._is_ordered = False  # whether an order has come on the connection
+        self._is_ordered = False  # whether this node has promised to follow the coordinator
         self._said: dict[str, Any] | None = None
         self._when_said: list[Callable[[], None]] = []
         self._lost_at = 0.0
@@ -271,12 +272,13 @@ class NodeThread:
             self._deliver_to_agent(event)
 
     # --- the connection ----------------------------------------------------------------------------------------------
-    def use(self, connected: socket.socket, rest: bytes, *, is_own: bool = False) -> None:
+    def use(self, connected: socket.socket, rest: bytes, promise: Promise, *, is_own: bool = False) -> None:
         """Take a connection to the coordinator, and say on it what this node is.
 
         Args:
             connected: The connection.
             rest: What was read from it before.
+            promise: The coordinator.
             is_own: Whether it leads to this agent's own coordination.
         """
         if not is_own:
@@ -301,8 +303,8 @@ class NodeThread:
         )
         link.on_delivered = self._look_whether_said
         self._said = None
-        self._is_ordered = False
-        self._say()
+        self._feed(membership.Connected(promise))
+        self._is_ordered = self.member is not None and self.member.promise == promise
         if rest and not link.is_closed:
             link.feed(rest)
 

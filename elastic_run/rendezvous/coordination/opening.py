@@ -79,6 +79,7 @@ class Answer:
         role: A word of `core.job.discovery`, `REFUSED` or `CONTRADICTS`.
         node: The agent's node.
         standing: See `core.job.discovery.Answer`.
+        term: Of the coordinator: who joins promises to follow it.
         to: Where the coordinator listens that the agent follows.
         detail: With the last two: the reason, a sentence for the user.
         nonce: With a token: the agent's random bytes.
@@ -88,6 +89,7 @@ class Answer:
     role: str
     node: str = ""
     standing: int = 0
+    term: int = 0
     to: str = ""
     detail: str = ""
     nonce: str = ""
@@ -278,12 +280,12 @@ def _check_token(answer: Answer, hello: Hello, credentials: Credentials | None, 
 
 
 def _read_answer(content: dict[str, Any]) -> Answer:
-    standing = content.get("standing")
-    if not isinstance(standing, int) or content.get("role") not in _ROLES:
+    standing, term = content.get("standing"), content.get("term", 0)
+    if not isinstance(standing, int) or not isinstance(term, int) or content.get("role") not in _ROLES:
         message = "the answer is no agent's"
         raise MessageError(message)
-    texts = {name: _read_text(content, name) for name in Answer.__slots__ if name != "standing"}
-    return Answer(standing=standing, **texts)
+    texts = {name: _read_text(content, name) for name in Answer.__slots__ if name not in ("standing", "term")}
+    return Answer(standing=standing, term=term, **texts)
 
 
 def _read_text(message: dict[str, Any], name: str) -> str:

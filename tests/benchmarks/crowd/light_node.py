@@ -1,22 +1,20 @@
-"""A node of a crowd: the real member and the real connection, without a thread and a process of its own.
+"""A node of a crowd: the real connection, without a thread and a process of its own.
 
-It says on the wire what a node's thread says: the opening, its state, an acknowledgement of each order, and its state
-again where an order has changed it; at last there is a look whether rank 0's store listens. What it decides is
-`core.job.membership`'s. A test holds the frames and bytes that a coordinator sees against those of real sessions.
+It says on the wire what a node's thread says: the opening, its state, and its state again where an order has changed
+it; at last there is a look whether rank 0's store listens. It does as it is told without a thought, since the nodes of
+a real job have a processor each. A test holds the frames and bytes that a coordinator sees against those of real ones.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import time
+from functools import cache
 from typing import TYPE_CHECKING
 
 from elastic_run import __version__
-from elastic_run.core.job import membership
-from elastic_run.core.job.documents import Order
-from elastic_run.core.job.node_events import Formed
-from elastic_run.core.protocol.codec import from_document, to_document
+from elastic_run.core.job.documents import PROPOSE, RUNS, START, NodeState
+from elastic_run.core.protocol.codec import to_document
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.rendezvous.coordination.frames import MESSAGE, PREAMBLE, encode_frame
 from elastic_run.rendezvous.coordination.link import Link
@@ -66,10 +64,9 @@ class LightNode:
         node = f"node{number}_{os.getpid()}_{number:08x}"
         nonce = make_nonce() if _CREDENTIALS else ""
         self._hello = Hello(run_id, node, f"node{number}", __version__, nonce=nonce)
-        # Nobody will ask for this port: rank 0 is the first to have come, a real session.
-        node_info = NodeInfo(f"node{number}", os.getpid(), 8, version=__version__)
-        self._member = membership.Member(node, node_info, config, StoreAddress(address[0], 1))
-        self._said: dict[str, Any] = {}
+        self._state = {**_describe(address[0], config), "node": node}
+        self._state["node_info"] = {**self._state["node_info"], "host": f"node{number}"}
+        self._master: dict[str, Any] = {}
         self._link: Link
         _connect(loop, address, self._open)
 
@@ -89,31 +86,37 @@ class LightNode:
         if _CREDENTIALS is not None:
             proof = _CREDENTIALS.prove(NODE, self._hello.nonce, answer["nonce"])
             self._link.send({"kind": "proof", "proof": proof})
-        self._say()
+        self._say({"promise": {"term": answer["term"], "coordinator": answer["node"]}})
 
     def _note_joined(self) -> None:
         if self._on_joined is not None:
             self._on_joined()
             self._on_joined = None
 
-    def _obey(self, document: dict[str, Any]) -> None:
-        order = membership.OrderRead(from_document(Order, document))
-        self._member, commands = membership.decide(self._member, order, time.monotonic())
-        for command in commands:
-            if isinstance(command, Formed):
-                master = command.assignment.master
-                _connect(self._loop, (master.host, master.port), self._note_way)
-        self._say()
+    def _obey(self, order: dict[str, Any]) -> None:
+        if order["phase"] == PROPOSE:
+            self._master = order["assignment"]["master"]
+            self._say({"accepted": [order["proposal"]], "known_round": order["proposal"]["round"]["number"]})
+        elif order["phase"] == START:
+            rank = self._state["accepted"][0]["rank"]
+            self._say({"accepted": [], "started": order["round"], "rank": rank, "phase": RUNS})
+            _connect(self._loop, (self._master["host"], self._master["port"]), self._note_way)
 
     def _note_way(self, connected: socket.socket) -> None:
         connected.close()
         self._on_formed()
 
-    def _say(self) -> None:
-        state = to_document(membership.make_state(self._member, time.monotonic(), is_first=not self._said))
-        if state != self._said:
-            self._said = state
-            self._link.offer(state)
+    def _say(self, change: dict[str, Any]) -> None:
+        self._state.update(change)
+        self._link.offer(self._state)
+
+
+@cache
+def _describe(host: str, config: JobConfig) -> dict[str, Any]:
+    """Return the state of a new node."""
+    # Nobody will ask for this port: rank 0 is the first to have come, a real session.
+    node_info = NodeInfo("", os.getpid(), 8, version=__version__)
+    return to_document(NodeState("", node_info, config, StoreAddress(host, 1)))
 
 
 def _connect(loop: Loop, address: tuple[str, int], on_connected: Callable[[socket.socket], None]) -> None:
@@ -125,4 +128,9 @@ def _connect(loop: Loop, address: tuple[str, int], on_connected: Callable[[socke
         loop.remove_writer(connecting.fileno())
         on_connected(connecting)
 
-    loop.add_writer(connecting.fileno(), go_on)
+    try:
+        connecting.getpeername()
+    except OSError:  # the port's backlog is full
+        loop.add_writer(connecting.fileno(), go_on)
+    else:
+        on_connected(connecting)
