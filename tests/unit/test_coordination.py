@@ -401,6 +401,20 @@ def test_a_node_may_bring_the_proof_that_the_last_coordinator_is_dead() -> None:
         assert [seat.is_awaited for seat in seats] == [is_awaited, False]
 
 
+def test_the_others_do_not_wait_again_for_a_silent_coordinator() -> None:
+    """More than half of the nodes go on as soon as only the coordinator before is missing; half of them wait for it."""
+    first = SmallJob(MAJORITY, max_nodes=3, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b", "c")
+    states = [make_state(first.members[name], 0.0, is_first=True) for name in "bc"]
+    state = replace(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), silent="a")
+    state = coordinating.decide(state, [Said(states[0])], now=0.0)
+    assert state.job.phase == "running"
+    assert coordinating.decide(state, [Said(states[1])], now=0.0).job.phase == "halting"
+    both = replace(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), silent="x")
+    assert coordinating.decide(both, map(Said, states), now=0.0).job.phase == "running"
+
+
 def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:
     """A coordinator that learns late of a newer round counts the seats of the nodes that have ended since."""
     first = SmallJob(MAJORITY, max_nodes=3, has_successors=True)

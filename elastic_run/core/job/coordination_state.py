@@ -124,6 +124,7 @@ class Coordination:
         proposed: The proposal that waits for its members, or None.
         started_by: The rounds whose `start` this agent has sent, as a coordinator in whatever term.
         dead: See `Knowledge`.
+        silent: The coordinator before, if it was silent for a lease: the others do not wait for it again.
         number: The highest number of a round that it has proposed.
         may_found: Whether nodes without a round may found the job.
         short_since: Since when the nodes that are here are no majority, or None.
@@ -148,6 +149,7 @@ class Coordination:
     proposed: Proposed | None = None
     started_by: tuple[Round, ...] = ()
     dead: str = ""
+    silent: str = ""
     number: int = 0
     may_found: bool = False
     short_since: float | None = None

@@ -53,7 +53,7 @@ def advance(  # noqa: C901, PLR0911 - one branch for each phase
         job, coordination = step.job, replace(coordination, job=step.job)
         if isinstance(step.decision, End):
             return replace(coordination, end=step.decision)
-    if job.is_awaiting and now >= awaited_until(job, config):
+    if job.is_awaiting and (now >= awaited_until(job, config) or _awaits_silent_alone(coordination, config)):
         changes = NodeChanges(job, coordination.round, now)
         changes.give_up_awaited()
         job = changes.close()
@@ -88,6 +88,15 @@ def clear_round(job: Job, now: float) -> Job:
         name: replace(node, is_member=False, failing=None, outcome="", ends=None) for name, node in job.nodes.items()
     }
     return replace(job, phase=GATHERING, nodes=MappingProxyType(nodes), since=now, until=None, min_reached_at=None)
+
+
+def _awaits_silent_alone(coordination: Coordination, config: JobConfig) -> bool:
+    """Whether only the coordinator before is missing, which was silent for a lease already, and the others may go on."""
+    base, seats = coordination.round, coordination.job.seats
+    if base is None or base.coordinator != coordination.silent or base.coordinator in coordination.here:
+        return False
+    awaited = [rank for rank, seat in enumerate(seats) if seat.is_awaited]
+    return awaited == [base.coordinator_rank] and _has_majority(coordination, config, tuple(coordination.here))
 
 
 def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordination:

@@ -99,7 +99,9 @@ class CoordinatorThread:
         self._call(begin)
         return port
 
-    def begin(self, promise: Promise, choice: str, own: socket.socket, *, dead: str, may_found: bool) -> None:
+    def begin(
+        self, promise: Promise, choice: str, own: socket.socket, *, dead: str, silent: str, may_found: bool
+    ) -> None:
         """Coordinate the job from now on.
 
         Args:
@@ -107,12 +109,13 @@ class CoordinatorThread:
             choice: A word of `core.job.succession`.
             own: This side of the connection to this agent's own node.
             dead: See `Knowledge.dead`.
+            silent: See `Coordination.silent`.
             may_found: Whether nodes that know of no round may found the job.
         """
 
         def make(started_by: tuple[Round, ...]) -> Coordination:
             state = rules.begin(promise, choice, time.monotonic(), dead=dead, started_by=started_by)
-            return replace(state, may_found=may_found)
+            return replace(state, may_found=may_found, silent=silent)
 
         def start() -> None:
             self._coordinator.begin(make)
