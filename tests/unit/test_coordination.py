@@ -548,3 +548,15 @@ def test_nothing_happens_to_a_round_that_is_over() -> None:
     before = job.members["a"]
     job._feed("a", OrderRead(Order(promise, "gather")))
     assert job.members["a"] == before
+
+
+def test_nobody_waits_for_the_node_of_a_silent_coordinator() -> None:
+    """It was silent for a lease when another agent took over; the other members have two leases to come."""
+    first = SmallJob(MAJORITY, min_nodes=1, max_nodes=3)
+    first.decide(MayFound())
+    first.add("a", "b", "c")
+    for silent, awaited in (("", [True, False, True]), ("a", [False, False, True])):
+        state = coordinating.begin(Promise(2, "b"), MAJORITY, 0.0, silent=silent)
+        said = replace(make_state(first.members["b"], 0.0, is_first=True), promise=state.promise)
+        seats = coordinating.decide(state, [Said(said)], now=0.0).job.seats
+        assert [seat.is_awaited for seat in seats] == awaited

@@ -169,6 +169,13 @@ def test_a_silent_coordinator_is_not_asked_first() -> None:
     assert agent.tell(CoordinatorLost(BROKEN, to="a")) == [Ask("a")]
 
 
+def test_a_new_coordinator_knows_that_the_one_before_was_silent() -> None:
+    """So it does not wait for that node."""
+    agent = _Agent("a", "b", own="b")
+    agent.follow("a", "x")
+    assert agent.tell(CoordinatorLost(SILENT)) == [BecomeCoordinator("", "x"), Ask("a")]
+
+
 @pytest.mark.parametrize(
     ("answer", "standing", "leaves"),
     [

@@ -190,7 +190,8 @@ def _change_nodes(
         return replace(coordination, job=job)
     changes = NodeChanges(job, coordination.round, now)
     if base is not None and is_newer:
-        changes.adopt_round(base, is_dead=base.coordinator in coordination.knowledge.dead)
+        gone = {*coordination.knowledge.dead, coordination.silent}
+        changes.adopt_round(base, is_gone=base.coordinator in gone)
         coordination = replace(
             coordination, round=base, assignments=MappingProxyType({}), proposed=None, halt=None, short_since=None
         )

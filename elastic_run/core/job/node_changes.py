@@ -92,16 +92,16 @@ class NodeChanges:
             seats=tuple(self._seats),
         )
 
-    def adopt_round(self, started: Round, *, is_dead: bool) -> None:
+    def adopt_round(self, started: Round, *, is_gone: bool) -> None:
         """Go on from a round that has started under another coordinator: its members have yet to come.
 
         Args:
             started: The round.
-            is_dead: Whether its coordinator is surely dead.
+            is_gone: Whether its coordinator is dead, or was silent for a lease: its node is not waited for.
         """
         self._round = started
         self._seats = [Seat() for _ in range(started.size)]
-        if is_dead and started.coordinator_rank >= 0:
+        if is_gone and started.coordinator_rank >= 0:
             self._seats[started.coordinator_rank] = Seat(started.coordinator, is_awaited=False, is_lost=True)
         self._nodes = {
             name: replace(node, rank=None, is_member=False, failing=None, outcome="", is_suspecting=False)
