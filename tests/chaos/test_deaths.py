@@ -1,4 +1,4 @@
-"""Agents are killed one after another, and nobody waits for the job to recover: the short versions of two commands."""
+"""Agents are killed one after another, and nobody waits for the job to recover: the short version of a command."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos import schedules
 from tests.chaos.deaths import Deaths, run
-from tests.chaos.schedules import Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,24 +21,3 @@ def test_every_sample_is_accounted_for(tmp_path: Path, kills_guardians: bool) ->
     At length: python -m tests.chaos.deaths.
     """
     run(Deaths(seed=17, count=8, kills_guardians=kills_guardians), tmp_path, say=print)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Schedule(0.0, "after-halt", "twice"),
-        Schedule(0.5, "after-join", "works"),
-        Schedule(0.5, "before", "killed"),
-        Schedule(3.0, "after-ready", "late"),
-        Schedule(10.0, "after-join", "wrong"),
-    ],
-    ids=str,
-)
-def test_two_deaths_in_any_order_leave_one_job(schedule: Schedule, tmp_path: Path) -> None:
-    """Whatever comes first, and whoever proves the first death, one job goes on, and all nodes train in it again.
-
-    All orders: python -m tests.chaos.schedules.
-    """
-    schedules.run(schedule, tmp_path, say=print)

@@ -113,7 +113,7 @@ class Agent:
             elif isinstance(action, AcquireLease):
                 self._acquire(action.instead_of)
             elif isinstance(action, BecomeCoordinator):
-                self.begin(action.dead)
+                self.begin(action.dead, action.silent)
             elif isinstance(action, Follow):
                 self.world.connect(self, action.endpoint)
             elif isinstance(action, WaitUntil):
@@ -225,7 +225,7 @@ class Agent:
         self.world.wake(self, lambda: self.discover(CoordinatorLost(how, to)))
 
     # --- the coordinator's side --------------------------------------------------------------------------------------
-    def begin(self, dead: str) -> None:
+    def begin(self, dead: str, silent: str) -> None:
         world = self.world
         term, until = self.lease if world.choice == LEASE else (self.member.promise.term + 1, float("inf"))
         world.say("candidate", self.name, term, dead)
@@ -234,6 +234,7 @@ class Agent:
             world.choice,
             self.clock,
             dead=dead,
+            silent=silent,
             started_by=self.started_by,
             lease_until=until,
         )

@@ -230,3 +230,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     """There is no cycle of imports, those in functions and those for type checkers included."""
     cycles = {name for name in imported_modules() if name in reachable(name)}
     assert cycles == set()
+
+
+def test_no_packages_of_the_core_import_each_other() -> None:
+    """Of two packages of the core, at most one imports the other."""
+    arrows = {
+        (name.rpartition(".")[0], found.rpartition(".")[0])
+        for name, imported in imported_modules().items()
+        for found in imported
+        if name.startswith("core.") and found.startswith("core.")
+    }
+    assert {(one, other) for one, other in arrows if one != other and (other, one) in arrows} == set()

@@ -120,7 +120,7 @@ class AcquireLease:
 
 @dataclass(frozen=True, slots=True)
 class BecomeCoordinator:
-    """Coordinate; `dead` is the coordinator before if it is surely dead, `silent` if it was silent for a lease."""
+    """Coordinate; `dead` is the coordinator before, if it is surely dead, `silent` if it was silent for a lease."""
 
     dead: str
     silent: str = ""
@@ -153,7 +153,7 @@ class Discovery:
         coordinator: The endpoint and the node of the coordinator that it follows, or has followed last.
         has_ended: Whether its connection to that one has ended by itself, and not in silence.
         dead: The last coordinator that is surely dead, or "".
-        silent: The last coordinator, if it was silent for a lease; otherwise "".
+        silent: The last coordinator, if it was silent for a lease, or "".
         asking: The endpoint whose answer is awaited, or "".
         heard: The newest answers since it began to coordinate.
         since: When it began to coordinate.

@@ -91,7 +91,7 @@ def clear_round(job: Job, now: float) -> Job:
 
 
 def _awaits_silent_alone(coordination: Coordination, config: JobConfig) -> bool:
-    """Whether only the coordinator before is missing, which was silent for a lease already, and the others may go on."""
+    """Whether only a coordinator is missing that was silent for a lease already, and the others may go on."""
     base, seats = coordination.round, coordination.job.seats
     if base is None or base.coordinator != coordination.silent or base.coordinator in coordination.here:
         return False

@@ -18,5 +18,6 @@
 | `lease_place` | the same if a lease says who coordinates |
 | `outage` | what the user is told while there is no coordinator |
 | `session` | what the agent sees of all this |
+| `step_check` | refuses launchers of one step of Slurm that contradict each other |
 | `handler` | torch's interface on top of it |
 """

@@ -108,14 +108,14 @@ class CoordinatorThread:
             promise: The term, and this node.
             choice: A word of `core.job.succession`.
             own: This side of the connection to this agent's own node.
-            dead: See `Knowledge.dead`.
-            silent: See `Coordination.silent`.
+            dead: See `Coordination`.
+            silent: See there, too.
             may_found: Whether nodes that know of no round may found the job.
         """
 
         def make(started_by: tuple[Round, ...]) -> Coordination:
-            state = rules.begin(promise, choice, time.monotonic(), dead=dead, started_by=started_by)
-            return replace(state, may_found=may_found, silent=silent)
+            state = rules.begin(promise, choice, time.monotonic(), dead=dead, silent=silent, started_by=started_by)
+            return replace(state, may_found=may_found)
 
         def start() -> None:
             self._coordinator.begin(make)

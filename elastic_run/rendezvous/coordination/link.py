@@ -21,7 +21,6 @@ from elastic_run.core.protocol.codec import LARGEST, MessageError
 from elastic_run.rendezvous.coordination.frames import (
     ACKNOWLEDGED,
     DOCUMENT,
-    LARGEST_OPENING,
     MESSAGE,
     FrameReader,
     encode_frame,
@@ -100,11 +99,6 @@ class Link:
     def set_largest(self, most: int) -> None:
         """Set how many bytes a frame may have from now on."""
         self._reader.most = most
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether the other side may send whole documents."""
-        return self._reader.most > LARGEST_OPENING
 
     # --- out ---------------------------------------------------------------------------------------------------------
     @property
