@@ -28,7 +28,7 @@ from elastic_run.core.job.discovery import (
 from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.membership import Member, Search
 from elastic_run.core.job.state import HALTING, RUNNING, WARNED
-from elastic_run.core.job.succession import LEASE, find_base, find_possible
+from elastic_run.core.job.succession import LEASE
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
@@ -69,8 +69,6 @@ class Agent:
         self.links: dict[str, Link] = {}
         self.coordination: Coordination | None = None
         self.started_by: tuple[Round, ...] = ()
-        #: What was known when the last round was proposed: the round, the base, what may have started.
-        self.considered: tuple[Round, Round | None, tuple[Round, ...]] | None = None
         self.verdict: str | None = None
         self.runs: Round | None = None
         self.ran: set[Round] = set()
@@ -274,11 +272,10 @@ class Agent:
         if before.job.phase in ACTIVE and after.job.phase not in ACTIVE and after.round == before.round:
             check_settled(world, before, after)
         if after.proposed is not None and (before.proposed is None or before.proposed.round != after.proposed.round):
-            base = find_base(after.knowledge)
-            self.considered = (after.proposed.round, base, find_possible(after.knowledge, base))
             world.at_turn(self)
         if after.round is not None and after.round in after.started_by and after.round not in before.started_by:
-            check_started(world, self, after)
+            assert before.proposed is not None
+            check_started(world, self, after, before.proposed)
             world.at_turn(self)
         for link in list(self.links.values()):
             order = coordinating.make_order(after, link.node.name)

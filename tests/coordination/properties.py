@@ -11,6 +11,7 @@ from tests.coordination.lease_store import TIME_TO_LIVE
 
 if TYPE_CHECKING:
     from elastic_run.core.job.coordination import Coordination
+    from elastic_run.core.job.coordination_state import Proposed
     from elastic_run.core.job.documents import NodeState, Round
     from tests.coordination.agent import Agent
     from tests.coordination.world import World
@@ -29,22 +30,20 @@ class Started(NamedTuple):
 
 
 # --- a coordinator starts a round ------------------------------------------------------------------------------------
-def check_started(world: World, agent: Agent, coordination: Coordination) -> None:
+def check_started(world: World, agent: Agent, coordination: Coordination, proposed: Proposed) -> None:
     """Check what must hold when the first `start` of a round is sent."""
     started = coordination.round
     assert started is not None
-    assert agent.considered is not None
-    considered, base, possible = agent.considered
-    assert considered == started
     members = tuple(sorted(coordination.assignments))
-    world.say("START", agent.name, started.round_id, members, "after", base and base.round_id, possible)
+    world.say("START", agent.name, started.round_id, members)
     last = next((one for one in reversed(world.started) if one.round.root == started.root), None)
-    if last is None and world.started:
-        world.second_foundings += 1
-    if world.choice == MAJORITY and last is not None and last.round != base and last.round not in possible:
-        message = f"fork: {started.round_id} {members} does not know {last.round.round_id} {last.members}"
+    if last is None and any(one.round.coordinator == agent.name for one in world.started):
+        message = f"fork: {agent.name} founds the job again with {started.round_id}"
         raise BrokenPropertyError(message)
-    if last is not None and started.restart_count < last.round.restart_count and last.round == base:
+    if world.choice == MAJORITY and last is not None:
+        _check_follows(coordination, members, last)
+    is_parent = last is not None and all(one.parent == last.round for one in proposed.proposals.values())
+    if last is not None and is_parent and started.restart_count < last.round.restart_count:
         message = f"budget: {started.round_id} has {started.restart_count} restarts, {last.round} more"
         raise BrokenPropertyError(message)
     if started.restart_count > world.config.max_restarts:
@@ -53,6 +52,15 @@ def check_started(world: World, agent: Agent, coordination: Coordination) -> Non
     if world.choice == LEASE:
         _check_lease(world, agent, started)
     world.started.append(Started(started, members, world.now))
+
+
+def _check_follows(coordination: Coordination, members: tuple[str, ...], last: Started) -> None:
+    """More than half of the seats of the round before are in this one, or have ended in its coordinator's hands."""
+    coordinator = last.round.coordinator
+    seats = set(last.members) - ({coordinator} & coordination.knowledge.dead)
+    if 2 * len(seats & {*members, *coordination.ended}) <= len(seats):
+        message = f"fork: {coordination.promise} {members} does not follow {last.round.round_id} {last.members}"
+        raise BrokenPropertyError(message)
 
 
 def check_settled(world: World, before: Coordination, after: Coordination) -> None:
@@ -69,8 +77,8 @@ def _check_lease(world: World, agent: Agent, started: Round) -> None:
 
     The limit is an older coordinator's node that is cut off from this coordinator. Within the two leases in which such
     nodes are awaited, one of these was the case: the node could not reach this coordinator, or one of the two stood
-    still; or the node could not be told of this coordinator, since its own living coordinator was cut off from the node
-    or from this coordinator, or stood still; or the node had lost its coordinator, and could not reach the store.
+    still; or the node could not hear of this coordinator: its own was cut off from it or, alive, from this coordinator,
+    or stood still; or the node had lost its coordinator, and could not reach the store.
     """
     store = world.lease
     if store.holder != agent.name or store.term != started.term:
@@ -81,10 +89,12 @@ def _check_lease(world: World, agent: Agent, started: Round) -> None:
         runs = node.runs
         if runs is None or runs != last or runs.coordinator == agent.name:
             continue
-        older = world.agents[runs.coordinator if node.link is None else node.link.host.name]
         ways = [world.way(node.host, agent.host), ("stands", node.name), ("stands", agent.name)]
-        if older.is_alive:
-            ways += [world.way(node.host, older.host), world.way(older.host, agent.host), ("stands", older.name)]
+        coordinators = {runs.coordinator, runs.coordinator if node.link is None else node.link.host.name}
+        for older in [world.agents[name] for name in sorted(coordinators - {agent.name})]:
+            ways.append(world.way(node.host, older.host))
+            if older.is_alive:
+                ways += [world.way(older.host, agent.host), ("stands", older.name)]
         if node.link is None:
             ways.append(("store", node.host))
         since = world.now - 2 * TIME_TO_LIVE / 0.9 - 8.0

@@ -25,21 +25,33 @@ class Schedule:
         self.world = world
         self.end = end
         pick = world.random
-        #: The mean of seconds between two faults at any time.
-        self.pause = pick.choice((3.0, 10.0, 40.0))
-        #: How often a fault comes at a turn: when a round is proposed or started.
-        self.danger = pick.choice((0.0, 0.3, 0.7))
+        #: The mean of seconds between two faults at any time, and how often one comes when a round is proposed or
+        #: started: in some jobs most faults come at any time, in some at these moments, in some rivals meet.
+        self.pause, self.danger, has_rivals = pick.choice(
+            ((3.0, 0.0, False), (10.0, 0.3, False), (40.0, 0.7, False), (40.0, 0.3, True), (1000.0, 0.0, True))
+        )
         world.at_turn = self._disturb_turn
-        world.after(pick.expovariate(1 / self.pause), self._disturb)
+        world.after(pick.expovariate(1 / self.pause), self._act, self._disturb)
+        if has_rivals:
+            world.after(pick.uniform(5.0, 15.0), self._act, self.bring_rivals)
 
     def _disturb(self) -> None:
-        if self.world.now < self.end:
-            self._choose()()
-            self.world.after(self.world.random.expovariate(1 / self.pause), self._disturb)
+        self._choose()()
+        self.world.after(self.world.random.expovariate(1 / self.pause), self._act, self._disturb)
 
     def _choose(self) -> Callable[[], None]:
         pick = self.world.random
-        kinds = (self.kill, self.lose_power, self.boot, self.boot, self.split, self.cut_one, self.freeze, self.reset)
+        kinds = (
+            self.kill,
+            self.lose_power,
+            self.boot,
+            self.boot,
+            self.split,
+            self.cut_one,
+            self.freeze,
+            self.reset,
+            self.move,
+        )
         return pick.choice((*kinds, self.heal, self.heal, self.lose_store))
 
     def _disturb_turn(self, agent: Agent) -> None:
@@ -47,7 +59,7 @@ class Schedule:
         world, pick = self.world, self.world.random
         if world.now >= self.end or pick.random() >= self.danger:
             return
-        kinds = (self.kill, self.isolate, self.isolate, self.freeze, self.reset, self.split, self.deafen)
+        kinds = (self.kill, self.isolate, self.isolate, self.freeze, self.reset, self.move, self.split, self.deafen)
         # Orders and answers are on their way for this long.
         delay = pick.choice((0.0, 0.001, 0.02, 0.1, 0.3, 1.0)) * pick.random()
         world.after(delay, self._act, pick.choice(kinds), agent)
@@ -153,6 +165,33 @@ class Schedule:
             world.say("reset", link.node.name)
             world.close_at_host(link, BROKEN)
             world.close_at_node(link, BROKEN)
+
+    def move(self, agent: Agent | None = None) -> None:
+        """Let a node leave its coordinator for another endpoint; the coordinator reads of it later, if at all."""
+        world, pick = self.world, self.world.random
+        links = [one for one in world.links if agent in (None, one.host) and one.node is not one.host]
+        if links and world.endpoints > 1:
+            link, to = pick.choice(links), pick.choice(world.addresses)
+            world.say("move", link.node.name, to)
+            link.is_unheard_until = world.now + pick.choice((0.0, 2.0, 6.0))
+            world.close_at_node(link, BROKEN, to)
+
+    def bring_rivals(self) -> None:
+        """Stop all workers, cut the endpoints from each other, so that each may coordinate, and let nodes move."""
+        world, pick = self.world, self.world.random
+        world.say("rivals")
+        for one in range(world.endpoints):
+            for other in range(world.endpoints):
+                if one != other:
+                    world.add_cut(one, other)
+        for agent in list(world.living.values()):
+            if agent.runs is not None:
+                agent.fail(agent.runs)
+        for _ in range(pick.randrange(40)):
+            world.after(pick.uniform(5.0, 30.0), self._act, self.move)
+        calm = pick.uniform(15.0, 40.0)
+        world.after(calm, self._act, self.heal)
+        world.after(calm + pick.uniform(1.0, 30.0), self._act, self.bring_rivals)
 
     def lose_store(self) -> None:
         """Put the store of the lease out of reach of some hosts, or of all; or back."""

@@ -55,6 +55,8 @@ class Link:
         #: Since when a side waits for the answer of the other side's loop.
         self.unanswered: dict[str, float] = {}
         self.cut_since: float | None = None
+        #: Until when the coordinator does not hear that the node has closed it.
+        self.is_unheard_until = 0.0
 
 
 class World:
@@ -336,7 +338,7 @@ class World:
         node, host = link.node, link.host
         if not link.is_open_at_host:
             self.close_at_node(link, ENDED if not host.is_alive and host.had_power else BROKEN)
-        if not link.is_open_at_node:
+        if not link.is_open_at_node and self.now >= link.is_unheard_until:
             # What a living agent has closed was reset, and no guardian holds it.
             is_proof = not node.is_alive and node.had_power and node.link is link
             self.close_at_host(link, ENDED if is_proof else BROKEN)

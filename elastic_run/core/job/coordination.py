@@ -137,12 +137,14 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             happened.append(state)
         elif isinstance(event, Closed) and (event.node in here or event.node in away):
             happened.append(event)
-            _take_end(coordination, event, here.pop(event.node, None), ended)
+            last = here.pop(event.node, None)
             away[event.node] = now
             if event.how != BROKEN:
                 del away[event.node]
+            if event.how == ENDED and last is not None:
+                ended[event.node] = last
     leaving = {name: state for name, state in here.items() if state.leaving}
-    ended.update({name: state for name, state in leaving.items() if state.promise == coordination.promise})
+    ended.update(leaving)
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]
     happened += [Closed(name, SILENT, f"silent for {lease:.1f} s") for name in overdue]
@@ -173,12 +175,6 @@ def _take_lease(coordination: Coordination, event: LeaseRenewed | StepDown) -> C
         return replace(coordination, is_over=True, successor=event.to)
     coordination = replace(coordination, lease_until=event.until)
     return coordination if event.term == coordination.promise.term else _take_term(coordination, event.term)
-
-
-def _take_end(coordination: Coordination, event: Closed, state: NodeState | None, ended: dict[str, NodeState]) -> None:
-    """Keep the last state of a node that has surely ended, after it had promised this coordinator's term."""
-    if event.how == ENDED and state is not None and state.promise == coordination.promise:
-        ended[event.node] = state
 
 
 def _change_nodes(

@@ -32,6 +32,7 @@ from elastic_run.core.job.state import (
     Node,
     Refusal,
     Seat,
+    forget_place,
 )
 from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK
 from elastic_run.core.protocol.messages import (
@@ -113,6 +114,7 @@ class NodeChanges:
             name: replace(node, rank=None, is_member=False, failing=None, outcome="", is_suspecting=False)
             for name, node in self._nodes.items()
         }
+        self._gone = {name: forget_place(gone) for name, gone in self._gone.items()}
         self._set(
             phase=RUNNING,
             round=started.number,

@@ -25,7 +25,7 @@ from elastic_run.core.job.node_changes import NodeChanges
 from elastic_run.core.job.round_outcome import end_with
 from elastic_run.core.job.state import ENDED as JOB_ENDED
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, Refusal
-from elastic_run.core.job.succession import MAJORITY, describe_majority, find_base, find_possible, list_needed, may_form
+from elastic_run.core.job.succession import MAJORITY, describe_majority, find_base, list_needed, may_form
 from elastic_run.core.protocol.decisions import End, Halt, Refuse
 from elastic_run.records import replace
 
@@ -166,8 +166,10 @@ def _propose(coordination: Coordination, chosen: Sequence[str], now: float) -> C
     job, me = coordination.job, coordination.promise.coordinator
     number = max(job.round, job.highest_round, coordination.number) + 1
     after = formation.form(replace(job, highest_round=number - 1), chosen, now)
-    base = find_base(coordination.knowledge)
-    root = base.root if base is not None else _find_root(coordination, number)
+    # A first round that may have started is named as if it had: nodes that know of this proposal alone would else go on
+    # without it.
+    parent = find_base(coordination.knowledge) or next(reversed(list_needed(coordination.knowledge)), None)
+    root = f"{coordination.promise.term}/{number}/{me}" if parent is None else parent.root
     own = after.nodes.get(me)
     one = Round(
         coordination.promise.term,
@@ -181,15 +183,9 @@ def _propose(coordination: Coordination, chosen: Sequence[str], now: float) -> C
     # Only another coordinator that counts seats has to know the members.
     members = tuple(sorted(map(shorten, chosen))) if coordination.choice == MAJORITY else ()
     assignments = formation.assign(replace(after, incarnation=root))
-    proposals = {name: Proposal(one, assignment.group_rank, base, members) for name, assignment in assignments.items()}
+    proposals = {name: Proposal(one, place.group_rank, parent, members) for name, place in assignments.items()}
     proposed = Proposed(one, tuple(chosen), MappingProxyType(proposals), MappingProxyType(dict(assignments)))
     return replace(coordination, proposed=proposed, number=number)
-
-
-def _find_root(coordination: Coordination, number: int) -> str:
-    """Return the founding of which a round is that follows no round that has surely started."""
-    possible = find_possible(coordination.knowledge, None)
-    return possible[-1].root if possible else f"{coordination.promise.term}/{number}/{coordination.promise.coordinator}"
 
 
 def _start(coordination: Coordination, proposed: Proposed, now: float) -> Coordination:
