@@ -27,21 +27,18 @@ from elastic_run.core.job.discovery import (
 )
 from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.membership import Member, Search
-from elastic_run.core.job.state import HALTING, RUNNING, WARNED
 from elastic_run.core.job.succession import LEASE
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.records import replace
 from tests.coordination.lease_store import TIME_TO_LIVE
-from tests.coordination.properties import check_formed, check_settled, check_started
+from tests.coordination.properties import ACTIVE, check_ends, check_formed, check_started
 
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from tests.coordination.lease_store import Reading
     from tests.coordination.world import Link, World
-
-ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 
 
 class Agent:
@@ -269,8 +266,8 @@ class Agent:
         after = coordinating.decide(before, events, now=self.clock, jitter=world.random.random())
         self.coordination = after
         self.started_by = after.started_by
-        if before.job.phase in ACTIVE and after.job.phase not in ACTIVE and after.round == before.round:
-            check_settled(world, before, after)
+        if before.job.phase in ACTIVE and after.job.phase != before.job.phase and after.round == before.round:
+            check_ends(world, before, after)
         if after.proposed is not None and (before.proposed is None or before.proposed.round != after.proposed.round):
             world.at_turn(self)
         if after.round is not None and after.round in after.started_by and after.round not in before.started_by:

@@ -292,37 +292,16 @@ def test_a_higher_term_is_taken_over() -> None:
 
 
 def test_a_coordinator_starts_nothing_after_its_lease() -> None:
-    """It proposes and starts no round until the lease is renewed; a lease that was over has a higher term then."""
+    """It starts no round until the lease is renewed; what was accepted in an older term is proposed again."""
     job = SmallJob(LEASE)
     job.decide(LeaseRenewed(job.now + 5.0, 1))
     job.wait(5.0)
     job.add("a", "b")
-    assert job.state.proposed is None
+    assert (job.state.round, job.told("a")) == (None, [])
     job.decide(LeaseRenewed(job.now + 5.0, 3))
     assert (job.state.promise, job.state.job.phase) == (Promise(3, "a"), RUNNING)
     job.wait(9.0)
     assert job.state.job.phase == RUNNING
-
-
-def test_an_accepted_round_waits_for_the_lease() -> None:
-    """What all have accepted when the lease is over starts when it is renewed."""
-    job = SmallJob(LEASE)
-    for name in "ab":
-        job.members[name] = job.make_member(name, job.config)
-        job.commands[name] = []
-    job.exchange(away=("b",))
-    job.state = coordinating.decide(job.state, [Said(make_state(job.members["b"], 0.0, is_first=True))], now=job.now)
-    job.state = replace(job.state, lease_until=job.now + 1.0)
-    states = {
-        name: replace(make_state(job.members[name], 0.0, is_first=False), promise=job.state.promise) for name in "ab"
-    }
-    job.state = coordinating.decide(job.state, [Said(state) for state in states.values()], now=job.now)
-    assert job.state.proposed is not None
-    proposals = job.state.proposed.proposals
-    accepted = [Said(replace(state, accepted=(proposals[name],))) for name, state in states.items()]
-    state = coordinating.decide(job.state, accepted, now=job.now + 1.0)
-    assert state.round is None
-    assert coordinating.decide(state, [LeaseRenewed(job.now + 5.0, 1)], now=job.now + 2.0).round is not None
 
 
 def test_a_coordinator_that_steps_down_sends_its_nodes_to_the_other_one() -> None:
