@@ -127,13 +127,13 @@ class Agent:
 
     def _ask(self, endpoint: str) -> None:
         if endpoint == LEASE_STORE:
-            self.world.call_store(self, lambda store: store.read(), self._read_lease)
+            self.world.lease.call(self, lambda store: store.read(), self._read_lease)
         else:
             self.world.ask(self, endpoint)
 
     def _acquire(self, instead_of: str) -> None:
         at = self.clock
-        self.world.call_store(
+        self.world.lease.call(
             self, lambda store: store.acquire(self.name, instead_of), lambda reading: self._read_lease(reading, at)
         )
 
@@ -144,7 +144,7 @@ class Agent:
             self.lease = (reading.term, at + LEASE_SHARE * TIME_TO_LIVE)
             others = [name for name in reading.coordinators if name != self.name]
             answer = Answer(LEASE_STORE, COORDINATES, self.name, standing=KNOWS_ROUND if others else KNOWS_NOTHING)
-            self.world.after(0.01, self.world.tell_others, self, reading.term, others)
+            self.world.after(0.01, self.world.lease.tell_others, self, reading.term, others)
         else:
             role = FOLLOWS if reading.holder else SEARCHES
             answer = Answer(LEASE_STORE, role, reading.holder, to=reading.holder)
@@ -243,7 +243,7 @@ class Agent:
         if self.is_alive and self.coordination is not None and self.coordination.since == since:
             if self.acts:
                 at, term = self.clock, self.coordination.promise.term
-                self.world.call_store(
+                self.world.lease.call(
                     self,
                     lambda store: store.renew(self.name, term),
                     lambda reading: self._read_renewal(reading, at, since),
