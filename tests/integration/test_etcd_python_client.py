@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -75,11 +73,3 @@ def test_without_python_etcd_one_line_names_the_extra(
         "elastic-run: error: --rdzv-backend: rendezvous backend 'etcd' needs python-etcd: "
         "pip install 'elastic-run[etcd]' (etcd-v3 needs no package)\n"
     )
-
-
-def test_no_other_backend_imports_python_etcd() -> None:
-    """Its import would take a tenth of a second."""
-    modules = ("leases.etcd_v3", "leases.file", "coordination.handler")
-    imports = "".join(f"import elastic_run.rendezvous.{name}\n" for name in modules)
-    program = f"import sys\n{imports}print('etcd' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"False\n"
