@@ -287,11 +287,8 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
 def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> Decision:
     """Take in an answer, and return what follows at once, if anything does."""
     endpoint, node = discovery.coordinator
-    if (
-        discovery.has_ended
-        and answer.endpoint == endpoint
-        and (answer.role == REFUSES or answer.node not in ("", node))
-    ):
+    is_gone = answer.role == REFUSES or answer.node not in ("", node)
+    if discovery.has_ended and answer.endpoint == endpoint and is_gone:
         discovery = replace(discovery, dead=node)
     if discovery.role == COORDINATES:
         discovery = replace(discovery, heard=MappingProxyType({**discovery.heard, answer.endpoint: answer}))
