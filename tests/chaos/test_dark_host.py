@@ -42,12 +42,6 @@ def end_by_darkness(host: VirtualHost, agent: HostProcess) -> None:
     host.go_dark()
 
 
-def end_by_stop(host: VirtualHost, agent: HostProcess) -> None:
-    """Stop the agent: its machine still answers for it, but nobody serves the store."""
-    del host
-    agent.send(signal.SIGSTOP)
-
-
 def end_by_kill(host: VirtualHost, agent: HostProcess) -> None:
     """Kill the agent: connections are refused from then on."""
     del host
@@ -61,7 +55,7 @@ def wait_round(agents: Sequence[HostProcess], size: int) -> float:
     return time.monotonic()
 
 
-@pytest.mark.parametrize("end", [end_by_power, end_by_darkness, end_by_stop, end_by_kill])
+@pytest.mark.parametrize("end", [end_by_power, end_by_darkness, end_by_kill])
 def test_the_host_of_the_store_is_not_waited_for_twice(
     tmp_path: Path, end: Callable[[VirtualHost, HostProcess], None]
 ) -> None:

@@ -28,20 +28,17 @@ from elastic_run.core.job.discovery import (
 from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.membership import Member, Search
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
-from elastic_run.core.job.state import HALTING, RUNNING, WARNED
 from elastic_run.core.job.succession import LEASE
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.records import replace
 from tests.coordination.lease_store import TIME_TO_LIVE
-from tests.coordination.properties import check_formed, check_settled, check_started
+from tests.coordination.properties import ACTIVE, check_ends, check_formed, check_started
 
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from tests.coordination.lease_store import Reading
     from tests.coordination.world import Link, World
-
-ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 
 
 class Agent:
@@ -113,7 +110,7 @@ class Agent:
             elif isinstance(action, AcquireLease):
                 self._acquire(action.instead_of)
             elif isinstance(action, BecomeCoordinator):
-                self.begin(action.dead)
+                self.begin(action.dead, action.silent)
             elif isinstance(action, Follow):
                 self.world.connect(self, action.endpoint)
             elif isinstance(action, WaitUntil):
@@ -130,13 +127,13 @@ class Agent:
 
     def _ask(self, endpoint: str) -> None:
         if endpoint == LEASE_STORE:
-            self.world.call_store(self, lambda store: store.read(), self._read_lease)
+            self.world.lease.call(self, lambda store: store.read(), self._read_lease)
         else:
             self.world.ask(self, endpoint)
 
     def _acquire(self, instead_of: str) -> None:
         at = self.clock
-        self.world.call_store(
+        self.world.lease.call(
             self, lambda store: store.acquire(self.name, instead_of), lambda reading: self._read_lease(reading, at)
         )
 
@@ -147,7 +144,7 @@ class Agent:
             self.lease = (reading.term, at + LEASE_SHARE * TIME_TO_LIVE)
             others = [name for name in reading.coordinators if name != self.name]
             answer = Answer(LEASE_STORE, COORDINATES, self.name, standing=KNOWS_ROUND if others else KNOWS_NOTHING)
-            self.world.after(0.01, self.world.tell_others, self, reading.term, others)
+            self.world.after(0.01, self.world.lease.tell_others, self, reading.term, others)
         else:
             role = FOLLOWS if reading.holder else SEARCHES
             answer = Answer(LEASE_STORE, role, reading.holder, to=reading.holder)
@@ -225,7 +222,7 @@ class Agent:
         self.world.wake(self, lambda: self.discover(CoordinatorLost(how, to)))
 
     # --- the coordinator's side --------------------------------------------------------------------------------------
-    def begin(self, dead: str) -> None:
+    def begin(self, dead: str, silent: str) -> None:
         world = self.world
         term, until = self.lease if world.choice == LEASE else (self.member.promise.term + 1, float("inf"))
         world.say("candidate", self.name, term, dead)
@@ -234,6 +231,7 @@ class Agent:
             world.choice,
             self.clock,
             dead=dead,
+            silent=silent,
             started_by=self.started_by,
             lease_until=until,
         )
@@ -246,7 +244,7 @@ class Agent:
         if self.is_alive and self.coordination is not None and self.coordination.since == since:
             if self.acts:
                 at, term = self.clock, self.coordination.promise.term
-                self.world.call_store(
+                self.world.lease.call(
                     self,
                     lambda store: store.renew(self.name, term),
                     lambda reading: self._read_renewal(reading, at, since),
@@ -269,8 +267,8 @@ class Agent:
         after = coordinating.decide(before, events, now=self.clock, jitter=world.random.random())
         self.coordination = after
         self.started_by = after.started_by
-        if before.job.phase in ACTIVE and after.job.phase not in ACTIVE and after.round == before.round:
-            check_settled(world, before, after)
+        if before.job.phase in ACTIVE and after.job.phase != before.job.phase and after.round == before.round:
+            check_ends(world, before, after)
         if after.proposed is not None and (before.proposed is None or before.proposed.round != after.proposed.round):
             world.at_turn(self)
         if after.round is not None and after.round in after.started_by and after.round not in before.started_by:

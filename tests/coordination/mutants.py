@@ -16,6 +16,7 @@ import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_run.core.job import coordination, discovery, membership, node_changes, round_steps, succession
+from elastic_run.core.job.succession import LEASE, MAJORITY
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -29,12 +30,14 @@ class Mutant(NamedTuple):
         function: Its name.
         before: A text in its source.
         after: What stands there in the broken rule.
+        choice: How the coordinator is chosen in the jobs that need the rule most, or None for all.
     """
 
     module: ModuleType
     function: str
     before: str
     after: str
+    choice: str | None = None
 
 
 MUTANTS = {
@@ -65,21 +68,19 @@ MUTANTS = {
         "_may_propose",
         "if any(state.promise != coordination.promise for state in coordination.here.values()):",
         "if False:",
+        MAJORITY,
     ),
     "any proposal may have started": Mutant(
         succession, "_may_have_started", "members = frozenset(proposal.members)", "members = frozenset()"
     ),
     "only the newest proposal that may have started counts": Mutant(
-        succession, "list_needed", "*find_possible(known, base)", "*find_possible(known, base)[-1:]"
+        succession, "list_needed", "*find_possible(known, base)", "*find_possible(known, base)[-1:]", MAJORITY
     ),
     "no proof of a dead coordinator counts": Mutant(
         succession, "_count_seats", "return one.size - is_void", "return one.size"
     ),
     "a coordinator starts rounds after its lease": Mutant(
         round_steps, "_gather", "may_start = is_accepted and now < coordination.lease_until", "may_start = is_accepted"
-    ),
-    "a coordinator proposes after its lease": Mutant(
-        round_steps, "_may_propose", "if now >= coordination.lease_until:", "if False:"
     ),
     "a coordinator goes on when another node holds the lease": Mutant(
         coordination,
@@ -91,7 +92,7 @@ MUTANTS = {
         coordination, "_take_lease", "if event.term <= coordination.promise.term", "if True"
     ),
     "a holder of a lease founds at once": Mutant(
-        discovery, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first"
+        discovery, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first", LEASE
     ),
     "a candidate founds beside a job that another endpoint knows": Mutant(
         discovery, "_may_found", "if knows not in ([], [LEASE_STORE]):", "if False:"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_run.core.job import membership
-from elastic_run.core.job.state import RUNNING
+from elastic_run.core.job.documents import IDLE
+from elastic_run.core.job.state import HALTING, RUNNING, WARNED
 from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 from tests.coordination.lease_store import TIME_TO_LIVE
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from elastic_run.core.job.documents import NodeState, Round
     from tests.coordination.agent import Agent
     from tests.coordination.world import World
+
+
+ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 
 
 class BrokenPropertyError(AssertionError):
@@ -37,13 +41,13 @@ def check_started(world: World, agent: Agent, coordination: Coordination, propos
     members = tuple(sorted(coordination.assignments))
     world.say("START", agent.name, started.round_id, members)
     last = next((one for one in reversed(world.started) if one.round.root == started.root), None)
-    if last is None and any(one.round.coordinator == agent.name for one in world.started):
+    parents = {one.parent for one in proposed.proposals.values()}
+    if parents == {None} and any(one.round.coordinator == agent.name for one in world.started):
         message = f"fork: {agent.name} founds the job again with {started.round_id}"
         raise BrokenPropertyError(message)
     if world.choice == MAJORITY and last is not None:
         _check_follows(coordination, members, last)
-    is_parent = last is not None and all(one.parent == last.round for one in proposed.proposals.values())
-    if last is not None and is_parent and started.restart_count < last.round.restart_count:
+    if last is not None and parents == {last.round} and started.restart_count < last.round.restart_count:
         message = f"budget: {started.round_id} has {started.restart_count} restarts, {last.round} more"
         raise BrokenPropertyError(message)
     if started.restart_count > world.config.max_restarts:
@@ -63,12 +67,16 @@ def _check_follows(coordination: Coordination, members: tuple[str, ...], last: S
         raise BrokenPropertyError(message)
 
 
-def check_settled(world: World, before: Coordination, after: Coordination) -> None:
-    """Check that a round that is behind its coordinator runs on none of its members that are there."""
+def check_ends(world: World, before: Coordination, after: Coordination) -> None:
+    """Check that a round has ended on the members of which its coordinator thinks so, when it halts or settles it."""
     for name in [one.node for one in before.job.members if one.node in after.job.nodes and one.node in after.here]:
         node = world.agents[name]
-        if node.is_alive and node.runs is not None and node.runs == before.round:
-            message = f"overlap: {before.promise} has settled {node.runs.round_id}, which {name} runs"
+        is_behind = after.job.phase not in ACTIVE or after.job.nodes[name].outcome
+        started = node.member.started
+        has_ended = started is not None and before.round is not None and started.order >= before.round.order
+        is_idle = node.member.phase == IDLE or started != before.round
+        if is_behind and node.is_alive and not (has_ended and is_idle) and not node.member.is_over:
+            message = f"ends: {before.promise} believes that {name} has ended {before.round}"
             raise BrokenPropertyError(message)
 
 

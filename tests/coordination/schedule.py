@@ -198,4 +198,4 @@ class Schedule:
         world, pick = self.world, self.world.random
         share = pick.choice((0.0, 0.7, 1.0, 1.0))
         world.reach_store({host for host in range(world.hosts) if pick.random() < share})
-        world.say("store", world.lease_reach)
+        world.say("store", world.lease.reach)

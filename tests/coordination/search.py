@@ -62,6 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.mutant:
         break_rule(options.mutant)
+        options.choice = options.choice or MUTANTS[options.mutant].choice
     tally: Counter[str] = Counter()
     rounds = 0
     for seed in range(options.first, options.first + options.count):
@@ -69,7 +70,7 @@ def main() -> None:
         try:
             outcome, world = run_job(seed, options.choice, log=log)
             rounds += len(world.started)
-        except BrokenPropertyError as error:
+        except (BrokenPropertyError, LookupError) as error:
             outcome = str(error).partition(":")[0]
             for line in log if options.show else ():
                 print(*line)  # noqa: T201 - a command

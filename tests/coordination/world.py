@@ -10,7 +10,6 @@ arrives when the cut heals before either end gives up.
 # ruff: noqa: D102 - what a method of the simulation does, its name says
 from __future__ import annotations
 
-import functools
 import heapq
 import random
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, Closed, Coordination, Said, StepDown
+from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, Closed, Coordination, Said
 from elastic_run.core.job.discovery import LEASE_STORE, REFUSES, Answer
 from elastic_run.core.job.documents import RUNS, NodeState, Order, Round
 from elastic_run.core.job.membership import OrderRead
@@ -26,7 +25,7 @@ from elastic_run.core.job.node_events import CutOff
 from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from tests.coordination.agent import Agent
-from tests.coordination.lease_store import TIME_TO_LIVE, LeaseStore, Reading
+from tests.coordination.lease_store import TIME_TO_LIVE, LeaseStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +101,6 @@ class World:
         self.second_foundings = 0
         self.seats: dict[tuple[Round, int], str] = {}
         self.lease = LeaseStore(self)
-        self.lease_reach: set[int] = set(range(self.hosts))
         #: When a way was disturbed the last time, and which are disturbed now.
         self.disturbed: dict[tuple[object, ...], float] = {}
         #: Called when a round is proposed or started.
@@ -230,9 +228,9 @@ class World:
         for host in range(self.hosts):
             if host not in hosts:
                 self.disturbed["store", host] = float("inf")
-            elif host not in self.lease_reach:
+            elif host not in self.lease.reach:
                 self.disturbed["store", host] = self.now
-        self.lease_reach = hosts
+        self.lease.reach = hosts
 
     def was_well(self, way: tuple[object, ...], since: float) -> bool:
         """Whether nothing has disturbed a way since then."""
@@ -366,40 +364,6 @@ class World:
         else:
             answer = replace(discovering.make_answer(other.discovery, other.standing), endpoint=address)
         self.after(delay, self.wake, agent, lambda: agent.discover(answer))
-
-    def call_store(
-        self, agent: Agent, act: Callable[[LeaseStore], Reading], then: Callable[[Reading | None], None]
-    ) -> None:
-        """Let an agent ask the store of the lease; request or answer may be late, or be lost."""
-        pick = self.random
-        delay, late = pick.choice((0.002, 0.01, 0.01, 0.5)), pick.choice((0.002, 0.01, 0.01, 1.5))
-
-        def arrive() -> None:
-            reading = act(self.lease) if agent.host in self.lease_reach else None
-            self.after(PATIENCE if reading is None else late, answer, reading)
-
-        def answer(reading: Reading | None) -> None:
-            is_heard = agent.host in self.lease_reach
-            self.wake(agent, lambda: then(reading if is_heard else None))
-
-        self.after(delay, arrive)
-
-    def tell_others(self, agent: Agent, term: int, names: list[str]) -> None:
-        """A new holder of the lease dials the coordinators before it until each knows of it, or is dead."""
-        if not agent.is_alive or agent.discovery.role != discovering.COORDINATES or not names:
-            return
-        left = []
-        for name in names:
-            other = self.agents[name]
-            is_known = agent.acts and self.meet(agent.host, other.host) and (other.acts or not other.is_alive)
-            if not is_known:
-                left.append(name)
-                continue
-            if other.is_alive and other.coordination is not None and other.coordination.promise.term < term:
-                other.coordinate([StepDown(agent.name)])
-            forget = functools.partial(LeaseStore.forget, name=agent.name, told=name)
-            self.call_store(agent, forget, lambda _: None)
-        self.after(0.5, self.tell_others, agent, term, left)
 
     # --- workers -----------------------------------------------------------------------------------------------------
     def fence(self) -> None:

@@ -95,7 +95,12 @@ def test_an_answer_of_a_store_is_bounded(
 
 @pytest.mark.parametrize(
     "answer",
-    [b"HTTP/1.1 400 Bad Request\r\n", b"\xff\xff\xff\xffM", encode_frame(MESSAGE, {"role": "?", "standing": 1}), _PIECE],
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"\xff\xff\xff\xffM",
+        encode_frame(MESSAGE, {"role": "?", "standing": 1}),
+        _PIECE,
+    ],
     ids=["another protocol", "a frame of 4 GB", "no answer of ours", "endless bytes"],
 )
 def test_what_answers_like_no_agent_is_named_at_once(flood: Callable[..., Flood], answer: bytes) -> None:

@@ -16,7 +16,7 @@ from elastic_run.loop import Loop
 from elastic_run.multiprocessing import DefaultLogsSpecs, start_processes
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.store.connecting import connect_once
-from elastic_run.store.stream import Stream
+from elastic_run.store.tcpstore.stream import Stream
 from tests.support.store import ServedStore
 
 if TYPE_CHECKING:

@@ -122,5 +122,3 @@ def test_a_successor_asks_for_the_token_too(launch: Launch, worker: Worker, gate
     assert is_refused(ports[1], PREAMBLE + encode_frame(DOCUMENT, {}))
     with opened(gate, 2):
         assert [agent.wait_exit() for agent in others] == [0, 0]
-
-

@@ -270,9 +270,7 @@ def main() -> int:
     parser.add_argument("--token", action="store_true", help="the job has a token, which the sender hasn't")
     parser.add_argument("--proof", action="store_true", help="the job has a token, and the sender has it too")
     given = parser.parse_args()
-    outcome = run(
-        given.seed, given.count, has_token=given.token or given.proof, knows_it=given.proof, deadline=1e6
-    )
+    outcome = run(given.seed, given.count, has_token=given.token or given.proof, knows_it=given.proof, deadline=1e6)
     print(  # noqa: T201 - a command prints
         f"hostile frames: {outcome.frames} over {outcome.connections} connections, "
         f"memory grew by {outcome.growth / (1 << 20):.1f} MiB"

@@ -332,12 +332,12 @@ def test_a_higher_term_is_taken_over() -> None:
 
 
 def test_a_coordinator_starts_nothing_after_its_lease() -> None:
-    """It proposes and starts no round until the lease is renewed; a lease that was over has a higher term then."""
+    """It starts no round until the lease is renewed; what was accepted in an older term is proposed again."""
     job = SmallJob(LEASE)
     job.decide(LeaseRenewed(job.now + 5.0, 1))
     job.wait(5.0)
     job.add("a", "b")
-    assert job.state.proposed is None
+    assert (job.state.round, job.told("a")) == (None, [])
     job.decide(LeaseRenewed(job.now + 5.0, 3))
     assert (job.state.promise, job.state.job.phase) == (Promise(3, "a"), RUNNING)
     job.wait(9.0)
@@ -399,6 +399,20 @@ def test_a_node_may_bring_the_proof_that_the_last_coordinator_is_dead() -> None:
         said = replace(make_state(left, 0.0, is_first=True, dead=dead), promise=state.promise)
         seats = coordinating.decide(state, [Said(said)], now=0.0).job.seats
         assert [seat.is_awaited for seat in seats] == [is_awaited, False]
+
+
+def test_the_others_do_not_wait_again_for_a_silent_coordinator() -> None:
+    """More than half of the nodes go on as soon as only the coordinator before is missing; half of them wait for it."""
+    first = SmallJob(MAJORITY, max_nodes=3, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b", "c")
+    states = [make_state(first.members[name], 0.0, is_first=True) for name in "bc"]
+    state = replace(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), silent="a")
+    state = coordinating.decide(state, [Said(states[0])], now=0.0)
+    assert state.job.phase == "running"
+    assert coordinating.decide(state, [Said(states[1])], now=0.0).job.phase == "halting"
+    both = replace(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), silent="x")
+    assert coordinating.decide(both, map(Said, states), now=0.0).job.phase == "running"
 
 
 def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:

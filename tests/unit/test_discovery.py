@@ -169,6 +169,21 @@ def test_a_silent_coordinator_is_not_asked_first() -> None:
     assert agent.tell(CoordinatorLost(BROKEN, to="a")) == [Ask("a")]
 
 
+def test_a_redirect_to_a_silent_coordinator_is_not_followed() -> None:
+    """An agent that has not noticed the silence yet would send the asker back, where the answer takes its time."""
+    agent = _Agent("a", "b", "c", own="c")
+    agent.follow("a")
+    assert agent.tell(CoordinatorLost(SILENT)) == [Ask("b")]
+    assert agent.tell(Answer("b", FOLLOWS, "y", to="a"))[0] == BecomeCoordinator("", "x")
+
+
+def test_a_new_coordinator_knows_that_the_one_before_was_silent() -> None:
+    """So it does not wait for that node."""
+    agent = _Agent("a", "b", own="b")
+    agent.follow("a", "x")
+    assert agent.tell(CoordinatorLost(SILENT)) == [BecomeCoordinator("", "x"), Ask("a")]
+
+
 @pytest.mark.parametrize(
     ("answer", "standing", "leaves"),
     [

@@ -19,8 +19,8 @@ Nodes
 - A node that has promised to follow a higher coordinator makes this one take a higher term.
 
 Leases
-- A coordinator whose lease was not renewed in time proposes and starts nothing. The round that runs goes on. It goes on
-  proposing when the lease is renewed, and steps down when another node holds it.
+- A coordinator whose lease was not renewed in time starts nothing, and the round that runs goes on. It starts what all
+  have accepted when the lease is renewed, and steps down when another node holds it.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ class Coordination:
         proposed: The proposal that waits for its members, or None.
         started_by: The rounds whose `start` this agent has sent, as a coordinator in whatever term.
         dead: See `Knowledge`.
+        silent: The coordinator before, if it was silent for a lease: its node is not waited for.
         number: The highest number of a round that it has proposed.
         may_found: Whether nodes without a round may found the job.
         short_since: Since when the nodes that are here are no majority, or None.
@@ -148,6 +149,7 @@ class Coordination:
     proposed: Proposed | None = None
     started_by: tuple[Round, ...] = ()
     dead: str = ""
+    silent: str = ""
     number: int = 0
     may_found: bool = False
     short_since: float | None = None
@@ -172,6 +174,7 @@ def begin(
     now: float,
     *,
     dead: str = "",
+    silent: str = "",
     started_by: tuple[Round, ...] = (),
     lease_until: float = math.inf,
 ) -> Coordination:
@@ -182,8 +185,11 @@ def begin(
         choice: How a coordinator is chosen, a word of `succession`.
         now: Monotonic seconds.
         dead: The coordinator that is surely dead; see `Knowledge`.
+        silent: See `Coordination`.
         started_by: The rounds that this agent has started as a coordinator before.
         lease_until: See `LeaseRenewed`.
     """
     job = Job(term=promise.term, coordinator=promise.coordinator, since=now)
-    return Coordination(promise, choice, now, job, started_by=started_by, dead=dead, lease_until=lease_until)
+    return Coordination(
+        promise, choice, now, job, started_by=started_by, dead=dead, silent=silent, lease_until=lease_until
+    )

@@ -9,7 +9,7 @@ standing of its coordinator changes.
 | `Ask(endpoint)` | asks the agent there what it is; for `LEASE_STORE`, reads the lease | `Answer` |
 | `Follow(endpoint)` | says its state there, on the connection that has answered | `CoordinatorLost` when it ends |
 | `AcquireLease(instead_of)` | acquires the lease if nobody holds it, or if this node does | `Answer` of `LEASE_STORE` |
-| `BecomeCoordinator(dead)` | begins a `Coordination`, and is a node of it | `CoordinatorLost` when it is over |
+| `BecomeCoordinator(dead, silent)` | begins a `Coordination`, and is a node of it | `CoordinatorLost` when it is over |
 | `MayFound()` | gives this event to its coordination | |
 | `StepDown(to)` | gives this event to its coordination | none: `Follow` comes next |
 | `WaitUntil(at)` | waits for other facts, or for this time | None |
@@ -120,9 +120,10 @@ class AcquireLease:
 
 @dataclass(frozen=True, slots=True)
 class BecomeCoordinator:
-    """Coordinate; `dead` is the coordinator before, if it is surely dead."""
+    """Coordinate; `dead` is the coordinator before, if it is surely dead, `silent` if it was silent for a lease."""
 
     dead: str
+    silent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ class Discovery:
         coordinator: The endpoint and the node of the coordinator that it follows, or has followed last.
         has_ended: Whether its connection to that one has ended by itself, and not in silence.
         dead: The last coordinator that is surely dead, or "".
+        silent: The last coordinator, if it was silent for a lease, or "".
         asking: The endpoint whose answer is awaited, or "".
         heard: The newest answers since it began to coordinate.
         since: When it began to coordinate.
@@ -168,6 +170,7 @@ class Discovery:
     coordinator: tuple[str, str] = ("", "")
     has_ended: bool = False
     dead: str = ""
+    silent: str = ""
     asking: str = ""
     heard: Mapping[str, Answer] = field(default_factory=lambda: MappingProxyType({}))
     since: float = 0.0
@@ -273,6 +276,7 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
         discovery,
         role=SEARCHES,
         has_ended=lost.how in _ENDS[LEASE_STORE in endpoints] and discovery.role == FOLLOWS,
+        silent=discovery.coordinator[1] if lost.how == SILENT and discovery.role == FOLLOWS else "",
         to_ask=tuple(to_ask),
         asking="",
         pauses_until=0.0,
@@ -283,11 +287,8 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
 def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> Decision:
     """Take in an answer, and return what follows at once, if anything does."""
     endpoint, node = discovery.coordinator
-    if (
-        discovery.has_ended
-        and answer.endpoint == endpoint
-        and (answer.role == REFUSES or answer.node not in ("", node))
-    ):
+    is_gone = answer.role == REFUSES or answer.node not in ("", node)
+    if discovery.has_ended and answer.endpoint == endpoint and is_gone:
         discovery = replace(discovery, dead=node)
     if discovery.role == COORDINATES:
         discovery = replace(discovery, heard=MappingProxyType({**discovery.heard, answer.endpoint: answer}))
@@ -305,7 +306,10 @@ def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> De
         # An agent that holds the lease without knowing has never read the answer when it acquired it.
         return replace(discovery, asking=LEASE_STORE), (AcquireLease(answer.node),)
     # Only an endpoint redirects: an agent to which it has redirected either coordinates, or the news is old.
-    if answer.role == FOLLOWS and answer.endpoint in discovery.endpoints and answer.to != discovery.own:
+    is_redirect = answer.role == FOLLOWS and answer.endpoint in discovery.endpoints and answer.to != discovery.own
+    # One that still follows the coordinator which says nothing would only cost time; this agent asks it again later.
+    is_silent = answer.endpoint != LEASE_STORE and bool(discovery.silent) and answer.to == endpoint
+    if is_redirect and not is_silent:
         discovery = replace(discovery, to_ask=(answer.to, *(one for one in discovery.to_ask if one != answer.to)))
     return _go_on(discovery, now, standing)
 
@@ -323,4 +327,4 @@ def _coordinate(discovery: Discovery, now: float, *lease: Answer) -> Decision:
         discovery = replace(discovery, dead=discovery.coordinator[1])
     discovery = replace(discovery, role=COORDINATES, heard=heard, since=now, to_ask=_list_others(discovery))
     after, actions = _go_on(discovery, now, KNOWS_NOTHING)
-    return after, (BecomeCoordinator(discovery.dead), *actions)
+    return after, (BecomeCoordinator(discovery.dead, discovery.silent), *actions)

@@ -53,7 +53,7 @@ def advance(  # noqa: C901, PLR0911 - one branch for each phase
         job, coordination = step.job, replace(coordination, job=step.job)
         if isinstance(step.decision, End):
             return replace(coordination, end=step.decision)
-    if job.is_awaiting and now >= awaited_until(job, config):
+    if job.is_awaiting and (now >= awaited_until(job, config) or _awaits_silent_alone(coordination, config)):
         changes = NodeChanges(job, coordination.round, now)
         changes.give_up_awaited()
         job = changes.close()
@@ -90,6 +90,15 @@ def clear_round(job: Job, now: float) -> Job:
     return replace(job, phase=GATHERING, nodes=MappingProxyType(nodes), since=now, until=None, min_reached_at=None)
 
 
+def _awaits_silent_alone(coordination: Coordination, config: JobConfig) -> bool:
+    """Whether only a coordinator is missing that was silent for a lease already, and the others may go on."""
+    base, seats = coordination.round, coordination.job.seats
+    if base is None or base.coordinator != coordination.silent or base.coordinator in coordination.here:
+        return False
+    awaited = [rank for rank, seat in enumerate(seats) if seat.is_awaited]
+    return awaited == [base.coordinator_rank] and _has_majority(coordination, config, tuple(coordination.here))
+
+
 def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordination:
     proposed = coordination.proposed
     if proposed is not None:
@@ -98,12 +107,15 @@ def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordi
             and coordination.here[name].has_accepted(proposed.round)
             for name in proposed.members
         )
-        may_start = is_accepted and now < coordination.lease_until
-        return _start(coordination, proposed, now) if may_start else coordination
+        # After the lease another node may hold it, and start a round.
+        if is_accepted and now < coordination.lease_until:
+            return _start(coordination, proposed, now)
+        if now < coordination.job.since + config.join_timeout:
+            return coordination
     job = formation.note_minimum(coordination.job, config, now)
     coordination = replace(coordination, job=job)
     chosen = _choose(coordination, config) if _is_formable(coordination, config, now) else ()
-    if chosen and _may_propose(coordination, config, chosen, now):
+    if chosen and proposed is None and _may_propose(coordination, config, chosen):
         return _propose(replace(coordination, short_since=None), chosen, now)
     if now >= job.since + config.join_timeout:
         end = give_up_waiting(
@@ -138,14 +150,12 @@ def _choose(coordination: Coordination, config: JobConfig) -> tuple[str, ...]:
     return tuple(one.node for one in sorted(waiting[: config.max_nodes], key=lambda one: one.arrived))
 
 
-def _may_propose(coordination: Coordination, config: JobConfig, chosen: Sequence[str], now: float) -> bool:
+def _may_propose(coordination: Coordination, config: JobConfig, chosen: Sequence[str]) -> bool:
     """Whether the chosen nodes may be the next round."""
     if any(state.promise != coordination.promise for state in coordination.here.values()):
         return False  # what a node that has not promised yet may still accept elsewhere is unknown
     if coordination.round is None and not coordination.may_found:
         return False
-    if now >= coordination.lease_until:
-        return False  # another node may hold the lease, and form a round
     return _has_majority(coordination, config, chosen)
 
 

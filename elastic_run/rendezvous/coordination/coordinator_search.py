@@ -236,14 +236,14 @@ class CoordinatorSearch:
         elif isinstance(action, AcquireLease):
             self._use_lease(lambda place: place.acquire(action.instead_of))
         elif isinstance(action, BecomeCoordinator):
-            self._coordinate(action.dead)
+            self._coordinate(action.dead, action.silent)
         elif isinstance(action, MayFound | StepDown) and self.coordinator is not None:
             self.coordinator.note(action)
         elif isinstance(action, WaitUntil):
             self._timer = self._loop.call_at(action.at, lambda: self._advance(None))
 
     # --- this agent coordinates --------------------------------------------------------------------------------------
-    def _coordinate(self, dead: str) -> None:
+    def _coordinate(self, dead: str, silent: str) -> None:
         own, others = socket.socketpair()
         member = self._owner.member
         term = 1 if member is None else member.promise.term + 1
@@ -256,6 +256,7 @@ class CoordinatorSearch:
             self._place.choice,
             others,
             dead=dead,
+            silent=silent,
             may_found=self._place.choice == ONLY_ONE,
         )
         self._owner.use(own, b"", promise, is_own=True)

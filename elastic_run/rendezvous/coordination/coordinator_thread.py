@@ -99,19 +99,22 @@ class CoordinatorThread:
         self._call(begin)
         return port
 
-    def begin(self, promise: Promise, choice: str, own: socket.socket, *, dead: str, may_found: bool) -> None:
+    def begin(
+        self, promise: Promise, choice: str, own: socket.socket, *, dead: str, silent: str, may_found: bool
+    ) -> None:
         """Coordinate the job from now on.
 
         Args:
             promise: The term, and this node.
             choice: A word of `core.job.succession`.
             own: This side of the connection to this agent's own node.
-            dead: See `Knowledge.dead`.
+            dead: See `Coordination`.
+            silent: See there, too.
             may_found: Whether nodes that know of no round may found the job.
         """
 
         def make(started_by: tuple[Round, ...]) -> Coordination:
-            state = rules.begin(promise, choice, time.monotonic(), dead=dead, started_by=started_by)
+            state = rules.begin(promise, choice, time.monotonic(), dead=dead, silent=silent, started_by=started_by)
             return replace(state, may_found=may_found)
 
         def start() -> None:
