@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.core.protocol import job_keys, messages
-from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.jobstore.c10d import C10dJobStore
-from tests.benchmarks.job import DEADLINE, BenchmarkError, Job
+from tests.benchmarks.job import DEADLINE, Job
+from tests.support.local_rendezvous import wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 _RUN_ID = "nodes"
 _HOST = "localhost"
+#: As /proc/net/tcp has it.
+_ESTABLISHED = "01"
 
 
 class NodeGroup:
@@ -86,15 +87,10 @@ class NodeGroup:
         node.close()
 
     def wait_present(self, count: int) -> None:
-        """Wait until the coordinator counts so many nodes, those that wait included."""
-        store = C10dJobStore(_HOST, self.port, _RUN_ID, timeout=DEADLINE)
-        try:
-            wait_until(lambda: _present(store) == count, what=f"{count} nodes present")
-        except StoreConnectionError as error:
-            message = f"the store of the nodes: {error}"
-            raise BenchmarkError(message) from error
-        finally:
-            store.close()
+        """Wait until the coordinator has the connections of so many nodes, those that wait included."""
+        wait_coordinated(self.port, run_id=_RUN_ID)
+        # Its own node needs none.
+        wait_until(lambda: _count_connections(self.port) == count - 1, what=f"{count} nodes present")
 
 
 class Watch:
@@ -130,6 +126,8 @@ def _count(node: Job, word: str) -> int:
     return sum(line.startswith(word) for line in node.lines)
 
 
-def _present(store: C10dJobStore) -> int:
-    raw = store.get([job_keys.STATUS])[0]
-    return 0 if raw is None else messages.read_status(raw).present
+def _count_connections(port: int) -> int:
+    """Return how many connections there are to a port of this machine."""
+    tables = [Path(f"/proc/net/{name}").read_text("ascii") for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()]
+    return sum(words[2].endswith(f":{port:04X}") and words[3] == _ESTABLISHED for words in lines)

@@ -85,7 +85,7 @@ _REPLACED: dict[ModuleType, dict[str, Callable[..., object]]] = {
     },
     scale: {
         name: lambda size, *_, **__: scale.Round(size, 0.1, 20 * size, 5000 * size, 0.2)
-        for name in ("form_round", "form_round_on_etcd", "form_round_of_torch", "ask_of_torch")
+        for name in ("form_round", "form_round_of_torch")
     },
     diagnosis: {
         "plant_all": lambda _, cases, **__: [

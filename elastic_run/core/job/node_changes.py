@@ -75,6 +75,7 @@ class NodeChanges:
         self._nodes = dict(job.nodes)
         self._gone = dict(job.gone)
         self._seats = list(job.seats)
+        self._order = job.order
 
     def close(self) -> Job:
         """Return the state after."""
@@ -87,6 +88,7 @@ class NodeChanges:
             forget_refused(self._gone)
         return replace(
             self._job,
+            order=self._order,
             nodes=MappingProxyType(self._nodes),
             gone=MappingProxyType(self._gone),
             seats=tuple(self._seats),
@@ -280,8 +282,8 @@ class NodeChanges:
 
     # --- the state ---------------------------------------------------------------------------------------------------
     def _next_order(self) -> int:
-        self._set(order=self._job.order + 1)
-        return self._job.order
+        self._order += 1
+        return self._order
 
     def _set(self, **changes: object) -> None:
         self._job = replace(self._job, **changes)  # type: ignore[arg-type] # names are checked by tests

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 #: A decision waits for this multiple of the CPU time that the last one took, unless nobody else is waited for: so a
 #: thousand nodes cost few decisions.
-_REST = 3.0
+_REST = 6.0
 _LONGEST_REST = 0.25
 
 

@@ -245,7 +245,9 @@ class Link:
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def _tell_silence(self) -> None:
-        self._end(SILENT, f"silent for {self.lease:.1f} s")
+        self._receive()  # what has come already counts: this side's loop may have been busy
+        if self._silence is not None:
+            self._end(SILENT, f"silent for {self.lease:.1f} s")
 
     def _end(self, how: str, detail: str) -> None:
         if not self.is_closed:

@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for a name server to say which of this machine's addresses others use.
 _LOOK_UP = 3.0
+#: From so many nodes on, the coordinator may take so many leases to answer before the first round.
+_CROWD, _CROWD_LEASES = 256, 2
 #: Characters of the endpoints that another launcher of the step is told.
 _SHOWN = 200
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -296,7 +298,7 @@ class NodeThread:
         self._link = link = Link(
             self._loop,
             connected,
-            lease=self._config.lease,
+            lease=self._config.lease * (_CROWD_LEASES if self._is_in_crowd else 1),
             on_document=self._obey,
             on_message=self._read_message,
             on_end=self._lose_link,
@@ -307,6 +309,11 @@ class NodeThread:
         self._is_ordered = self.member is not None and self.member.promise == promise
         if rest and not link.is_closed:
             link.feed(rest)
+
+    @property
+    def _is_in_crowd(self) -> bool:
+        """Whether hundreds of nodes may come at once, which keep the coordinator busy."""
+        return self._config.max_nodes >= _CROWD and (self.member is None or self.member.started is None)
 
     def _join(self) -> bool:
         """Say who this node is from now on: it has found the job."""
@@ -402,6 +409,8 @@ class NodeThread:
 
     def _do(self, command: membership.Command) -> None:
         if isinstance(command, Formed):
+            if self._link is not None:
+                self._link.lease = self._config.lease
             self._entry.announce(command, f"{self._setup.node_info.host} ({self.local_addr})")
         elif isinstance(command, Warned):
             self._entry.warn(command)

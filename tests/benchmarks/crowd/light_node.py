@@ -58,7 +58,7 @@ class LightNode:
         on_formed: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._lease = config.lease
+        self._lease = 2 * config.lease  # as a real node that waits for the first round of a crowd
         self._on_joined: Callable[[], None] | None = on_joined
         self._on_formed = on_formed
         node = f"node{number}_{os.getpid()}_{number:08x}"
