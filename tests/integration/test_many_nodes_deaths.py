@@ -1,8 +1,7 @@
-"""A job of several nodes whose agents are killed or stopped: the other nodes go on, or end clearly, and nobody twice."""
+"""A job of several nodes whose agents are killed, stopped or told to go: the other nodes go on, or end clearly."""
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 import time
@@ -10,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.local_rendezvous import wait_coordinated
+from tests.support.local_job import RUNS, LocalJob
 from tests.support.processes import descendants_of, is_gone
-from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
@@ -24,80 +22,12 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
 
-#: Says its round, and runs until it is told to stop, or until there is a file; then it fails if it has the last rank.
-RUNS = """
-import time
-path = sys.argv[1]
-say('round of', os.environ['WORLD_SIZE'], 'restart', attempt, 'rank', rank)
-while not os.path.exists(path):
-    time.sleep(0.01)
-"""
-
-
-class Job:
-    """A job at several endpoints of this machine.
-
-    Args:
-        launch: The fixture.
-        script: The workers' script.
-        flags: Of all nodes.
-        endpoints: How many there are.
-        conf: Settings of the rendezvous.
-    """
-
-    def __init__(
-        self,
-        launch: Launch,
-        script: Path,
-        *flags: str,
-        endpoints: int = 3,
-        conf: str = "last_call_timeout=30",
-    ) -> None:
-        self._launch = launch
-        self._script = script
-        self.gate = script.with_name("gate")
-        ports = [free_port() for _ in range(endpoints)]
-        self.port = ports[0]
-        self._flags = (
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={','.join(f'localhost:{port}' for port in ports)}",
-            "--rdzv-id=j",
-            f"--rdzv-conf={conf}",
-            *flags,
-        )
-        self.nodes: list[Launched] = []
-
-    def start(self) -> Launched:
-        """Start a node; the first one coordinates."""
-        node = self._launch(*self._flags, self._script, str(self.gate))
-        if not self.nodes:
-            wait_coordinated(self.port)
-        self.nodes.append(node)
-        return node
-
-    def wait_round(self, size: int, *, restart: int = 0, count: int = 1) -> None:
-        """Wait until all nodes run a round of so many workers, for the time of that number."""
-        for node in self.nodes:
-            node.wait_lines(f"round of {size} restart {restart} ", count=count)
-
-    def kill(self, node: Launched) -> None:
-        """Kill a node's agent."""
-        self.nodes.remove(node)
-        node.send(signal.SIGKILL)
-
-    def finish(self) -> None:
-        """Let all workers end, and see the job succeed."""
-        self.gate.touch()
-        assert [node.wait_exit() for node in self.nodes] == [0] * len(self.nodes), [one.stderr for one in self.nodes]
-
 
 @pytest.mark.parametrize("endpoints", [1, 3])
 def test_a_killed_agent_is_missed_at_once(launch: Launch, worker: Worker, endpoints: int) -> None:
-    """When an agent is killed, its guardian ends its workers, and the others form a round without waiting for a lease."""
-    job = Job(launch, worker(RUNS), "--nnodes=1:3", endpoints=endpoints, conf="keep_alive_interval=20")
-    for _ in range(3):
-        job.start()
-    job.wait_round(3)
+    """When an agent is killed, its guardian ends its workers, and the others form a round before a lease is over."""
+    job = LocalJob(launch, worker(RUNS), "--nnodes=1:3", endpoints=endpoints, conf="keep_alive_interval=20")
+    job.start_all(3)
     victim = job.nodes[-1]
     workers = descendants_of(victim.pid)
     begun = time.monotonic()
@@ -109,11 +39,9 @@ def test_a_killed_agent_is_missed_at_once(launch: Launch, worker: Worker, endpoi
 
 
 def test_a_killed_host_of_two_nodes_is_replaced(launch: Launch, worker: Worker) -> None:
-    """The node that is left and an agent that is started again where the host was killed are the next round, within 3 s."""
-    job = Job(launch, worker(RUNS), "--nnodes=2", conf="keep_alive_interval=20")
-    for _ in range(2):
-        job.start()
-    job.wait_round(2)
+    """The node that is left and an agent that is started in place of the killed host are the next round, within 3 s."""
+    job = LocalJob(launch, worker(RUNS), "--nnodes=2", conf="keep_alive_interval=20")
+    job.start_all(2)
     begun = time.monotonic()
     job.kill(job.nodes[0])
     job.start()
@@ -125,10 +53,8 @@ def test_a_killed_host_of_two_nodes_is_replaced(launch: Launch, worker: Worker) 
 
 def test_the_last_of_two_nodes_goes_on_after_the_death_of_the_host(launch: Launch, worker: Worker) -> None:
     """A dead host is told from a network that is cut: with two nodes, too, the other one goes on alone, within 3 s."""
-    job = Job(launch, worker(RUNS), "--nnodes=1:2", conf="keep_alive_interval=20")
-    for _ in range(2):
-        job.start()
-    job.wait_round(2)
+    job = LocalJob(launch, worker(RUNS), "--nnodes=1:2", conf="keep_alive_interval=20")
+    job.start_all(2)
     begun = time.monotonic()
     job.kill(job.nodes[0])
     job.wait_round(1)
@@ -140,10 +66,8 @@ def test_the_last_of_two_nodes_goes_on_after_the_death_of_the_host(launch: Launc
 @pytest.mark.parametrize("second", [1, 3], ids=["the next host", "another node"])
 def test_a_host_and_a_second_node_die(launch: Launch, worker: Worker, pause: float, second: int) -> None:
     """Three of five nodes are the next round, whenever the second one dies."""
-    job = Job(launch, worker(RUNS), "--nnodes=1:5")
-    for _ in range(5):
-        job.start()
-    job.wait_round(5)
+    job = LocalJob(launch, worker(RUNS), "--nnodes=1:5", conf="keep_alive_interval=1")
+    job.start_all(5)
     victims = job.nodes[0], job.nodes[second]
     job.kill(victims[0])
     threading.Event().wait(pause)  # the subject: whatever the others do at that time
@@ -155,10 +79,8 @@ def test_a_host_and_a_second_node_die(launch: Launch, worker: Worker, pause: flo
 
 def test_hosts_die_and_are_started_again(launch: Launch, worker: Worker) -> None:
     """An agent that is started at once in place of a killed host is in the next round, one time after the other."""
-    job = Job(launch, worker(RUNS), "--nnodes=1:3")
-    for _ in range(3):
-        job.start()
-    job.wait_round(3)
+    job = LocalJob(launch, worker(RUNS), "--nnodes=1:3")
+    job.start_all(3)
     for _ in range(2):
         job.kill(job.nodes[0])
         job.start()
@@ -166,48 +88,42 @@ def test_hosts_die_and_are_started_again(launch: Launch, worker: Worker) -> None
     job.finish()
 
 
-#: Fails once in each of the first two attempts of the job when there is a file, with the code that is in it.
-FAILS = """
-import time
-directory = os.path.dirname(sys.argv[1])
-say('round of', os.environ['WORLD_SIZE'], 'restart', attempt, 'rank', rank)
-while not os.path.exists(sys.argv[1]):
-    if os.path.exists(f'{directory}/fail-{attempt}-{rank}'):
-        sys.exit(5)
-    time.sleep(0.01)
-"""
-
-
+@pytest.mark.parametrize("stopped", [0, 2], ids=["the coordinator", "another"])
 @pytest.mark.parametrize("pause", [1.0, 3.0, pytest.param(10.0, marks=pytest.mark.long)])
-def test_a_stopped_coordinator_spends_no_second_budget(
-    launch: Launch, worker: Worker, tmp_path: Path, pause: float
-) -> None:
-    """While the coordinator is stopped a worker fails: one restart is spent, by whichever coordinator decides."""
-    script = worker(FAILS)
-    job = Job(launch, script, "--nnodes=1:3", "--max-restarts=3", conf="keep_alive_interval=0.5")
-    for _ in range(3):
-        job.start()
-    job.wait_round(3)
-    host, *others = job.nodes
-    ranks = [re.search(r"rank (\d)", node.stdout)[1] for node in others]  # type: ignore[index]
-    host.send(signal.SIGSTOP)
-    (tmp_path / f"fail-0-{ranks[0]}").touch()
+def test_a_stopped_agent_spends_no_second_budget(launch: Launch, worker: Worker, *, stopped: int, pause: float) -> None:
+    """While an agent is stopped a worker fails: one restart is spent, by one coordinator, and all run again."""
+    conf = "keep_alive_interval=0.5"
+    job = LocalJob(launch, worker(RUNS), "--nnodes=1:3", "--max-restarts=3", "--scale-up-delay=0", conf=conf)
+    job.start_all(3)
+    job.nodes[stopped].send(signal.SIGSTOP)
+    job.fail(0, int(job.nodes[1].wait_line(r"rank (\d)")[1]))
     threading.Event().wait(pause)  # the subject
-    host.send(signal.SIGCONT)
-    for node in job.nodes:
-        node.wait_line("round of 3 restart 1 ")
+    job.nodes[stopped].send(signal.SIGCONT)
+    job.wait_round(3, restart=1)
     job.finish()
-    said = "".join(node.stdout for node in job.nodes)
-    assert "restart 2" not in said
+    assert "restart 2" not in "".join(node.stdout for node in job.nodes)
+
+
+def test_a_node_that_was_stopped_while_it_waited_is_in_the_round(launch: Launch, worker: Worker) -> None:
+    """A waiting node that does not accept a round within the lease is left out, and joins when it goes on."""
+    job = LocalJob(launch, worker(RUNS), "--nnodes=2:3", "--scale-up-delay=0", conf="keep_alive_interval=0.3,last_call_timeout=3")
+    sleeper = job.start()
+    job.start()
+    sleeper.wait_line("waiting: 2/3 nodes")
+    job.nodes[1].send(signal.SIGSTOP)
+    job.start()
+    for node in (job.nodes[0], job.nodes[2]):
+        node.wait_line("round of 2 ")
+    job.nodes[1].send(signal.SIGCONT)
+    job.wait_round(3)
+    job.finish()
 
 
 @pytest.mark.parametrize("stopped", [0, 1], ids=["the coordinator", "another"])
 def test_a_stopped_agent_is_not_missed_while_nobody_asks_it(launch: Launch, worker: Worker, stopped: int) -> None:
-    """An agent that is stopped for longer than the lease costs no round: its workers run on, and its machine answers."""
-    job = Job(launch, worker(RUNS), "--nnodes=1:3", conf="keep_alive_interval=0.3")
-    for _ in range(3):
-        job.start()
-    job.wait_round(3)
+    """An agent that is stopped for longer than the lease costs no round: its workers run on, its machine answers."""
+    job = LocalJob(launch, worker(RUNS), "--nnodes=1:3", conf="keep_alive_interval=0.3")
+    job.start_all(3)
     job.nodes[stopped].send(signal.SIGSTOP)
     threading.Event().wait(2.0)  # the subject: more than two leases
     job.nodes[stopped].send(signal.SIGCONT)
@@ -217,10 +133,8 @@ def test_a_stopped_agent_is_not_missed_while_nobody_asks_it(launch: Launch, work
 
 def test_a_spare_takes_the_rank_of_a_killed_node(launch: Launch, worker: Worker) -> None:
     """A node beyond the maximum waits, and runs with the rank of a node that is lost; this uses no restart."""
-    job = Job(launch, worker(RUNS), "--nnodes=2", conf="keep_alive_interval=20")
-    for _ in range(2):
-        job.start()
-    job.wait_round(2)
+    job = LocalJob(launch, worker(RUNS), "--nnodes=2", conf="keep_alive_interval=20")
+    job.start_all(2)
     spare = job.start()
     spare.wait_line("waiting: as a spare")
     victim = job.nodes[1]
@@ -231,17 +145,15 @@ def test_a_spare_takes_the_rank_of_a_killed_node(launch: Launch, worker: Worker)
     job.finish()
 
 
-def test_the_next_host_goes_on_with_the_budget_of_the_job(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+def test_the_next_host_goes_on_with_the_budget_of_the_job(launch: Launch, worker: Worker) -> None:
     """Restarts that a coordinator has spent are spent for the coordinator after it, too."""
-    job = Job(launch, worker(FAILS), "--nnodes=1:3", "--max-restarts=1")
-    for _ in range(3):
-        job.start()
-    job.wait_round(3)
-    (tmp_path / "fail-0-0").touch()
+    job = LocalJob(launch, worker(RUNS), "--nnodes=1:3", "--max-restarts=1")
+    job.start_all(3)
+    job.fail(0, 0)
     job.wait_round(3, restart=1)
     job.kill(job.nodes[0])
     job.wait_round(2, restart=1)
-    (tmp_path / "fail-1-0").touch()
+    job.fail(1, 0)
     assert [node.wait_exit() for node in job.nodes] == [5, 5]
     assert all("restart 1 of 1" in node.stderr for node in job.nodes)
 
@@ -264,10 +176,8 @@ def test_a_node_that_is_told_to_stop_leaves_a_round_to_the_others(
     launch: Launch, worker: Worker, script: str, size: int, leaving: int
 ) -> None:
     """An agent that gets SIGTERM ends with 143; with several endpoints the others are the next round at once."""
-    job = Job(launch, worker(script), f"--nnodes=1:{size}", conf="keep_alive_interval=20")
-    for _ in range(size):
-        job.start()
-    job.wait_round(size)
+    job = LocalJob(launch, worker(script), f"--nnodes=1:{size}", conf="keep_alive_interval=20")
+    job.start_all(size)
     gone = job.nodes.pop(leaving)
     begun = time.monotonic()
     gone.send(signal.SIGTERM)
@@ -279,10 +189,8 @@ def test_a_node_that_is_told_to_stop_leaves_a_round_to_the_others(
 
 def test_too_few_nodes_wait_for_a_replacement(launch: Launch, worker: Worker) -> None:
     """Fewer nodes than the minimum stop their workers, and wait until join_timeout; then they end with 206."""
-    job = Job(launch, worker(RUNS), "--nnodes=2", conf="join_timeout=4,keep_alive_interval=0.5")
-    for _ in range(2):
-        job.start()
-    job.wait_round(2)
+    job = LocalJob(launch, worker(RUNS), "--nnodes=2", conf="join_timeout=4,keep_alive_interval=0.5")
+    job.start_all(2)
     job.kill(job.nodes[1])
     (left,) = job.nodes
     workers = descendants_of(left.pid)

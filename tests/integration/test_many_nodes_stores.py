@@ -1,28 +1,30 @@
-"""The launcher on several nodes over the stores that somebody else keeps: a guarded etcd, a directory that all see."""
+"""Jobs of several nodes whose coordinator has a lease: in an etcd, or in a directory that all nodes see."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.protocol.job_keys import decision_key
-from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
-from tests.support.wait import DEADLINE, stretched
+from tests.support.local_job import RUNS, LocalJob
+from tests.support.system import mark_system
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+    from contextlib import ExitStack
 
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
 
-SAY_RANK = "say('rank', rank, 'of', os.environ['WORLD_SIZE'], 'attempt', attempt)"
+KINDS = ("file", "etcd", "etcd-v3")
 
 
 @pytest.fixture(scope="module")
@@ -31,72 +33,197 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def run_two(launch: Launch, path: Path, backend: str, endpoint: str, conf: str) -> None:
-    """Run a job of two nodes that fails once and succeeds then."""
-    place = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", "--rdzv-id=j", f"--rdzv-conf={conf}")
-    agents = [launch(*place, "--nnodes=2", "--max-restarts=1", path) for _ in range(2)]
-    assert [agent.wait_exit() for agent in agents] == [0, 0], [agent.stderr for agent in agents]
-    said = sorted("".join(agent.stdout for agent in agents).splitlines())
-    assert said == ["rank 0 of 2 attempt 1", "rank 1 of 2 attempt 1"]
-    assert all("restart 1 of 1" in agent.stderr for agent in agents)
+class Lease:
+    """Where a job's lease is.
+
+    Args:
+        stack: Ends the etcd.
+        kind: `file`, `etcd` or `etcd-v3`.
+        directory: For a file.
+    """
+
+    def __init__(self, stack: ExitStack, kind: str, directory: Path) -> None:
+        self.etcd = None if kind == "file" else stack.enter_context(Etcd())
+        self.directory = directory / "store.d"
+        self.place = ("c10d", str(directory / "store")) if self.etcd is None else (kind, str(self.etcd.endpoints[0]))
+        self.conf = "store_type=file," if self.etcd is None else ""
 
 
-def wait_coordinated(backend: str, endpoint: str, conf: str) -> None:
-    """Wait until the first node of a job has made itself its coordinator."""
-    settings = read_settings(backend, dict(pair.split("=", 1) for pair in conf.split(",")))
-    with make_backend(backend, endpoint, "j", settings).open(DEADLINE) as store:
-        assert store.wait(decision_key(0), DEADLINE) is not None
+@pytest.fixture(params=mark_system(KINDS, but=("file",)))
+def lease(request: pytest.FixtureRequest, stack: ExitStack, tmp_path: Path) -> Lease:
+    """Return a place for a lease, of each kind."""
+    return Lease(stack, request.param, tmp_path)
 
 
 @pytest.fixture
-def fails_once(worker: Worker) -> Path:
-    """Return a program whose rank 1 fails in the first attempt."""
-    return worker(f"if attempt == 0:\n    sys.exit(5) if rank else signal.pause()\n{SAY_RANK}")
+def etcd_job(launch: Launch, worker: Worker, stack: ExitStack) -> tuple[LocalJob, Etcd]:
+    """Return a job of two nodes in an etcd, and that one."""
+    etcd = stack.enter_context(Etcd())
+    conf = "keep_alive_interval=0.5,last_call_timeout=30,join_timeout=5"
+    place = ("etcd-v3", str(etcd.endpoints[0]))
+    return LocalJob(launch, worker(RUNS), "--nnodes=2", "--max-restarts=1", conf=conf, place=place), etcd
 
 
-def test_etcd_v3_with_tls_user_and_password(
-    launch: Launch, fails_once: Path, certificates: Certificates, tmp_path: Path
+def start(launch: Launch, worker: Worker, lease: Lease, size: int, *, interval: float = 20.0) -> LocalJob:
+    """Start a job, and wait until its workers run."""
+    conf = f"{lease.conf}keep_alive_interval={interval},last_call_timeout=30"
+    flags = (f"--nnodes=1:{size}", "--max-restarts=1")
+    job = LocalJob(launch, worker(RUNS), *flags, conf=conf, place=lease.place)
+    job.start_all(size)
+    return job
+
+
+def find_coordinator(job: LocalJob) -> Launched:
+    """Return the node that coordinates: the one that listens for the others."""
+
+    def is_listening(pid: int) -> bool:
+        sockets = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+        listening = {f"socket:[{words[9]}]" for words in map(str.split, lines) if words[3] == "0A"}
+        return len(sockets & listening) > 1  # one is for the workers
+
+    return wait_until(lambda: [node for node in job.nodes if is_listening(node.pid)])[0]
+
+
+# --- the nodes of a job ----------------------------------------------------------------------------------------------
+def test_a_job_fails_once_and_leaves_nothing(launch: Launch, worker: Worker, lease: Lease) -> None:
+    """Nodes meet, restart after a failure, succeed, and remove the lease."""
+    job = start(launch, worker, lease, 2)
+    job.fail(0, 1)
+    job.wait_round(2, restart=1)
+    job.finish()
+    if lease.etcd is not None:
+        assert lease.etcd.list_keys() == []
+    assert not [*lease.directory.rglob("*")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("is_coordinator", [True, False], ids=["the coordinator", "another"])
+def test_a_node_that_goes_is_missed_at_once(
+    launch: Launch, worker: Worker, lease: Lease, number: signal.Signals, *, is_coordinator: bool
 ) -> None:
-    """A job meets in an etcd that speaks TLS and lets only users in."""
+    """After SIGKILL or SIGTERM the other nodes are the next round long before the lease is over."""
+    job = start(launch, worker, lease, 3)
+    coordinator = find_coordinator(job)
+    gone = coordinator if is_coordinator else next(node for node in job.nodes if node is not coordinator)
+    job.nodes.remove(gone)
+    begun = time.monotonic()
+    gone.send(number)
+    job.wait_round(2)
+    assert time.monotonic() - begun < stretched(5)
+    job.finish()
+
+
+def test_the_next_coordinator_goes_on_with_the_budget_of_the_job(launch: Launch, worker: Worker, lease: Lease) -> None:
+    """Restarts that a coordinator has spent are spent for the coordinator after it, too."""
+    job = start(launch, worker, lease, 3)
+    job.fail(0, 0)
+    job.wait_round(3, restart=1)
+    job.kill(find_coordinator(job))
+    job.wait_round(2, restart=1)
+    job.fail(1, 0)
+    assert [node.wait_exit() for node in job.nodes] == [5, 5]
+
+
+def test_all_nodes_die_and_the_job_is_started_again(launch: Launch, worker: Worker, lease: Lease) -> None:
+    """Nothing that a dead job has left hinders the next one with its id."""
+    job = start(launch, worker, lease, 2, interval=0.3)
+    for node in tuple(job.nodes):
+        job.kill(node)
+    job.start_all(2)
+    job.finish()
+
+
+def test_a_lease_that_somebody_has_deleted_is_written_again(launch: Launch, worker: Worker, lease: Lease) -> None:
+    """The round runs on, and a failure after it restarts the workers of all nodes."""
+    job = start(launch, worker, lease, 2, interval=0.4)
+    if lease.etcd is None:
+        shutil.rmtree(lease.directory)
+        wait_until(lambda: [*lease.directory.rglob("*")])
+    elif lease.place[0] == "etcd-v3":
+        lease.etcd.delete_keys("")
+        wait_until(lease.etcd.list_keys)
+    job.fail(0, 0)
+    job.wait_round(2, restart=1)
+    assert all(node.stdout.count("restart 0") == 1 for node in job.nodes)
+    job.finish()
+
+
+# --- an etcd that is out of reach ------------------------------------------------------------------------------------
+def wait_told(job: LocalJob) -> None:
+    """Wait until the coordinator has said that its etcd is out of reach."""
+    text = "the job goes on, and its next round waits for the store"
+    wait_until(lambda: any(text in node.stderr for node in job.nodes))
+
+
+def test_a_round_runs_on_while_etcd_is_away(etcd_job: tuple[LocalJob, Etcd]) -> None:
+    """A line tells of it after the lease; when etcd is back, a failure restarts the workers as ever."""
+    job, etcd = etcd_job
+    job.start_all(2)
+    etcd.pause(0)
+    wait_told(job)
+    etcd.resume(0)
+    job.fail(0, 0)
+    job.wait_round(2, restart=1)
+    job.finish()
+
+
+def test_a_job_that_needs_etcd_in_vain_ends(etcd_job: tuple[LocalJob, Etcd]) -> None:
+    """A worker fails while etcd doesn't answer: after join_timeout the job ends with 207 on all nodes."""
+    job, etcd = etcd_job
+    job.start_all(2)
+    etcd.pause(0)
+    wait_told(job)
+    job.fail(0, 0)
+    assert [node.wait_exit() for node in job.nodes] == [207, 207]
+    assert all("lease could not be renewed" in " ".join(node.stderr.split()) for node in job.nodes)
+    etcd.resume(0)
+
+
+def test_an_etcd_without_room_is_enough_for_a_coordinator(etcd_job: tuple[LocalJob, Etcd]) -> None:
+    """The lease that is there is renewed, and a failure restarts the workers as ever."""
+    job, etcd = etcd_job
+    job.start_all(2)
+    etcd.set_full(is_full=True)
+    job.fail(0, 0)
+    job.wait_round(2, restart=1)
+    job.finish()
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v3"])
+def test_the_leader_of_etcd_dies(launch: Launch, worker: Worker, backend: str) -> None:
+    """With the other members the job goes on: the round runs, and a failure restarts its workers."""
+    with Etcd(members=3) as etcd:
+        endpoint = ",".join(map(str, etcd.endpoints))
+        conf = "keep_alive_interval=1,last_call_timeout=30"
+        flags = ("--nnodes=2", "--max-restarts=1")
+        job = LocalJob(launch, worker(RUNS), *flags, conf=conf, place=(backend, endpoint))
+        job.start_all(2)
+        etcd.kill(etcd.find_leader())
+        etcd.find_leader()
+        job.fail(0, 0)
+        job.wait_round(2, restart=1)
+        job.finish()
+
+
+# --- a guarded etcd, and places that can't be used -------------------------------------------------------------------
+@pytest.mark.parametrize(("backend", "has_users"), [("etcd", False), ("etcd-v3", False), ("etcd-v3", True)])
+def test_a_guarded_etcd(
+    launch: Launch, worker: Worker, certificates: Certificates, tmp_path: Path, backend: str, *, has_users: bool
+) -> None:
+    """A job meets in an etcd that speaks TLS and wants a user's password, or a certificate of whoever comes."""
     secret = tmp_path / "password"
     secret.write_text(f"{ROOT[1]}\n")
-    with Etcd(certificates=certificates, has_users=True) as etcd:
-        conf = f"protocol=https,cacert={certificates.cacert},user={ROOT[0]},password_file={secret}"
-        run_two(launch, fails_once, "etcd-v3", str(etcd.endpoints[0]), conf)
-
-
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v3"])
-def test_etcd_with_certificates_of_its_clients(
-    launch: Launch, fails_once: Path, certificates: Certificates, backend: str
-) -> None:
-    """A job meets in an etcd that wants a certificate of whoever comes, by either version of its API."""
-    with Etcd(certificates=certificates) as etcd:
-        conf = f"protocol=https,cacert={certificates.cacert},cert={certificates.cert},key={certificates.key}"
-        run_two(launch, fails_once, backend, str(etcd.endpoints[0]), conf)
-
-
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v3"])
-@pytest.mark.parametrize("killed", [0, 1], ids=["the coordinator", "another"])
-def test_a_guardian_is_let_in_as_well(
-    launch: Launch, worker: Worker, certificates: Certificates, backend: str, *, killed: int
-) -> None:
-    """When an agent is killed its guardian tells the others by the same certificate: they don't wait for a lease."""
-    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])\nsignal.pause()")
-    with Etcd(certificates=certificates) as etcd:
-        conf = f"protocol=https,cacert={certificates.cacert},cert={certificates.cert},key={certificates.key}"
-        conf += ",last_call_timeout=60,keep_alive_interval=20"
-        words = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-id=j")
-        agents = [launch(*words, f"--rdzv-conf={conf}", "--nnodes=1:2", path)]
-        wait_coordinated(backend, str(etcd.endpoints[0]), conf)
-        agents.append(launch(*words, f"--rdzv-conf={conf}", "--nnodes=1:2", path))
-        for agent in agents:
-            agent.wait_line("rank . of 2")
-        begun = time.monotonic()
-        agents[killed].send(signal.SIGKILL)
-        agents[1 - killed].wait_line("rank 0 of 1")
-        assert time.monotonic() - begun < stretched(10)
-        agents[1 - killed].send(signal.SIGTERM)
-        assert agents[1 - killed].wait_exit() == 143
+    with Etcd(certificates=certificates, has_users=has_users) as etcd:
+        conf = f"protocol=https,cacert={certificates.cacert},"
+        own = f"cert={certificates.cert},key={certificates.key}"
+        conf += f"user={ROOT[0]},password_file={secret}" if has_users else own
+        flags = ("--nnodes=2", "--max-restarts=1")
+        job = LocalJob(launch, worker(RUNS), *flags, conf=conf, place=(backend, str(etcd.endpoints[0])))
+        job.start_all(2)
+        job.fail(0, 0)
+        job.wait_round(2, restart=1)
+        job.finish()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +238,7 @@ def test_a_guardian_is_let_in_as_well(
 def test_an_etcd_that_refuses_us_is_named_at_once(
     launch: Launch, worker: Worker, certificates: Certificates, conf: str, expected: str
 ) -> None:
-    """Who is not let in learns why, without waiting for join_timeout."""
+    """A node that is not let in says why, without waiting for join_timeout."""
     with Etcd(certificates=certificates, has_users=True) as etcd:
         place = ("--rdzv-backend=etcd-v3", f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-id=j")
         agent = launch(*place, f"--rdzv-conf={conf.format(certificates)}", "--nnodes=2", worker("pass"))
@@ -119,14 +246,6 @@ def test_an_etcd_that_refuses_us_is_named_at_once(
         said = " ".join(agent.stderr.split())
         assert str(etcd.endpoints[0]) in said
         assert expected in said
-
-
-def test_a_directory_that_both_nodes_see(launch: Launch, fails_once: Path, tmp_path: Path) -> None:
-    """With store_type=file the endpoint is a path; when the job is over nothing of it is left there."""
-    path = tmp_path / "shared" / "store"
-    path.parent.mkdir()
-    run_two(launch, fails_once, "c10d", str(path), "store_type=file")
-    assert list(path.parent.rglob("*")) == []
 
 
 def test_a_directory_that_nobody_may_write_to(launch: Launch, worker: Worker, tmp_path: Path) -> None:
