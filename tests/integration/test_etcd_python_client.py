@@ -50,9 +50,9 @@ def test_settings_mean_what_they_mean_to_torch(
             assert lease.acquire("a node", 10.0) is not None
         assert theirs.read("/custom/elastic-run/job/coordinator").value.endswith("a node")
         without = read_settings(backend, {key: value for key, value in conf.items() if key not in names[1:]})
-        with closing(open_lease(backend, endpoint, "job", without, secret=None, timeout=DEADLINE)) as lease:
-            with pytest.raises(StoreAccessError, match="certificate"):
-                lease.read()
+        lease = open_lease(backend, endpoint, "job", without, secret=None, timeout=DEADLINE)
+        with closing(lease), pytest.raises(StoreAccessError, match="certificate"):
+            lease.read()
 
 
 @pytest.mark.parametrize("spec", ["None", "importlib.machinery.ModuleSpec('etcd', None)"], ids=["none", "directory"])

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job.node_events import Ended, Formed
-from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Lost, Notice
-from tests.support.etcd import Etcd
-from tests.support.sessions import FAST, free_port, handler_node, tcp_node
+from elastic_run.rendezvous.session import Lost
+from tests.support.sessions import FAST, free_port, tcp_node
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
@@ -40,44 +38,6 @@ def test_a_store_that_does_not_answer_is_given_up_in_time(stack: ExitStack) -> N
 
 def _conf(join_timeout: float) -> dict[str, str]:
     return {**FAST, "join_timeout": str(join_timeout), "keep_alive_interval": "3"}
-
-
-def test_an_etcd_that_goes_silent_is_given_up_in_time(stack: ExitStack) -> None:
-    """So it is where the store answered before: the time counts from the first question that got no answer."""
-    etcd = stack.enter_context(Etcd())
-    conf = {"keep_alive_interval": "0.5", "keep_alive_max_attempt": "12", "join_timeout": "7", "last_call_timeout": "0"}
-    nodes = []
-    for backend in ("etcd", "etcd-v3"):
-        parameters = RendezvousParameters(backend, str(etcd.endpoints[0]), "job", 1, 2, "127.0.0.1", **conf)
-        nodes.append(stack.enter_context(handler_node(parameters)))
-    for node in nodes:
-        node.wait_for(Formed)
-    etcd.pause(0)
-    stack.callback(etcd.resume, 0)
-    begun = time.monotonic()
-    for node in nodes:
-        assert "did not answer" in node.wait_for(Lost).detail
-        assert 7 - 0.1 <= time.monotonic() - begun < stretched(7 + 0.5 + _LATE)
-
-
-@pytest.mark.parametrize("is_mended", [pytest.param(True, marks=pytest.mark.long), False])
-def test_a_store_that_answers_and_takes_no_writes_is_out_of_reach(stack: ExitStack, *, is_mended: bool) -> None:
-    """A node of an etcd whose quota is used up says so, goes on if there is room again, and else gives up in time."""
-    etcd = stack.enter_context(Etcd())
-    conf = {"keep_alive_interval": "0.2", "keep_alive_max_attempt": "5", "join_timeout": "4", "last_call_timeout": "0"}
-    node = stack.enter_context(
-        handler_node(RendezvousParameters("etcd-v3", str(etcd.endpoints[0]), "job", 1, 1, "127.0.0.1", **conf))
-    )
-    node.wait_for(Formed)
-    begun = time.monotonic()
-    etcd.set_full(is_full=True)
-    assert "database space exceeded" in node.wait_for(Notice).text
-    if is_mended:
-        etcd.set_full(is_full=False)
-        assert "answers again" in node.wait_for(Notice).text
-        return
-    assert "database space exceeded" in node.wait_for(Lost).detail
-    assert time.monotonic() - begun < stretched(4 + 1 + _LATE)
 
 
 def test_a_store_that_comes_late_is_found(stack: ExitStack) -> None:
