@@ -192,6 +192,11 @@ class CoordinatorThread:
         return state is not None and any(node != self._node and not one.leaving for node, one in state.here.items())
 
     @property
+    def is_coordinating(self) -> bool:
+        """Whether this agent coordinates the job now."""
+        return self._coordinator.state is not None
+
+    @property
     def has_others(self) -> bool:
         """Whether other nodes are connected."""
         return self._coordinator.has_others

@@ -95,7 +95,7 @@ class CoordinatedSession(Session):
         self._thread = NodeThread(
             self._description, deliver=self._deliver, open_worker_store=open_worker_store, hold=self._hold
         )
-        self._thread.start()
+        self._thread.start(self._leaving)
 
     def _deliver(self, event: SessionEvent) -> None:
         if isinstance(event, Ended | Refused | Lost):
@@ -184,7 +184,7 @@ class CoordinatedSession(Session):
         if coordinator is not None:
             if isinstance(self._end, Ended):
                 coordinator.wait_known(max(0.0, deadline - time.monotonic()))
-            elif is_unhealthy and not self._place.successors:
+            elif self._has_to_stay(coordinator):
                 self._stay(thread, coordinator, deadline)
             elif self._leaving is not None or isinstance(self._end, Refused):
                 self._go(thread, coordinator, max(0.0, deadline - time.monotonic()))
@@ -193,6 +193,12 @@ class CoordinatedSession(Session):
             coordinator.close()
             self._release(is_over=isinstance(self._end, Ended))
         self._place.close()
+
+    def _has_to_stay(self, coordinator: CoordinatorThread) -> bool:
+        """Whether nodes come, or may come, to this unhealthy node, which no other agent coordinates instead."""
+        is_unhealthy = self._leaving is not None and self._leaving.reason == UNHEALTHY
+        has_heirs = bool(self._place.successors) and coordinator.has_others
+        return is_unhealthy and coordinator.is_coordinating and not has_heirs
 
     def _release(self, *, is_over: bool) -> None:
         """Give up what this agent holds of the place; a store that does not answer holds up nobody for long."""
