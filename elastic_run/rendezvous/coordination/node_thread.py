@@ -165,7 +165,7 @@ class NodeThread:
 
     # --- calls of other threads --------------------------------------------------------------------------------------
     def start(self, leaving: Leaving | None = None) -> None:
-        """Begin to look for the coordinator; a node that leaves already joins to say only that."""
+        """Begin to look for the coordinator; a node that leaves already comes to say so."""
         if leaving is not None:
             self._early.append(leaving)
         self._thread.start()
