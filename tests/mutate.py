@@ -52,7 +52,7 @@ INTEGRATION: dict[str, str] = {
     "metrics": "metrics_port",
     "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* interrupts "
     "start_processes spawn preload*",
-    "rendezvous": "many_nodes* elastic_rendezvous open_ports fencing token round_stores rendezvous_plugin health_check "
+    "rendezvous": "many_nodes* elastic_rendezvous open_ports leases token round_stores rendezvous_plugin health_check "
     "status torch_helpers torch_style",
     "report": "report_* event_log last_exceptions stacks_command wait_line waiting_causes supervision",
     "store": "store_* hostile_servers",

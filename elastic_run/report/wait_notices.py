@@ -105,7 +105,7 @@ class WaitNotices:
         due = self.first_due(now)
         if not self._is_waiting:
             self._told_spare = self.described = ""
-            self._hide()
+            self._is_shown = False  # the line is over with the event that ends the wait
         if self._status_at is None:
             return due
         return max(self._last_look + interval, 0.0 if self._looks_often else self._status_at + INTERVAL)

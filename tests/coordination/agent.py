@@ -95,10 +95,9 @@ class Agent:
     # --- which agent coordinates -------------------------------------------------------------------------------------
     @property
     def standing(self) -> int:
-        if self.coordination is not None:
-            return discovering.compute_standing(self.coordination)
-        knows = self.member.started is not None or self.member.accepted
-        return KNOWS_ROUND if knows else KNOWS_NOTHING
+        if self.coordination is None:
+            return discovering.compute_node_standing(self.member)
+        return discovering.compute_standing(self.coordination)
 
     def discover(self, fact: discovering.Fact = None) -> None:
         if self.verdict is not None or not self.is_alive:
@@ -236,6 +235,8 @@ class Agent:
             lease_until=until,
         )
         world.connect(self, self.address)
+        assert self.link is not None
+        world.read_at_once(self.link)
         if world.choice == LEASE:
             world.after(0.5, self.renew, self.coordination.since)
 

@@ -15,8 +15,16 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from elastic_run.core.job import coordination, discovery, membership, node_changes, round_steps, succession
-from elastic_run.core.job.succession import LEASE, MAJORITY
+from elastic_run.core.job import (
+    coordination,
+    coordination_state,
+    discovery,
+    membership,
+    node_changes,
+    round_steps,
+    succession,
+)
+from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -43,6 +51,13 @@ class Mutant(NamedTuple):
 MUTANTS = {
     "a start that nobody has received is forgotten": Mutant(
         succession, "_list_started", "yield from known.started_by", "pass"
+    ),
+    "the last round is forgotten when those that know of it are away": Mutant(
+        coordination_state,
+        "Coordination.knowledge",
+        "known = self.started_by if self.round is None else (*self.started_by, self.round)",
+        "known = self.started_by",
+        MAJORITY,
     ),
     "proposals that may have started are forgotten": Mutant(
         succession, "find_possible", "return tuple(sorted(", "return ()\n    return tuple(sorted("
@@ -95,7 +110,7 @@ MUTANTS = {
         discovery, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first", LEASE
     ),
     "a candidate founds beside a job that another endpoint knows": Mutant(
-        discovery, "_may_found", "if knows not in ([], [LEASE_STORE]):", "if False:"
+        discovery, "_may_found", "if knows not in ([], [LEASE_STORE]):", "if False:", MAJORITY
     ),
     "the end of a connection alone proves death": Mutant(
         discovery, "_read", 'is_gone = answer.role == REFUSES or answer.node not in ("", node)', "is_gone = True"
@@ -107,7 +122,7 @@ MUTANTS = {
         coordination, "_change_nodes", "[*ended.values(), *closed,", "[*ended.values(),"
     ),
     "a proposal waits for a member that runs workers": Mutant(
-        coordination, "_can_accept", "state is None or state.phase != IDLE", "state is None"
+        coordination, "_can_accept", "state is None or state.phase != IDLE", "state is None", ONLY_ONE
     ),
 }
 
@@ -117,7 +132,9 @@ def break_rule(name: str) -> None:
     mutant = MUTANTS[name]
     owner, _, method = mutant.function.partition(".")
     place = getattr(mutant.module, owner) if method else mutant.module
-    source = textwrap.dedent(inspect.getsource(getattr(place, method or owner)))
+    rule = getattr(place, method or owner)
+    rule = rule.fget if isinstance(rule, property) else rule
+    source = textwrap.dedent(inspect.getsource(rule))  # type: ignore[arg-type] # all have a getter
     if source.count(mutant.before) != 1:
         message = f"{mutant.before!r} stands {source.count(mutant.before)} times in {mutant.function}"
         raise ValueError(message)

@@ -45,6 +45,8 @@ def check_started(world: World, agent: Agent, coordination: Coordination, propos
     if parents == {None} and any(one.round.coordinator == agent.name for one in world.started):
         message = f"fork: {agent.name} founds the job again with {started.round_id}"
         raise BrokenPropertyError(message)
+    if parents == {None} and world.choice == MAJORITY:
+        _check_founding(world, agent, started)
     if world.choice == MAJORITY and last is not None:
         _check_follows(coordination, members, last)
     if last is not None and parents == {last.round} and started.restart_count < last.round.restart_count:
@@ -56,6 +58,17 @@ def check_started(world: World, agent: Agent, coordination: Coordination, propos
     if world.choice == LEASE:
         _check_lease(world, agent, started)
     world.started.append(Started(started, members, world.now))
+
+
+def _check_founding(world: World, agent: Agent, started: Round) -> None:
+    """No agent at another endpoint that can be asked knows of a round."""
+    old = {one.round for one in world.started if one.at < world.now - 5.0}
+    for other in world.living.values():
+        ways = (world.way(agent.host, other.host), ("stands", agent.name), ("stands", other.name))
+        is_asked = other.discovery.own and all(world.was_well(way, world.now - 15.0) for way in ways)
+        if is_asked and other.member.started in old:
+            message = f"fork: {agent.name} founds {started.round_id}, {other.name} knows {other.member.started}"
+            raise BrokenPropertyError(message)
 
 
 def _check_follows(coordination: Coordination, members: tuple[str, ...], last: Started) -> None:

@@ -259,12 +259,18 @@ class World:
             self.after(self.random.choice((0.0, 0.001, 0.05)), self.flush, link, way)
 
     def flush(self, link: Link, way: str) -> None:
-        document = link.waiting.pop(way)
+        document = link.waiting.pop(way, None)
         sender = link.node if way == "up" else link.host
-        if sender.is_alive and (link.is_open_at_node if way == "up" else link.is_open_at_host):
+        if document is not None and sender.is_alive and (link.is_open_at_node if way == "up" else link.is_open_at_host):
             link.wire[way].append(document)
             link.unanswered.setdefault(way, self.now)
             self.after(self.random.choice(self.delays), self.deliver, link, way)
+
+    def read_at_once(self, link: Link) -> None:
+        """Let a coordinator read the state of its own node, before it answers anybody."""
+        state = link.waiting.pop("up")
+        assert isinstance(state, NodeState)
+        self._read_state(link, state)
 
     def deliver(self, link: Link, way: str) -> None:
         reader, writer = (link.host, link.node) if way == "up" else (link.node, link.host)
@@ -335,7 +341,9 @@ class World:
     def _watch_ends(self, link: Link) -> None:
         node, host = link.node, link.host
         if not link.is_open_at_host:
-            self.close_at_node(link, ENDED if not host.is_alive and host.had_power else BROKEN)
+            # A living coordinator that closes in order looks like a guardian: its port has to refuse as well.
+            has_ended = host.had_power and (not host.is_alive or self.random.random() < 0.3)
+            self.close_at_node(link, ENDED if has_ended else BROKEN)
         if not link.is_open_at_node and self.now >= link.is_unheard_until:
             # What a living agent has closed was reset, and no guardian holds it.
             is_proof = not node.is_alive and node.had_power and node.link is link

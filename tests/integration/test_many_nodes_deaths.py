@@ -106,7 +106,9 @@ def test_a_stopped_agent_spends_no_second_budget(launch: Launch, worker: Worker,
 
 def test_a_node_that_was_stopped_while_it_waited_is_in_the_round(launch: Launch, worker: Worker) -> None:
     """A waiting node that does not accept a round within the lease is left out, and joins when it goes on."""
-    job = LocalJob(launch, worker(RUNS), "--nnodes=2:3", "--scale-up-delay=0", conf="keep_alive_interval=0.3,last_call_timeout=3")
+    job = LocalJob(
+        launch, worker(RUNS), "--nnodes=2:3", "--scale-up-delay=0", conf="keep_alive_interval=0.3,last_call_timeout=3"
+    )
     sleeper = job.start()
     job.start()
     sleeper.wait_line("waiting: 2/3 nodes")

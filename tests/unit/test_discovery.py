@@ -234,6 +234,7 @@ def test_a_coordinator_without_majority_asks_all_others_before_it_coordinates_ag
         ("a", Answer("b", SEARCHES, "x"), True, True),
         ("a", Answer("b", COORDINATES, "x"), True, True),
         ("a", Answer("b", FOLLOWS, "x", "c", KNOWS_ROUND), False, False),
+        ("a", Answer("b", FOLLOWS, "x", "a", KNOWS_ROUND), False, False),
         ("a", Answer("b", SILENT), False, True),
         ("b", Answer("a", REFUSES), False, True),
         ("b", Answer("a", SILENT), False, True),

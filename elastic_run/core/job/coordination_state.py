@@ -165,7 +165,9 @@ class Coordination:
     def knowledge(self) -> Knowledge:
         """What it knows of the rounds of the job."""
         dead = frozenset((self.dead, *(state.dead for state in self.here.values()))) - {""}
-        return Knowledge(self.promise, self.here, self.ended, self.started_by, dead)
+        # Nobody that is here now need know of the last round.
+        known = self.started_by if self.round is None else (*self.started_by, self.round)
+        return Knowledge(self.promise, self.here, self.ended, known, dead)
 
 
 def begin(

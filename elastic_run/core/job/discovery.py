@@ -9,7 +9,7 @@ standing of its coordinator changes.
 | `Ask(endpoint)` | asks the agent there what it is; for `LEASE_STORE`, reads the lease | `Answer` |
 | `Follow(endpoint)` | says its state there, on the connection that has answered | `CoordinatorLost` when it ends |
 | `AcquireLease(instead_of)` | acquires the lease if nobody holds it, or if this node does | `Answer` of `LEASE_STORE` |
-| `BecomeCoordinator(dead, silent)` | begins a `Coordination`, and is a node of it | `CoordinatorLost` when it is over |
+| `BecomeCoordinator` | begins a `Coordination`, which reads its node first | `CoordinatorLost` when it is over |
 | `MayFound()` | gives this event to its coordination | |
 | `StepDown(to)` | gives this event to its coordination | none: `Follow` comes next |
 | `WaitUntil(at)` | waits for other facts, or for this time | None |
@@ -22,6 +22,8 @@ standing of its coordinator changes.
 - Founding: at the first endpoint when each other one refuses or knows of no round; with one out of reach, or at another
   endpoint, after two leases. As long as an agent that answers knows of a round, never: that job is to be joined. With a
   lease at once, if nobody has held it before; else after two leases, in which the nodes of that coordinator may come.
+- A coordinator knows what its own node knows before it answers others: else the first of two candidates that search at
+  once would found beside the job that the node of the other one knows.
 - A coordinator is surely dead if its connection ended, and its port then refuses or another node answers there. The end
   alone proves nothing: a living agent may have closed the connection.
 """
@@ -38,6 +40,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeAlias
+
+    from elastic_run.core.job.membership import Member
 
 # What an agent is to others that ask it; the store of the lease answers as its holder would be found.
 COORDINATES = "coordinates"
@@ -183,6 +187,13 @@ def begin(node: str, endpoints: tuple[str, ...], own: str, lease: float) -> Disc
     return Discovery(node, endpoints, own, lease, _list_before(endpoints, own))
 
 
+def compute_node_standing(member: Member) -> int:
+    """Return how much an agent knows that does not coordinate."""
+    # A proposal that the node has accepted forbids nothing: its coordinator may have abandoned it.
+    knows = member.started is not None or any(one.parent is not None for one, _ in member.accepted)
+    return KNOWS_ROUND if knows else KNOWS_NOTHING
+
+
 def compute_standing(coordination: Coordination) -> int:
     """Return how much a coordinator has."""
     if coordination.round is None:
@@ -192,7 +203,7 @@ def compute_standing(coordination: Coordination) -> int:
 
 
 def make_answer(discovery: Discovery, standing: int) -> Answer:
-    """Return what an agent answers others; with its coordinator's standing, or whether its node knows of a round."""
+    """Return what an agent answers others, with the standing of its own coordinator, or else of its node."""
     to = discovery.coordinator[0] if discovery.role == FOLLOWS else ""
     return Answer(discovery.own, discovery.role, discovery.node, to, standing)
 
@@ -243,9 +254,7 @@ def _go_on(discovery: Discovery, now: float, standing: int) -> Decision:
 def _may_found(discovery: Discovery, now: float) -> bool:
     """Whether no other agent can have the job, after all other endpoints have been asked."""
     answers = discovery.heard.values()
-    # What a follower of this agent knows of, this agent's coordinator knows.
-    others = [one for one in answers if not one.to or one.to != discovery.own]
-    knows = [one.endpoint for one in others if one.standing != KNOWS_NOTHING]
+    knows = [one.endpoint for one in answers if one.standing != KNOWS_NOTHING]
     if knows not in ([], [LEASE_STORE]):
         return False
     is_first = discovery.endpoints[0] in (discovery.own, LEASE_STORE)

@@ -48,7 +48,8 @@ class Knowledge:
         promise: The coordinator's own.
         here: The newest states of the nodes that are connected, by node.
         ended: The last states of the nodes that have ended in this coordinator's hands, by node.
-        started_by: The rounds whose `start` this agent has sent, as a coordinator in whatever term.
+        started_by: The rounds whose `start` this agent has sent, as a coordinator in whatever term, and the last round
+            of which it has heard.
         dead: The coordinators whose connection a node here has seen end, and whose port refuses.
     """
 

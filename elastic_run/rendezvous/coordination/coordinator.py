@@ -53,6 +53,7 @@ class Coordinator:
 
     Attributes:
         state: The coordination, None while this agent doesn't coordinate.
+        is_ready: Whether it has heard what its own node knows of the job.
         hosts: The machines of the nodes that are connected.
         clear_workers: Empties the workers' store, where it is at this agent's port.
         on_change: Called when a node has come or gone.
@@ -60,6 +61,7 @@ class Coordinator:
 
     def __init__(self, loop: Loop, node: str, on_standing: Callable[[int], None]) -> None:
         self.state: Coordination | None = None
+        self.is_ready = False
         self.hosts: dict[str, str] = {}
         self.clear_workers: Callable[[], None] = lambda: None
         self.on_change: Callable[[], None] = lambda: None
@@ -94,6 +96,7 @@ class Coordinator:
         self.end()
         self.state = make(self._started_by)
         self._standing = -1
+        self.is_ready = False
 
     def end(self) -> None:
         """Leave the job: its nodes come again, here or elsewhere. Harmless where this agent doesn't coordinate."""
@@ -212,6 +215,7 @@ class Coordinator:
         events, self._events = self._events, []
         jitter = int.from_bytes(os.urandom(2), "big") / 65536
         state = self.state = rules.decide(before, events, now=began, jitter=jitter)
+        self.is_ready = self.is_ready or self._node in state.here
         if state.round != before.round:
             # Each member has accepted the round, so nothing of the last one lives anywhere.
             self.clear_workers()

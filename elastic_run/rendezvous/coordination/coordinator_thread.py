@@ -11,7 +11,7 @@ import time
 
 from elastic_run.core.job import coordination as rules
 from elastic_run.core.job.coordination import StepDown
-from elastic_run.core.job.discovery import COORDINATES, SEARCHES, compute_standing
+from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES, compute_standing
 from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.succession import LEASE
 from elastic_run.loop import Loop
@@ -253,9 +253,10 @@ class CoordinatorThread:
     # --- nodes -------------------------------------------------------------------------------------------------------
     def _describe_self(self) -> Answer:
         state = self._coordinator.state
-        if state is None or state.is_over:
-            return self._answer
-        return Answer(COORDINATES, self._node, compute_standing(state), state.promise.term)
+        if state is not None and not state.is_over and self._coordinator.is_ready:
+            return Answer(COORDINATES, self._node, compute_standing(state), state.promise.term)
+        # Before the coordinator has heard what its own node knows, it would seem to know of no job.
+        return self._answer if self._answer.role == FOLLOWS else replace(self._answer, role=SEARCHES)
 
     def _welcome(self, hello: Hello, link: Link, term: int) -> None:
         state = self._coordinator.state

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.documents import Promise
+    from elastic_run.core.job.node_events import Leaving
     from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
     from elastic_run.loop import Timer
     from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
@@ -163,8 +164,10 @@ class NodeThread:
         return self._search.coordinator
 
     # --- calls of other threads --------------------------------------------------------------------------------------
-    def start(self) -> None:
-        """Begin to look for the coordinator."""
+    def start(self, leaving: Leaving | None = None) -> None:
+        """Begin to look for the coordinator; a node that leaves already comes to say so."""
+        if leaving is not None:
+            self._early.append(leaving)
         self._thread.start()
 
     def feed(self, event: membership.Event) -> None:

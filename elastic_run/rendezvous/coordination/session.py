@@ -95,7 +95,7 @@ class CoordinatedSession(Session):
         self._thread = NodeThread(
             self._description, deliver=self._deliver, open_worker_store=open_worker_store, hold=self._hold
         )
-        self._thread.start()
+        self._thread.start(self._leaving)  # an unhealthy node comes to say why it goes
 
     def _deliver(self, event: SessionEvent) -> None:
         if isinstance(event, Ended | Refused | Lost):
@@ -184,8 +184,8 @@ class CoordinatedSession(Session):
         if coordinator is not None:
             if isinstance(self._end, Ended):
                 coordinator.wait_known(max(0.0, deadline - time.monotonic()))
-            elif is_unhealthy and not self._place.successors:
-                self._stay(thread, coordinator, deadline)
+            elif is_unhealthy and self._place.dies_with_host and self._is_needed(thread):
+                self._stay(coordinator, deadline)
             elif self._leaving is not None or isinstance(self._end, Refused):
                 self._go(thread, coordinator, max(0.0, deadline - time.monotonic()))
         thread.close(_WAIT_LIMIT)
@@ -219,12 +219,16 @@ class CoordinatedSession(Session):
             coordinator.end_job(detail)
             coordinator.wait_empty(min(timeout, _HANG_UP))
 
-    def _stay(self, thread: NodeThread, coordinator: CoordinatorThread, come_by: float) -> None:
-        """Coordinate without workers until no other node is connected: no other agent can."""
-        left = come_by - time.monotonic()
+    def _is_needed(self, thread: NodeThread) -> bool:
+        """Whether no other agent can coordinate, or none may have started yet."""
         is_awaited = thread.member is None or thread.member.started is None
+        return not self._place.successors or (is_awaited and self._description.describe_join is None)
+
+    def _stay(self, coordinator: CoordinatorThread, come_by: float) -> None:
+        """Coordinate without workers until no other node is connected."""
+        left = come_by - time.monotonic()
         if not coordinator.has_others:
-            if not is_awaited or self._description.describe_join is not None or left <= 0:
+            if self._description.describe_join is not None or left <= 0:
                 return
             why = "so that new nodes learn why it has left the job"
             text = f"this node serves the job's store for {left:.0f} s more, {why}"
