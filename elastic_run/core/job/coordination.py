@@ -277,7 +277,7 @@ def next_at(coordination: Coordination, now: float) -> float | None:
     times += [awaited_until(job, config)] if job.is_awaiting else []
     times += [counts_at(node, config) for node, _ in find_disputes(job)]
     if job.phase == GATHERING:
-        times += [job.since + config.join_timeout]
+        times += [job.waits_since + config.join_timeout]
         ends = formation.last_call_ends(job, config)
         times += [] if ends is None or coordination.round is not None else [ends]
         if coordination.short_since is not None:

@@ -57,6 +57,7 @@ def form(job: Job, names: Sequence[str], now: float) -> Job:
         seats=tuple(Seat(name, is_awaited=False) for name in ranks),
         round_restarts=job.restart_count,
         since=now,
+        short_since=None,
         min_reached_at=None,
         until=None,
         news=_tell_news(job, [node for node in chosen if node.rank is None]),

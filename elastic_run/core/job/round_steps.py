@@ -110,14 +110,14 @@ def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordi
         # After the lease another node may hold it, and start a round.
         if is_accepted and now < coordination.lease_until:
             return _start(coordination, proposed, now)
-        if now < coordination.job.since + config.join_timeout:
+        if now < coordination.job.waits_since + config.join_timeout:
             return coordination
     job = formation.note_minimum(coordination.job, config, now)
     coordination = replace(coordination, job=job)
     chosen = _choose(coordination, config) if _is_formable(coordination, config, now) else ()
     if chosen and proposed is None and _may_propose(coordination, config, chosen):
         return _propose(replace(coordination, short_since=None), chosen, now)
-    if now >= job.since + config.join_timeout:
+    if now >= job.waits_since + config.join_timeout:
         end = give_up_waiting(
             job, config, describe_missing_seats(coordination), has_lease=now < coordination.lease_until
         )

@@ -211,6 +211,7 @@ class Job:
         round_restarts: Restarts until the last round was formed. Its failure counts once, also where two coordinators
             have decided the restart that follows it.
         since: When the phase began.
+        short_since: Since when coordinators of this node, one after the other, have had too few nodes, or None.
         min_reached_at: When enough nodes for the first round were there, or None.
         until: When the pause, the grace or the wait for the cause of a failure ends, or None.
         news: What made the next round necessary, or, once it was formed, this one; for the user.
@@ -244,6 +245,7 @@ class Job:
     restart_count: int = 0
     round_restarts: int = 0
     since: float = 0.0
+    short_since: float | None = None
     min_reached_at: float | None = None
     until: float | None = None
     news: str = ""
@@ -260,6 +262,11 @@ class Job:
     rank_claims: tuple[str, ...] = ()
     incidents: tuple[Incident, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
+
+    @property
+    def waits_since(self) -> float:
+        """Since when too few nodes wait, while the next round is not formed."""
+        return self.since if self.short_since is None else min(self.since, self.short_since)
 
     @property
     def is_awaiting(self) -> bool:

@@ -55,7 +55,7 @@ def describe_wait(coordination: Coordination, now: float) -> WaitStatus:
     if job.phase == GATHERING:
         missing = describe_missing_seats(coordination) or describe_missing_ranks(job, config)
         ends = formation.last_call_ends(job, config)
-        left = max(0.0, (job.since + config.join_timeout if ends is None else ends) - now)
+        left = max(0.0, (job.waits_since + config.join_timeout if ends is None else ends) - now)
     return WaitStatus(
         phase=job.phase,
         round=job.round,

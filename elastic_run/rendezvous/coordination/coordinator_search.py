@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound, StepDown
@@ -30,7 +31,9 @@ from elastic_run.core.job.node_events import Refused
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
+from elastic_run.rendezvous.coordination.frames import MESSAGE, encode_frame
 from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
+from elastic_run.rendezvous.coordination.link import PARTING
 from elastic_run.rendezvous.coordination.opening import CONTRADICTS, REFUSED, Answer, ask
 from elastic_run.rendezvous.session import Lost, Notice
 from elastic_run.report.wait_texts import Repetition
@@ -110,6 +113,8 @@ class CoordinatorSearch:
         self._owner = owner
         self._discovery: Discovery | None = None
         self._standing = 0
+        self._short_since: float | None = None  # since when this agent has coordinated too few nodes
+        self._questions = 0
         self._timer: Timer | None = None
         self._is_lease_open = self._is_renewing = False
         self._opened: dict[str, tuple[socket.socket, bytes, Promise]] = {}
@@ -201,7 +206,7 @@ class CoordinatorSearch:
         for action in actions:
             self._perform(action, self._discovery)
         for connected, *_ in self._opened.values():
-            connected.close()
+            _discard(connected)
         self._opened.clear()
         if self.coordinator is not None:
             found = discovering.make_answer(self._discovery, self._find_standing())
@@ -217,6 +222,10 @@ class CoordinatorSearch:
 
     def _note_standing(self, standing: int) -> None:
         self._standing = standing
+        if standing == discovering.RUNS_ROUND:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = self._loop.now()
         self._advance(None)
 
     def _perform(self, action: Action, discovery: Discovery) -> None:
@@ -230,6 +239,7 @@ class CoordinatorSearch:
                 self._outage.begin()
                 self._advance(CoordinatorLost(BROKEN, action.endpoint))
             else:
+                self._short_since = None
                 self._owner.use(*opened)
         elif isinstance(action, AcquireLease) and self._is_leaving:
             self._loop.call_soon_threadsafe(lambda: self._advance(discovering.Answer(LEASE_STORE, SILENT)))
@@ -257,6 +267,7 @@ class CoordinatorSearch:
             others,
             dead=dead,
             silent=silent,
+            short_since=self._short_since,
             may_found=self._place.choice == ONLY_ONE,
         )
         self._owner.use(own, b"", promise, is_own=True)
@@ -287,7 +298,16 @@ class CoordinatorSearch:
                     if not is_dying or getattr(error, "reason", "") != CLOSED or time.monotonic() > end:
                         break
                     time.sleep(pauses.next_pause())
-            self._loop.call_soon_threadsafe(lambda: self._take_answer(name, found, error, is_look=is_look))
+            self._loop.call_soon_threadsafe(lambda: take(found, error))
+
+        self._questions += 1
+        question = self._questions
+
+        def take(found: tuple[Answer, socket.socket | None, bytes] | None, error: StoreError | None) -> None:
+            if question == self._questions:
+                self._take_answer(name, found, error, is_look=is_look)
+            elif found is not None and found[1] is not None:
+                _discard(found[1])  # another question was asked meanwhile
 
         threading.Thread(target=look, name="rendezvous-ask", daemon=True).start()
 
@@ -405,3 +425,10 @@ class CoordinatorSearch:
         if silent_for >= self._config.lease and self._repetition.is_due(trouble, now):
             fact = f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}"
             self._owner.deliver(Notice(f"{fact}; the job goes on, and its next round waits for the store"))
+
+
+def _discard(connected: socket.socket) -> None:
+    """Close a connection that nobody needs; its end must not look like the death of this node."""
+    with suppress(OSError):
+        connected.sendall(encode_frame(MESSAGE, PARTING))
+    connected.close()

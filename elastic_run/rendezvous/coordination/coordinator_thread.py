@@ -100,7 +100,15 @@ class CoordinatorThread:
         return port
 
     def begin(
-        self, promise: Promise, choice: str, own: socket.socket, *, dead: str, silent: str, may_found: bool
+        self,
+        promise: Promise,
+        choice: str,
+        own: socket.socket,
+        *,
+        dead: str,
+        silent: str,
+        short_since: float | None,
+        may_found: bool,
     ) -> None:
         """Coordinate the job from now on.
 
@@ -110,12 +118,13 @@ class CoordinatorThread:
             own: This side of the connection to this agent's own node.
             dead: See `Coordination`.
             silent: See there, too.
+            short_since: See `Job`.
             may_found: Whether nodes that know of no round may found the job.
         """
 
         def make(started_by: tuple[Round, ...]) -> Coordination:
             state = rules.begin(promise, choice, time.monotonic(), dead=dead, silent=silent, started_by=started_by)
-            return replace(state, may_found=may_found)
+            return replace(state, may_found=may_found, job=replace(state.job, short_since=short_since))
 
         def start() -> None:
             self._coordinator.begin(make)

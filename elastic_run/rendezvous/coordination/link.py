@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop, Timer
 
-__all__ = ["Link"]
+__all__ = ["PARTING", "Link"]
 
 _log = logging.getLogger(__name__)
 
 _RECEIVE = 1 << 16
 #: Bytes that may wait for the other side before messages that nobody needs for certain are left out.
 _HIGH_WATER = 1 << 20
-_PARTING = {"kind": "parting"}
+#: Comes before the end of a connection whose owner lives: it may come again.
+PARTING = {"kind": "parting"}
 #: What the kernel says when it breaks a silent connection. On the same network the other machine has no address then.
 _DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
@@ -94,6 +95,7 @@ class Link:
         self._next: Mapping[str, Any] | None = None
         self._owes = False  # whether a document was read that is not acknowledged yet
         self._silence: Timer | None = None
+        self._error: OSError | None = None
         connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
         loop.add_reader(self._fd, self._receive)
 
@@ -136,7 +138,7 @@ class Link:
     def part(self) -> None:
         """Close the connection though this process lives: the other side waits for it to come again."""
         if not self.is_closed:
-            self._write(encode_frame(MESSAGE, _PARTING))
+            self._write(encode_frame(MESSAGE, PARTING))
             self.close()
 
     def close(self) -> None:
@@ -171,8 +173,9 @@ class Link:
             sent = self._socket.send(data)
         except (BlockingIOError, InterruptedError):
             pass
-        except OSError:
-            return  # reading tells why
+        except OSError as error:
+            self._note_error(error)
+            return
         if sent < len(data):
             self._unsent += data[sent:]
             self._loop.add_writer(self._fd, self._write_on)
@@ -182,7 +185,8 @@ class Link:
             del self._unsent[: self._socket.send(self._unsent)]
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
+        except OSError as error:
+            self._note_error(error)
             self._unsent.clear()
         if not self._unsent:
             self._loop.remove_writer(self._fd)
@@ -194,13 +198,12 @@ class Link:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            if error.errno in _DARK:
-                self._tell_silence()
-            else:
-                self._end(BROKEN, os.strerror(error.errno or 0).lower())
+            self._end_with(error)
             return
         if data:
             self._take(data)
+        elif self._error is not None:
+            self._end_with(self._error)
         elif self.has_parted:
             self._end(BROKEN, "")
         else:
@@ -231,7 +234,7 @@ class Link:
                 self.on_delivered()
         if kind == ACKNOWLEDGED or self.is_closed:
             return
-        if kind == MESSAGE and content == _PARTING:
+        if kind == MESSAGE and content == PARTING:
             self.has_parted = True
         elif kind == MESSAGE:
             self.on_message(content)
@@ -247,7 +250,21 @@ class Link:
     def _tell_silence(self) -> None:
         self._receive()  # what has come already counts: this side's loop may have been busy
         if self._silence is not None:
-            self._end(SILENT, f"silent for {self.lease:.1f} s")
+            self._end_silent()
+
+    def _end_silent(self) -> None:
+        self._end(SILENT, f"silent for {self.lease:.1f} s")
+
+    def _note_error(self, error: OSError) -> None:
+        """Keep why nothing can be sent: the kernel tells an error once, and reading finds the end of the stream then."""
+        if error.errno != errno.EPIPE:
+            self._error = error
+
+    def _end_with(self, error: OSError) -> None:
+        if error.errno in _DARK:
+            self._end_silent()
+        else:
+            self._end(BROKEN, os.strerror(error.errno or 0).lower())
 
     def _end(self, how: str, detail: str) -> None:
         if not self.is_closed:
