@@ -1,4 +1,4 @@
-"""Whatever comes to an agent's port: a stranger gets a bounded answer, the user at most one line, and no job suffers."""
+"""Whatever comes to an agent's port: a stranger gets a bounded answer, the user one line at most, no job suffers."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class _Stranger:
         if kind < 0.55:
             state = {**self._state, "node": name}
             return _frame(DOCUMENT, self._alter(state) if self.draw_bool(0.8) else state)
-        message = {
+        message: dict[str, object] = {
             "kind": self._random.choice(("wait", "ask", "answer", "proof", "parting", "asked")),
             "number": 1,
             "question": self._random.choice(("status", "x")),

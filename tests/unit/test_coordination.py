@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.core.job import coordination as coordinating
+from elastic_run.core.job import membership
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.coordination import BROKEN, SILENT, Closed, LeaseRenewed, MayFound, Said, StepDown
 from elastic_run.core.job.documents import NodeState, Order, Promise, Proposal, Round, RoundEnd
@@ -562,3 +563,11 @@ def test_nothing_happens_to_a_round_that_is_over() -> None:
     before = job.members["a"]
     job._feed("a", OrderRead(Order(promise, "gather")))
     assert job.members["a"] == before
+
+
+def test_a_node_promises_to_follow_the_coordinator_to_which_it_comes() -> None:
+    """Its first state counts at once; where it has promised to follow a higher one it keeps that promise."""
+    member = SmallJob.make_member("a", SmallJob().config)
+    for promise, kept in ((Promise(2, "x"), Promise(2, "x")), (Promise(1, "y"), Promise(2, "x"))):
+        member, commands = membership.decide(member, membership.Connected(promise), 0.0)
+        assert (member.promise, commands) == (kept, ())
