@@ -1,4 +1,4 @@
-"""A coordinator stands still while the others decide more than the log keeps, and goes on: one decides all the same.
+"""A coordinator stands still while the others restart again and again, and goes on: one decides all the same.
 
     python -m tests.chaos.paused_coordinator --store file --times 30
     python -m tests.chaos.paused_coordinator --store successors --times 30    needs root (virtual hosts)
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     #: Starts an agent on the host with a number, with more flags and the command.
     Start: TypeAlias = Callable[[int, Sequence[str]], Launched]
 
-RESTARTS = 90
-#: A round's end and its successor take at least two slots of the log, which keeps 64.
-MISSED = 40
+RESTARTS = 30
+#: Restarts of which the coordinator hears nothing.
+MISSED = 12
 #: Restarts before the coordinator stands still.
 _BEFORE = 5
 _CONF = "keep_alive_interval=0.2,keep_alive_max_attempt=3,last_call_timeout=0"
 _SIZE = ("--nnodes=2:3", "--nproc-per-node=1", "--rdzv-id=j", f"--max-restarts={RESTARTS}", "--max-backoff=0")
-#: Fails until the others have decided more than the log keeps, and runs on then.
+#: Fails until the coordinator has missed that, and runs on then.
 _UNTIL_THEN = f"[ $$TORCHELASTIC_RESTART_COUNT -ge {_BEFORE + MISSED} ] || exit 3; exec sleep 1000"
 
 
@@ -66,7 +66,7 @@ def _on_hosts(_: Path) -> Iterator[Start]:
         yield lambda number, flags: hosts[number].start((*command, *flags))
 
 
-#: Where the agents meet: in a directory, in an etcd, in a store on the first node with the others as successors.
+#: Where the agents meet: in a directory, in an etcd, at the endpoints of the nodes.
 STORES = {"file": _on_directory, "etcd-v3": _on_etcd, "successors": _on_hosts}
 
 
@@ -93,7 +93,7 @@ def _stand_still(start: Start) -> None:
 
 
 def _stand_still_where_the_store_moves(start: Start) -> None:
-    """The node that serves the store and coordinates stands still; when it goes on it comes to the others' round."""
+    """When the node that coordinated goes on it comes to the others' round."""
     last = f"restart {_BEFORE + MISSED} of {RESTARTS}"
     agents = _start_and_stop(start, (*_SIZE, "--no-python", "sh", "-c", _UNTIL_THEN), last)
     for agent in agents:

@@ -1,4 +1,4 @@
-"""A coordinator stands still while the others decide more than the log keeps: one decides all the same."""
+"""A coordinator stands still while the others restart again and again: one decides all the same."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ if TYPE_CHECKING:
     "store", [pytest.param(store, marks=[pytest.mark.system] * (store != "file")) for store in STORES]
 )
 def test_a_coordinator_that_stood_still_decides_nothing(store: str, tmp_path: Path) -> None:
-    """Restarts are counted once each; where its store has moved meanwhile the node comes to the others' round."""
+    """Restarts are counted once each; a node that coordinated comes to the others' round."""
     reproduce(store, tmp_path)
