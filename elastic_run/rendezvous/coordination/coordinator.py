@@ -215,7 +215,7 @@ class Coordinator:
         events, self._events = self._events, []
         jitter = int.from_bytes(os.urandom(2), "big") / 65536
         state = self.state = rules.decide(before, events, now=began, jitter=jitter)
-        self.is_ready = self.is_ready or self._node in state.here
+        self.is_ready = self.is_ready or self._node in state.here or self._node in state.ended  # or it leaves
         if state.round != before.round:
             # Each member has accepted the round, so nothing of the last one lives anywhere.
             self.clear_workers()
