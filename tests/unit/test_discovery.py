@@ -169,6 +169,16 @@ def test_a_silent_coordinator_is_not_asked_first() -> None:
     assert agent.tell(CoordinatorLost(BROKEN, to="a")) == [Ask("a")]
 
 
+def test_a_silent_coordinator_is_asked_last() -> None:
+    """A candidate asks the others before it, and looks for them before it takes its next turn."""
+    agent = _Agent("a", "b", "c", own="b")
+    agent.follow("a")
+    assert agent.tell(CoordinatorLost(SILENT)) == [BecomeCoordinator("", "x"), Ask("c")]
+    assert agent.tell(Answer("c", SEARCHES, "z"), standing=KNOWS_ROUND) == [Ask("a")]
+    assert agent.tell(CoordinatorLost(BROKEN)) == [Ask("c")]
+    assert agent.tell(Answer("c", SEARCHES, "z"))[0] == BecomeCoordinator("", "x")
+
+
 def test_a_redirect_to_a_silent_coordinator_is_not_followed() -> None:
     """An agent that has not noticed the silence yet would send the asker back, where the answer takes its time."""
     agent = _Agent("a", "b", "c", own="c")

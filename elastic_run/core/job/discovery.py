@@ -263,7 +263,10 @@ def _may_found(discovery: Discovery, now: float) -> bool:
 
 
 def _list_others(discovery: Discovery) -> tuple[str, ...]:
-    return tuple(one for one in discovery.endpoints if one not in (discovery.own, LEASE_STORE))
+    """Return the endpoints of other agents; the coordinator that was silent is the last: its answer takes its time."""
+    slow = discovery.coordinator[0] if discovery.silent else ""
+    others = (one for one in discovery.endpoints if one not in (discovery.own, LEASE_STORE))
+    return tuple(sorted(others, key=lambda one: one == slow))
 
 
 def _list_before(endpoints: tuple[str, ...], own: str) -> tuple[str, ...]:
@@ -275,7 +278,8 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
     endpoints, own, before = discovery.endpoints, discovery.own, discovery.coordinator[0]
     if discovery.role == COORDINATES:
         # It has had its turn: it asks all others before it coordinates again.
-        to_ask = [one for one in endpoints if one != own] + ([own] if own else [])
+        slow = before if discovery.silent else ""
+        to_ask = [one for one in endpoints if one not in (own, slow)] + ([own] if own else [])
     else:
         to_ask = [one for one in _list_before(endpoints, own) if one != before]
         # It may be back, or its port may say that it is dead. A silent one would only cost time.
@@ -285,12 +289,18 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
         discovery,
         role=SEARCHES,
         has_ended=lost.how in _ENDS[LEASE_STORE in endpoints] and discovery.role == FOLLOWS,
-        silent=discovery.coordinator[1] if lost.how == SILENT and discovery.role == FOLLOWS else "",
+        silent=_find_silent(discovery, lost.how),
         to_ask=tuple(to_ask),
         asking="",
         pauses_until=0.0,
         pause=FIRST_RETRY,
     )
+
+
+def _find_silent(discovery: Discovery, how: str) -> str:
+    if discovery.role == COORDINATES:
+        return discovery.silent  # this agent has not heard of it since
+    return discovery.coordinator[1] if how == SILENT and discovery.role == FOLLOWS else ""
 
 
 def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> Decision:
@@ -325,7 +335,7 @@ def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> De
 
 def _follow(discovery: Discovery, answer: Answer, *actions: Action) -> Decision:
     coordinator = (answer.endpoint, answer.node)
-    discovery = replace(discovery, role=FOLLOWS, coordinator=coordinator, has_ended=False, to_ask=())
+    discovery = replace(discovery, role=FOLLOWS, coordinator=coordinator, has_ended=False, silent="", to_ask=())
     return discovery, (*actions, Follow(answer.endpoint))
 
 
