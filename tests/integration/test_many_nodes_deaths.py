@@ -101,7 +101,9 @@ def test_a_stopped_agent_spends_no_second_budget(launch: Launch, worker: Worker,
     job.nodes[stopped].send(signal.SIGCONT)
     job.wait_round(3, restart=1)
     job.finish()
-    assert "restart 2" not in "".join(node.stdout for node in job.nodes)
+    said = "".join(node.stdout for node in job.nodes)
+    assert "restart 2" not in said
+    assert "round of 1 " not in said
 
 
 def test_a_node_that_was_stopped_while_it_waited_is_in_the_round(launch: Launch, worker: Worker) -> None:

@@ -268,7 +268,8 @@ class Link:
 
     def _end(self, how: str, detail: str) -> None:
         if not self.is_closed:
-            self.close()
+            # This process lives. Where the other side was stopped it reads all this later, and must not count it as dead.
+            self.part()
             self.on_end(how, detail)
 
     def _stop_silence(self) -> None:
