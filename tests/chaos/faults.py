@@ -256,7 +256,7 @@ def kill_store_leader(scene: Scene) -> None:
 
 
 def fill_store(scene: Scene) -> None:
-    """Let a stranger on the node's network fill and read every store that an agent serves."""
+    """Let a stranger on the node's network send what fills and reads a TCPStore to the port of every agent."""
     hosts = [node.host.name for node in scene.job.nodes]
     scene.node.host.run(sys.executable, "-m", "tests.support.stranger", str(PORT), *hosts, deadline=120)
 

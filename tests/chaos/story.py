@@ -50,7 +50,7 @@ TRACES = {
     "terminate-agent": r"SIGTERM",
     "terminate-agent-in-the-dark": r"SIGTERM",
     "power-off": _LOSS,
-    "fill-store": r"elastic-run: .*a reply of",
+    "fill-store": r"elastic-run: refused a message at port",
 }
 #: Faults that an agent tells its user of only once.
 _TOLD_ONCE = {"fill-store"}

@@ -110,8 +110,8 @@ def test_a_job_outlives_faults_that_overlap(store: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_a_job_outlives_a_stranger_who_fills_and_reads_its_store(tmp_path: Path) -> None:
-    """All nodes train on while somebody on their network fills the job's store and reads it in one huge reply."""
+def test_a_job_outlives_a_stranger_at_its_ports(tmp_path: Path) -> None:
+    """All nodes train on while somebody on their network sends the agents what would fill and read a store."""
     tell(Story(seed=2, count=1, store="c10d", only=("fill-store",)), tmp_path, say=print)
 
 

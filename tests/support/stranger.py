@@ -65,7 +65,7 @@ def main() -> None:
     """Do all of it, wherever a store answers."""
     port, hosts = int(sys.argv[1]), sys.argv[2:]
     for host in hosts:
-        with contextlib.suppress(ConnectionRefusedError, TimeoutError):
+        with contextlib.suppress(OSError):
             multiply(host, port)
             fill(host, port)
 

@@ -416,6 +416,18 @@ def test_the_others_do_not_wait_again_for_a_silent_coordinator() -> None:
     assert coordinating.decide(both, map(Said, states), now=0.0).job.phase == "running"
 
 
+def test_a_proof_that_comes_later_ends_the_wait_for_the_last_coordinator() -> None:
+    """A node that learns of the death while others are waited for says so, and its seat is given up."""
+    first = SmallJob(MAJORITY, max_nodes=3, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b", "c")
+    states = [make_state(first.members[name], 0.0, is_first=True) for name in "bc"]
+    state = coordinating.decide(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), map(Said, states), now=0.0)
+    assert (state.job.phase, state.job.is_awaiting) == (RUNNING, True)
+    state = coordinating.decide(state, [Said(replace(states[0], dead="a"))], now=0.0)
+    assert (state.job.phase, state.job.is_awaiting) == (HALTING, False)
+
+
 def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:
     """A coordinator that learns late of a newer round counts the seats of the nodes that have ended since."""
     first = SmallJob(MAJORITY, max_nodes=3, has_successors=True)

@@ -190,7 +190,7 @@ def _change_nodes(
         return replace(coordination, job=job)
     changes = NodeChanges(job, coordination.round, now)
     if base is not None and is_newer:
-        changes.adopt_round(base, is_dead=base.coordinator in coordination.knowledge.dead)
+        changes.adopt_round(base)
         coordination = replace(
             coordination, round=base, assignments=MappingProxyType({}), proposed=None, halt=None, short_since=None
         )
@@ -209,6 +209,8 @@ def _change_nodes(
             changes.drop(event.node, IS_SILENT, event.detail)
         else:
             changes.drop(event.node, DIED, describe_death(event.detail))
+    if coordination.round is not None and coordination.round.coordinator in coordination.knowledge.dead:
+        changes.give_up(coordination.round)
     return replace(coordination, job=changes.close())
 
 

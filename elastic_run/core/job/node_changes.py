@@ -94,17 +94,14 @@ class NodeChanges:
             seats=tuple(self._seats),
         )
 
-    def adopt_round(self, started: Round, *, is_dead: bool) -> None:
+    def adopt_round(self, started: Round) -> None:
         """Go on from a round that has started under another coordinator: its members have yet to come.
 
         Args:
             started: The round.
-            is_dead: Whether its coordinator is surely dead.
         """
         self._round = started
         self._seats = [Seat() for _ in range(started.size)]
-        if is_dead and started.coordinator_rank >= 0:
-            self._seats[started.coordinator_rank] = Seat(started.coordinator, is_awaited=False, is_lost=True)
         self._nodes = {
             name: replace(node, rank=None, is_member=False, failing=None, outcome="", is_suspecting=False)
             for name, node in self._nodes.items()
@@ -273,6 +270,12 @@ class NodeChanges:
             is_lost = was.is_member and was.outcome != DONE
             seat = self._seats[was.rank]
             self._seats[was.rank] = replace(seat, is_awaited=False, is_lost=seat.is_lost or is_lost)
+
+    def give_up(self, started: Round) -> None:
+        """Count the coordinator of a round as lost: it is surely dead."""
+        rank = started.coordinator_rank
+        if rank >= 0 and self._seats[rank].is_awaited:
+            self._seats[rank] = Seat(started.coordinator, is_awaited=False, is_lost=True)
 
     def give_up_awaited(self) -> None:
         """Count the members that have not come after a change of the coordinator as lost."""

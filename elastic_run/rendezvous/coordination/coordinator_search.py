@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         def deliver(self, event: SessionEvent) -> None: ...
         def use(self, connected: socket.socket, rest: bytes, promise: Promise, *, is_own: bool = False) -> None: ...
         def drop_link(self) -> None: ...
+        def say(self) -> None: ...
 
 
 __all__ = ["CoordinatorSearch"]
@@ -202,6 +203,7 @@ class CoordinatorSearch:
             return
         if self._timer is not None:
             self._timer.cancel()
+        dead = self._discovery.dead
         self._discovery, actions = discovering.decide(self._discovery, fact, self._loop.now(), standing=self._standing)
         for action in actions:
             self._perform(action, self._discovery)
@@ -211,6 +213,8 @@ class CoordinatorSearch:
         if self.coordinator is not None:
             found = discovering.make_answer(self._discovery, self._find_standing())
             self.coordinator.set_answer(Answer(found.role, found.node, found.standing, to=found.to))
+        if self._discovery.dead != dead:
+            self._owner.say()  # the coordinator needs no longer wait for that one
 
     def _find_standing(self) -> int:
         member = self._owner.member

@@ -256,7 +256,7 @@ class Link:
         self._end(SILENT, f"silent for {self.lease:.1f} s")
 
     def _note_error(self, error: OSError) -> None:
-        """Keep why nothing can be sent: the kernel tells an error once, and reading finds the end of the stream then."""
+        """Keep why nothing can be sent: the kernel tells it once, and a reader finds the end of the stream then."""
         if error.errno != errno.EPIPE:
             self._error = error
 

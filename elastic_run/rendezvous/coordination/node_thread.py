@@ -397,10 +397,10 @@ class NodeThread:
         self.member, commands = membership.decide(self.member, event, self._loop.now())
         for command in commands:
             self._do(command)
-        self._say()
+        self.say()
         self._plan_wait()
 
-    def _say(self) -> None:
+    def say(self) -> None:
         """Tell the coordinator what this node is, if that has changed."""
         if self._link is None or self.member is None or self._has_end:
             return
