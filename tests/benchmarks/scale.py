@@ -15,7 +15,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.comparison import compare, take_turns
@@ -193,6 +193,23 @@ def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late
         after["bytes"] - before["bytes"],
         sum(float(words[2]) for words in formed if len(words) > 2),
     )
+
+
+def spend_idle(nodes: int, seconds: float) -> float:
+    """Return the seconds of CPU time that the coordinator of a round of light nodes spends while nothing happens."""
+    with ExitStack() as stack:
+        host = stack.enter_context(_program("host", str(nodes), _RUN_ID))
+        port = host.wait_lines(1, starting="listening")[0][1]
+        host.wait_lines(1, starting="joined")
+        place = ("light", f"127.0.0.1:{port}", _RUN_ID, str(nodes), "1", str(nodes - 1))
+        crowd = stack.enter_context(_program("crowd", *place))
+        crowd.wait_lines(1, starting="ready")
+        crowd.poke()
+        crowd.wait_lines(1, starting="formed", deadline=_DEADLINE)
+        sleep(seconds)
+        before = _traffic(host, 1)["cpu"]
+        sleep(seconds)
+        return float(_traffic(host, 2)["cpu"] - before)
 
 
 def form_round_of_torch(nodes: int, deadline: float = _DEADLINE) -> Round:

@@ -230,3 +230,8 @@ def test_light_nodes_weigh_as_much_as_real_ones() -> None:
     light, real = scale.form_round(64), scale.form_round(64, kind="real")
     assert 0.7 <= light.frames / real.frames <= 1.4
     assert 0.7 <= light.transferred / real.transferred <= 1.4
+
+
+def test_idle_nodes_cost_nothing() -> None:
+    """A coordinator of 1,000 nodes that train spends no CPU time on them: the kernel watches their connections."""
+    assert scale.spend_idle(1000, 5.0) < 0.05

@@ -76,7 +76,7 @@ def test_another_protocol_is_named_once(launch: Launch, worker: Worker, data: by
     agents[0].wait_line(line)
     agents.append(launch(*place(port), "--nnodes=2", path))
     assert [agent.wait_exit() for agent in agents] == [0, 0]
-    assert agents[0].stderr.count("elastic-run: ") == 1
+    assert agents[0].stderr.count("127.0.0.1:") == 1
 
 
 @pytest.mark.usefixtures("many_files")
@@ -90,7 +90,7 @@ def test_connections_that_say_nothing_keep_no_node_away(launch: Launch, worker: 
             held.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE))
         agents.append(launch(*place(port), "--nnodes=2", path))
         assert [agent.wait_exit() for agent in agents] == [0, 0]
-    assert agents[0].stderr == ""
+    assert "closed a connection" not in agents[0].stderr
 
 
 @pytest.mark.usefixtures("many_files")
