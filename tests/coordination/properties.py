@@ -98,8 +98,8 @@ def _check_lease(world: World, agent: Agent, started: Round) -> None:
 
     The limit is an older coordinator's node that is cut off from this coordinator. Within the two leases in which such
     nodes are awaited, one of these was the case: the node could not reach this coordinator, or one of the two stood
-    still; or the node could not hear of this coordinator: its own was cut off from it or, alive, from this coordinator,
-    or stood still; or the node had lost its coordinator, and could not reach the store.
+    still; or the node could not hear of this coordinator: it could not reach the store, or its own coordinator was cut
+    off from it or, alive, from this coordinator, or stood still, or went dark with its machine.
     """
     store = world.lease
     if store.holder != agent.name or store.term != started.term:
@@ -110,14 +110,13 @@ def _check_lease(world: World, agent: Agent, started: Round) -> None:
         runs = node.runs
         if runs is None or runs != last or runs.coordinator == agent.name:
             continue
-        ways = [world.way(node.host, agent.host), ("stands", node.name), ("stands", agent.name)]
+        ways: list[tuple[object, ...]] = [("stands", node.name), ("stands", agent.name), ("store", node.host)]
+        ways.append(world.way(node.host, agent.host))
         coordinators = {runs.coordinator, runs.coordinator if node.link is None else node.link.host.name}
         for older in [world.agents[name] for name in sorted(coordinators - {agent.name})]:
-            ways.append(world.way(node.host, older.host))
+            ways += [world.way(node.host, older.host), ("stands", older.name)]
             if older.is_alive:
-                ways += [world.way(older.host, agent.host), ("stands", older.name)]
-        if node.link is None:
-            ways.append(("store", node.host))
+                ways.append(world.way(older.host, agent.host))
         since = world.now - 2 * TIME_TO_LIVE / 0.9 - 8.0
         if all(world.was_well(one, since) for one in ways):
             message = f"lease: {agent.name} starts {started.round_id} while {node.name} runs {runs.round_id}"

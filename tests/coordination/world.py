@@ -178,6 +178,7 @@ class World:
             self.after(self.random.choice((0.0, 0.1, GUARDIAN)) * self.random.random(), self.bury, agent)
         else:
             self.powered[agent.host] = False
+            self.disturbed["stands", agent.name] = self.now
             self.bury(agent)
 
     def bury(self, agent: Agent) -> None:
