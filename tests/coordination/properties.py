@@ -65,7 +65,9 @@ def _check_founding(world: World, agent: Agent, started: Round) -> None:
     old = {one.round for one in world.started if one.at < world.now - 5.0}
     for other in world.living.values():
         ways = (world.way(agent.host, other.host), ("stands", agent.name), ("stands", other.name))
-        is_asked = other.discovery.own and all(world.was_well(way, world.now - 15.0) for way in ways)
+        is_asked = (
+            other.discovery.own and other.verdict is None and all(world.was_well(way, world.now - 15.0) for way in ways)
+        )
         if is_asked and other.member.started in old:
             message = f"fork: {agent.name} founds {started.round_id}, {other.name} knows {other.member.started}"
             raise BrokenPropertyError(message)
