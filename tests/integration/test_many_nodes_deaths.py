@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.launch import launch as start
 from tests.support.local_job import RUNS, LocalJob
 from tests.support.processes import descendants_of, is_gone
 from tests.support.wait import stretched, wait_until
@@ -189,6 +193,68 @@ def test_a_node_that_is_told_to_stop_leaves_a_round_to_the_others(
     assert time.monotonic() - begun < stretched(4)
     assert gone.wait_exit() == 143
     job.finish()
+
+
+class Way:
+    """A way to a port of this machine, whose connections a test resets, as a firewall does.
+
+    Args:
+        port: The port.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Way:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self.reset()
+        self._listener.close()
+
+    def reset(self) -> None:
+        """Reset all connections."""
+        while self._open:
+            one = self._open.pop()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RD)  # wakes its thread
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [client, server]
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+
+def test_a_connection_that_breaks_costs_no_round(launch: Launch, worker: Worker) -> None:
+    """A node whose connection was reset connects again within the lease, and nobody's workers notice."""
+    job = LocalJob(launch, worker(RUNS), "--nnodes=2", endpoints=1)
+    job.start()
+    with Way(job.port) as way:
+        job.start(f"--rdzv-endpoint=127.0.0.1:{way.port}", "--rdzv-conf=last_call_timeout=30,is_host=false")
+        job.wait_round(2)
+        for _ in range(3):
+            way.reset()
+            with start("status", str(job.nodes[1].pid)) as command:  # passes through the coordinator
+                assert command.wait_exit() == 0
+        job.finish()
+    assert all(node.stdout.count("round of") == 1 for node in job.nodes)
 
 
 def test_too_few_nodes_wait_for_a_replacement(launch: Launch, worker: Worker) -> None:

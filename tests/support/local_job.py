@@ -51,6 +51,7 @@ class LocalJob:
         self._script = script
         self.gate = script.with_name("gate")
         self._ports = [free_port() for _ in range(endpoints)]
+        self.port = self._ports[0]
         self._is_c10d = place is None
         backend, endpoint = place or ("c10d", ",".join(f"localhost:{port}" for port in self._ports))
         place_flags = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", "--rdzv-id=j")

@@ -268,7 +268,7 @@ class Link:
 
     def _end(self, how: str, detail: str) -> None:
         if not self.is_closed:
-            # This process lives: a side that was stopped reads this later, and must not count it as dead.
+            # This process lives: a stopped one that reads this later must not count it as dead.
             self.part()
             self.on_end(how, detail)
 
