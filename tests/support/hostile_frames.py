@@ -148,6 +148,8 @@ class _Stranger:
             if not (data := connected.recv(65536)):
                 return 0
             reader.feed(data)
+        if "nonce" not in found[0][1]:
+            return 0  # the agent closes the connection
         proof = self._credentials.prove(NODE, nonce, str(found[0][1]["nonce"]))
         connected.sendall(_frame(MESSAGE, {"kind": "proof", "proof": proof if self.draw_bool(0.95) else "0"}))
         return 1
