@@ -21,7 +21,7 @@ from tests.support.order import (
     pytest_runtest_logreport,
     pytest_sessionfinish,
 )
-from tests.support.processes import TEST_TOKEN, describe, is_death_notice, kill_processes, processes_with_environment
+from tests.support.processes import TEST_TOKEN, describe, kill_processes, processes_with_environment
 from tests.support.system import pytest_itemcollected, pytest_runtest_setup
 from tests.support.terminal import Terminal
 from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
@@ -87,13 +87,12 @@ def environment_token(
         described = [describe(pid) for pid in left]
         kill_processes(left)
         pytest.fail("left behind:\n" + "\n".join(described), pytrace=False)
-    # Guardians that tell a job of a death have nothing left to guard, and may look for the job's next store a while.
     kill_processes(processes_with_environment(token))
 
 
 def find_left(token: str) -> list[int]:
-    """Return the processes that a test has left, but for guardians that have cleaned up and tell a job of a death."""
-    return [pid for pid in processes_with_environment(token) if not is_death_notice(pid)]
+    """Return the processes that a test has left."""
+    return processes_with_environment(token)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tests.chaos.accounts import Progress, audit, read_progress
 from tests.support.launch import ELASTIC_RUN
-from tests.support.processes import is_death_notice
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class Node:
 
 
 def _find_orphans(node: Node) -> list[int]:
-    return [pid for pid in node.host.processes() if not is_death_notice(pid)]
+    return node.host.processes()
 
 
 class ManyNodeJob:

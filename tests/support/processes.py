@@ -65,14 +65,6 @@ def processes_with_environment(token: str, *, name: str = TEST_TOKEN) -> list[in
     return found
 
 
-def is_death_notice(pid: int) -> bool:
-    """Tell whether a process is a guardian that has cleaned up, and tells the job of its agent's death."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"node-death notice")
-    except OSError:
-        return False
-
-
 def kill_processes(pids: list[int]) -> None:
     """Send SIGKILL to each; those already gone don't matter."""
     for pid in pids:

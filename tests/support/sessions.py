@@ -275,7 +275,7 @@ class NodeProcess:
                 stream.close()
 
     def say(self, line: str) -> None:
-        """Give an order: `done`, `fail`, `leave`, `close`, `death_notice`."""
+        """Give an order: `done`, `fail`, `leave`, `close`."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
 
