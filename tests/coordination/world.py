@@ -84,7 +84,7 @@ class World:
             scale_up_delay=pick.choice((0.0, 2.0)),
             scale_up_grace=pick.choice((0.0, 3.0)),
             membership_window=None,
-            has_successors=self.choice == MAJORITY,
+            has_successors=self.choice != ONLY_ONE,
         )
         self.now = 0.0
         self.count = 0

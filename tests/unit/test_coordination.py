@@ -169,6 +169,24 @@ def test_nodes_that_differ_are_refused() -> None:
     assert [one.node for one in job.state.job.refusals] == ["c", "b"]
 
 
+def test_a_refused_node_says_nothing_of_rounds() -> None:
+    """A node of another job knows another round, in a higher term: this job waits for none of its members."""
+    job = SmallJob()
+    job.add("a")
+    stranger = replace(
+        make_state(job.members["a"], 0.0, is_first=True),
+        node="stranger",
+        config=replace(job.config, max_restarts=5),
+        promise=Promise(9, "elsewhere"),
+        started=Round(9, 9, "elsewhere", "r", 2),
+    )
+    job.decide(Said(stranger))
+    assert coordinating.make_order(job.state, "stranger").phase == "refuse"
+    assert (job.state.round, job.state.promise.term) == (None, 1)
+    job.add("b")
+    assert job.state.job.phase == RUNNING
+
+
 def test_a_job_that_nobody_is_in_begins_anew() -> None:
     """If all nodes go before the first round, the next node decides the settings."""
     job = SmallJob()
@@ -507,10 +525,26 @@ def test_documents_survive_the_network() -> None:
             from_document(kind, {**to_document(document), field: "nonsense"})
 
 
+def test_a_spare_that_takes_a_lease_over_knows_the_round_that_began_without_it() -> None:
+    """It forms no round beside the members of that one, and waits two leases for them."""
+    first = SmallJob(LEASE, min_nodes=1, max_nodes=2, has_successors=True)
+    first.decide(MayFound())
+    first.add("a", "b", "spare")
+    assert first.state.round is not None
+    spare = first.members["spare"]
+    state = coordinating.begin(Promise(2, "spare"), LEASE, 0.0, dead="a")
+    said = replace(make_state(spare, 0.0, is_first=True), promise=state.promise)
+    state = coordinating.decide(state, [Said(said), MayFound()], now=0.0)
+    assert (state.round, state.proposed) == (first.state.round, None)
+    lease = first.config.lease
+    assert coordinating.decide(state, [], now=2 * lease - 0.1).proposed is None
+    assert coordinating.decide(state, [], now=2 * lease).proposed is not None
+
+
 def test_a_memory_is_bounded() -> None:
     """Of many long causes the newest are kept."""
     attempts = tuple({"summary": "x" * 900, "number": number} for number in range(60))
-    memory = write_memory(Job(attempts=attempts), edition=0, settled_round="", now=0.0)
+    memory = write_memory(Job(attempts=attempts), Round(1, 1, "a", "r", 1), edition=0, settled_round="", now=0.0)
     assert len(encode(to_document(memory))) <= LARGEST_MEMORY
     assert memory.attempts[-1]["number"] == 59
 

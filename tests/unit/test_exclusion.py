@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.core.job.config import Window
+from elastic_run.core.job.documents import Round
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.memory import take_memory, write_memory
 from elastic_run.core.job.node_events import Leaving, Refused, WorkersFailing
@@ -271,7 +272,7 @@ def test_the_next_coordinator_knows_the_history() -> None:
     play.fail("b")
     play.fail("b")
     play.fail("c", "another")
-    memory = write_memory(play.job, edition=0, settled_round="", now=play.now)
+    memory = write_memory(play.job, Round(1, 1, "a", "r", 1), edition=0, settled_round="", now=play.now)
     again = take_memory(Job(), replace(memory, age=10.0), play.now + 5010.0)
     assert again.incidents == tuple(replace(one, at=one.at + 5000.0) for one in play.job.incidents)
     assert again.exclusions == tuple(replace(one, at=one.at + 5000.0) for one in play.job.exclusions)

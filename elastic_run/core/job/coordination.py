@@ -57,7 +57,7 @@ from elastic_run.core.job.documents import (
     Promise,
 )
 from elastic_run.core.job.memory import take_memory, write_memory
-from elastic_run.core.job.node_changes import NodeChanges, describe_death
+from elastic_run.core.job.node_changes import NodeChanges, describe_death, describe_misfit
 from elastic_run.core.job.rank_claims import counts_at, find_disputes
 from elastic_run.core.job.round_policy import awaited_until, scale_up_at
 from elastic_run.core.job.round_steps import PATIENCE, advance
@@ -124,12 +124,15 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
     here, ended, away = dict(coordination.here), dict(coordination.ended), dict(coordination.away)
     job, memory, may_found = coordination.job, coordination.memory, coordination.may_found
     happened: list[NodeState | Closed] = []
+    config = job.config
     for event in events:
         if isinstance(event, MayFound):
             may_found = True
         elif isinstance(event, Said):
-            state = replace(event.state, memory=None)
-            told = event.state.memory
+            config = config or event.state.config
+            state, told = replace(event.state, memory=None), event.state.memory
+            if describe_misfit(state, config, job.scripts):
+                state, told = _forget_rounds(state, coordination.promise), None
             if told is not None and (memory is None or _edition(told) > _edition(memory)):
                 memory, job = told, take_memory(job, told, now)
             away.pop(state.node, None)
@@ -162,6 +165,14 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
     if after.proposed is not None and not all(_can_accept(after, name) for name in after.proposed.members):
         after = replace(after, proposed=None)
     return _change_nodes(after, job, happened, now)
+
+
+def _forget_rounds(state: NodeState, promise: Promise) -> NodeState:
+    """Return the state of a node that will be refused, without what it says of rounds and coordinators.
+
+    That is of another job: this one would wait for the members of its round, and end when they don't come.
+    """
+    return replace(state, promise=promise, started=None, accepted=(), known_round=0, dead="")
 
 
 def _can_accept(coordination: Coordination, name: str) -> bool:
@@ -303,6 +314,7 @@ def _keep_memory(coordination: Coordination, now: float) -> Coordination:
     job, memory = coordination.job, coordination.memory
     settled = job.round_id if job.phase in (GATHERING, PAUSING) else ("" if memory is None else memory.settled_round)
     facts = (
+        coordination.round,
         settled,
         job.term,
         job.restart_count,
@@ -315,5 +327,5 @@ def _keep_memory(coordination: Coordination, now: float) -> Coordination:
     if facts == coordination.memory_facts:
         return coordination
     edition = memory.edition + 1 if memory is not None and memory.term == job.term else 0
-    memory = write_memory(job, edition=edition, settled_round=settled, now=now)
+    memory = write_memory(job, coordination.round, edition=edition, settled_round=settled, now=now)
     return replace(coordination, memory=memory, memory_facts=facts)

@@ -6,12 +6,12 @@ import math
 from types import MappingProxyType
 
 from elastic_run.core.job.state import Job
-from elastic_run.core.job.succession import Knowledge
+from elastic_run.core.job.succession import LEASE, Knowledge
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any, TypeAlias
 
     from elastic_run.core.job.assignment import Assignment
@@ -167,7 +167,21 @@ class Coordination:
         dead = frozenset((self.dead, *(state.dead for state in self.here.values()))) - {""}
         # Nobody that is here now need know of the last round.
         known = self.started_by if self.round is None else (*self.started_by, self.round)
+        if self.choice == LEASE:
+            known = (*known, *self._list_possible())
         return Knowledge(self.promise, self.here, self.ended, known, dead)
+
+    def _list_possible(self) -> Iterator[Round]:
+        """Return the rounds that may run on nodes which are not here, where a lease names the coordinator.
+
+        No seats are counted with a lease. The memory names the last round to spares, and a proposal of another
+        coordinator counts as started. Without these, a spare or a member that has not read the `start` yet takes the
+        lease over and forms a round beside the running one.
+        """
+        if self.memory is not None and self.memory.round is not None:
+            yield self.memory.round
+        for state in (*self.ended.values(), *self.here.values()):
+            yield from (one.round for one in state.accepted if one.round.coordinator != self.promise.coordinator)
 
 
 def begin(

@@ -124,6 +124,7 @@ class JobMemory:
         term: Of the coordinator that wrote it.
         edition: Counts the changes of it within a term.
         age: Seconds since it was written.
+        round: The last round that has started. A node that had no place in it knows it from here.
         settled_round: The unique id of the last round whose end is in this memory; "" for none.
         restart_count: Restarts so far.
         restart_times: When the last restarts were decided.
@@ -138,6 +139,7 @@ class JobMemory:
     term: int = 0
     edition: int = 0
     age: float = 0.0
+    round: Round | None = None
     settled_round: str = ""
     restart_count: int = 0
     restart_times: tuple[float, ...] = ()

@@ -9,17 +9,22 @@ from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.job.documents import Round
     from elastic_run.core.job.state import Job
 
 #: Bytes of a memory as JSON: each of its nodes gets it with each order.
 LARGEST_MEMORY = 16 * 1024
 
 
-def write_memory(job: Job, *, edition: int, settled_round: str, now: float) -> JobMemory:
-    """Return the memory of a job; the oldest causes of attempts, then incidents are left out where it is too long."""
+def write_memory(job: Job, started: Round, *, edition: int, settled_round: str, now: float) -> JobMemory:
+    """Return the memory of a job whose last round has started.
+
+    Where it is too long, the oldest causes of attempts are left out, then incidents and failures.
+    """
     memory = JobMemory(
         term=job.term,
         edition=edition,
+        round=started,
         settled_round=settled_round,
         restart_count=job.restart_count,
         restart_times=tuple(now - at for at in job.restart_times),

@@ -48,7 +48,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.documents import NodeState, Round, RoundEnd
-    from elastic_run.core.protocol.facts import NodeInfo
+    from elastic_run.core.protocol.facts import NodeInfo, RoleScript
 
 _ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 _CLAUSES = {
@@ -136,9 +136,9 @@ class NodeChanges:
         if self._job.config is None:
             self._set(config=state.config, since=self._now)
         config = self._job.config or state.config
-        difference = self._describe_difference(state, config, "here")
-        if difference:
-            self.refuse(state.node, difference, self._describe_difference(state, config, "there"))
+        misfit = describe_misfit(state, config, self._job.scripts)
+        if misfit:
+            self.refuse(state.node, misfit, describe_misfit(state, config, self._job.scripts, here="there"))
             return
         scripts = settle_script(self._job.scripts, state.node_info.role_script)
         if scripts is not self._job.scripts:
@@ -158,12 +158,6 @@ class NodeChanges:
         node = self._nodes[state.node]
         if node.node not in self._job.rank_claims and has_rival(self._nodes.values(), node):
             self._set(rank_claims=(*self._job.rank_claims, node.node))
-
-    def _describe_difference(self, state: NodeState, config: JobConfig, here: str) -> str:
-        script = state.node_info.role_script
-        return describe_difference(config, state.config, here=here) or describe_other_script(
-            self._job.scripts, script, here=here
-        )
 
     def refuse(self, name: str, detail: str, noted: str) -> None:
         """Refuse a node: its user reads `detail`, those of the nodes that wait read what is noted."""
@@ -290,6 +284,20 @@ class NodeChanges:
 
     def _set(self, **changes: object) -> None:
         self._job = replace(self._job, **changes)  # type: ignore[arg-type] # names are checked by tests
+
+
+def describe_misfit(state: NodeState, config: JobConfig, scripts: tuple[RoleScript, ...], *, here: str = "here") -> str:
+    """Tell why a node is not of this job; "" if it may be.
+
+    Args:
+        state: The node.
+        config: The job's configuration.
+        scripts: The scripts of its roles.
+        here: The node's place for the reader, who may be another node's user.
+    """
+    return describe_difference(config, state.config, here=here) or describe_other_script(
+        scripts, state.node_info.role_script, here=here
+    )
 
 
 def describe_death(detail: str) -> str:

@@ -1,7 +1,8 @@
 """Which coordinator may form a round: the rules that keep two parts of a job from going on beside each other. Pure.
 
 Where only one coordinator is possible (static, one endpoint), it may. Where a lease names the coordinator (etcd, file),
-its holder may, and nodes obey the highest term that they have promised to follow. The rules below are for several
+its holder may, and nodes obey the highest term that they have promised to follow; `Coordination.knowledge` says which
+rounds its holder knows. The rules below are for several
 endpoints, where any of the hosts may coordinate.
 
 - The **base** is the newest round that has surely started: a node has started it, a proposal names it as its parent, or
