@@ -41,7 +41,7 @@ class Edge(NamedTuple):
     events: list[str]
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs passes page, config and files
+def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace each mark by what it names; mkdocs calls this for every page.
 
     Args:
@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs p
     return _MARK.sub(lambda match: makers[match[1]](), markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs passes page, config and files
+def on_page_content(html: str, **_: Any) -> str:
     """Keep flags, variables and file names in one line; mkdocs calls this for every page.
 
     Args:

@@ -54,7 +54,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:  # such as a module that `from elastic_run import` is about to import
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    from elastic_run.lazy import lazy_names  # noqa: PLC0415 - workers need none of the names
+    from elastic_run.lazy import lazy_names
 
     return lazy_names(__name__, _HOMES)(name)
 

@@ -19,7 +19,7 @@ def main() -> None:
         SystemExit: The job didn't succeed, and the code is one of `contract.EXIT_CODES`; or a command has ended.
     """
     if len(sys.argv) > 1 and sys.argv[1].isalpha():  # no flag, and no script with a suffix
-        from elastic_run.cli import commands  # noqa: PLC0415 - not on the way to a worker
+        from elastic_run.cli import commands
 
         if sys.argv[1] in commands.COMMANDS:
             sys.exit(commands.run(sys.argv[1:]))
@@ -30,7 +30,7 @@ def main() -> None:
     # A collection in the middle of start-up finds nothing and delays the workers; the launcher turns it on again.
     gc.disable()
     _import_argparse()
-    from elastic_run import run  # noqa: PLC0415 - after that
+    from elastic_run import run
 
     run.run_command()
 
@@ -48,7 +48,7 @@ def _import_argparse() -> None:
     stand_ins = {name: stand_in for name, stand_in in stand_ins.items() if name not in sys.modules}
     sys.modules.update(stand_ins)
     try:
-        import argparse  # noqa: F401, PLC0415 - for `run`
+        import argparse  # noqa: F401 - for `run`
     except ImportError:
         pass  # it wants more of gettext, and gets it when it is imported again
     finally:
@@ -67,7 +67,7 @@ class _Expressions:
             return _LazyPattern
         if isinstance(sys.modules.get("re"), _Expressions):
             del sys.modules["re"]
-        import re  # noqa: PLC0415 - see `_import_argparse`
+        import re
 
         return getattr(re, name)
 
@@ -79,7 +79,7 @@ class _LazyPattern:
         self._words = pattern, flags
 
     def __getattr__(self, name: str) -> object:
-        import re  # noqa: PLC0415 - see `_import_argparse`
+        import re
 
         return getattr(re.compile(*self._words), name)
 

@@ -81,25 +81,25 @@ def make_agent_context(
     if settings.metrics_port is not None:
         context.metrics_port = _open_metrics_port(settings.metrics_port)
     if settings.preload:
-        from elastic_run.agent.driver.template_start import start_preload  # noqa: PLC0415 - only when asked for
+        from elastic_run.agent.driver.template_start import start_preload
 
         if obstacle := start_preload(context, settings.preload):
-            from elastic_run.notices import say  # noqa: PLC0415 - only after a warning
+            from elastic_run.notices import say
 
             say(obstacle)
     return context
 
 
 def _open_health_port(port: int) -> HealthPort:
-    from elastic_run.agent.health_port import HealthPort  # noqa: PLC0415 - only when asked for
+    from elastic_run.agent.health_port import HealthPort
 
     return _open_port(HealthPort, port, "health port", "health checks are answered at port")
 
 
 def _open_metrics_port(port: int) -> MetricsPort:
-    from importlib.util import find_spec  # noqa: PLC0415 - only when asked for
+    from importlib.util import find_spec
 
-    from elastic_run.agent.metrics_port import MetricsPort  # noqa: PLC0415 - ditto
+    from elastic_run.agent.metrics_port import MetricsPort
 
     if find_spec("prometheus_client") is None:
         message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
@@ -113,14 +113,14 @@ def _open_port(kind: Callable[[int], Port], port: int, name: str, told: str) -> 
         server = kind(port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            from elastic_run.store.tcpstore.listener import PortTakenError  # noqa: PLC0415 - only for this message
+            from elastic_run.store.tcpstore.listener import PortTakenError
 
             message = f"{name.removesuffix('port')}{PortTakenError(port)}"
         else:
             message = f"{name} {port} can't be opened: {error.strerror}"
         raise ValueError(message) from error
     if not port:
-        from elastic_run.notices import say  # noqa: PLC0415 - rarely
+        from elastic_run.notices import say
 
         say(f"{told} {server.port}")
     return server
@@ -130,10 +130,10 @@ def make_agent(
     config: LaunchConfig,
     context: AgentContext,
     *,
-    health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+    health_check_server: Any = None,
 ) -> LocalElasticAgent:
     """Make this node's agent, not yet running."""
-    from elastic_run.agent.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415 - while the workers start
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent
 
     return LocalElasticAgent(
         context.group.spec,
@@ -163,7 +163,7 @@ def _make_spec(
     parameters: RendezvousParameters,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    handler: Any,  # noqa: ANN401 - of a plug-in as well
+    handler: Any,
 ) -> WorkerSpec:
     master_addr, master_port = _master(parameters)
     return WorkerSpec(
@@ -189,7 +189,7 @@ def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
     """Return the workers' store's address where the user fixed it, as `static` does."""
     if parameters.backend != "static":
         return None, None
-    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - it imports socket
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
     host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
     if port == -1:
@@ -212,7 +212,7 @@ def _find_start_method(config: LaunchConfig, entrypoint: Callable[..., Any] | st
     """Return how function workers are started; the default can't start a function of a notebook's cell."""
     if not callable(entrypoint) or config.start_method != "spawn":
         return config.start_method
-    from elastic_run.multiprocessing.functions.start_methods import choose_start_method  # noqa: PLC0415 - commands need no multiprocessing
+    from elastic_run.multiprocessing.functions.start_methods import choose_start_method
 
     return choose_start_method(entrypoint)
 
@@ -226,8 +226,8 @@ def _options(
 ) -> AgentOptions:
     affinities = {}
     if config.numa_options is not None:
-        from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
-        from elastic_run.multiprocessing.process.interpreter import own_interpreter  # noqa: PLC0415
+        from elastic_run.cluster.numa import worker_affinities
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter
 
         affinities = worker_affinities(config.numa_options, config.nproc_per_node, python=own_interpreter())
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
@@ -269,9 +269,9 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     Raises:
         UsageError: The rendezvous can't work with what the user said.
     """
-    from elastic_run.agent.driver.environment import worker_environments  # noqa: PLC0415 - only for --explain
-    from elastic_run.agent.driver.worker_ranks import assign_ranks  # noqa: PLC0415 - ditto
-    from elastic_run.store.tcpstore.worker_store import (  # noqa: PLC0415 - ditto
+    from elastic_run.agent.driver.environment import worker_environments
+    from elastic_run.agent.driver.worker_ranks import assign_ranks
+    from elastic_run.store.tcpstore.worker_store import (
         LOOPBACK,
         choose_loopback,
         choose_worker_store,

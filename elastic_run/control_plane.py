@@ -49,6 +49,6 @@ def worker_main() -> Iterator[None]:
 
 
 def _start_server(path: str):  # type: ignore[no-untyped-def] # noqa: ANN202 - torch's own class, which has no types
-    from torch._C._distributed_c10d import _WorkerServer  # noqa: PLC0415 - torch has no public name for it
+    from torch._C._distributed_c10d import _WorkerServer
 
     return _WorkerServer(path)

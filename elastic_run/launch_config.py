@@ -182,6 +182,6 @@ def find_faults(text: str) -> tuple[Fault, ...]:
     """
     if not text:
         return ()
-    from elastic_run.cli.faults import read_faults  # noqa: PLC0415 - only when asked for
+    from elastic_run.cli.faults import read_faults
 
     return read_faults(text)

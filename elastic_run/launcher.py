@@ -68,16 +68,16 @@ class elastic_launch:  # noqa: N801 - torch's name
         self,
         config: LaunchConfig,
         entrypoint: Callable[..., Any] | str | None,
-        health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+        health_check_server: Any = None,
     ) -> None:
-        from elastic_run.agent.stop_requests import StopRequests  # noqa: PLC0415 - the command line needs none
+        from elastic_run.agent.stop_requests import StopRequests
 
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
         self._stop_requests = StopRequests()
 
-    def __call__(self, *args: Any) -> dict[int, Any]:  # noqa: ANN401 - the workers' arguments
+    def __call__(self, *args: Any) -> dict[int, Any]:
         """Run the job; see `launch_agent`."""
         try:
             return _run_agent(self._config, self._entrypoint, list(args), self._health_check_server, self._take_agent)
@@ -102,7 +102,7 @@ def launch_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+    health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run this node's part of a job.
 
@@ -129,12 +129,12 @@ def _run_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    health_check_server: Any,  # noqa: ANN401 - torch's argument
+    health_check_server: Any,
     on_agent: Callable[[LocalElasticAgent], None],
 ) -> dict[int, Any]:
-    from elastic_run import events, metrics  # noqa: PLC0415 - the command line needs neither by default
-    from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
-    from elastic_run.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+    from elastic_run import events, metrics
+    from elastic_run.multiprocessing.api import SignalException
+    from elastic_run.multiprocessing.errors import ChildFailedError
 
     events.is_recorded(config.event_log_handler)  # refuses one that there isn't, before anything is started
     context = make_agent_context(config, entrypoint, args, is_whole_process=False)
@@ -164,7 +164,7 @@ def _run_agent(
 
 def _name_program(entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> str:
     """Return what a failure is called after, as with torch: the function, the script of an interpreter, the command."""
-    from elastic_run.multiprocessing.process.interpreter import is_run_path_code, own_interpreter  # noqa: PLC0415
+    from elastic_run.multiprocessing.process.interpreter import is_run_path_code, own_interpreter
 
     if not isinstance(entrypoint, str):
         return getattr(entrypoint, "__name__", repr(entrypoint))
@@ -229,20 +229,20 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
     if job_result.verdict == "usage":
         console.say(f"error: {job_result.detail}")
         return
-    from elastic_run.multiprocessing.errors import write_parent_error_file  # noqa: PLC0415 - only after a failure
-    from elastic_run.report import render, write_failure_file  # noqa: PLC0415
-    from elastic_run.report.text import shows_colors  # noqa: PLC0415
+    from elastic_run.multiprocessing.errors import write_parent_error_file
+    from elastic_run.report import render, write_failure_file
+    from elastic_run.report.text import shows_colors
 
     if job_result.log_dir:
         job_result.failure_file = write_failure_file(job_result, job_result.log_dir, console.say)
     lines = render(job_result, width=console.columns, color=shows_colors(2, os.environ))
-    from elastic_run.report.annotations import find_annotation  # noqa: PLC0415 - only after a failure
+    from elastic_run.report.annotations import find_annotation
 
     if annotation := find_annotation(job_result, os.environ):
         lines.append(annotation)
     console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
     if job_result.verdict in ("unhealthy", "excluded"):
-        from elastic_run.cluster.machine import describe_drain  # noqa: PLC0415 - rarely
+        from elastic_run.cluster.machine import describe_drain
 
         if drain := describe_drain(os.environ, job_result.detail):
             console.say(drain)

@@ -24,13 +24,13 @@ def lazy_names(module: str, homes: Mapping[str, str], *, logger: str = "") -> Ca
 
     def load(name: str) -> object:
         if name == logger:
-            from elastic_run.utils.logging import get_logger  # noqa: PLC0415 - not on the way to the first worker
+            from elastic_run.utils.logging import get_logger
 
             return get_logger(module)
         if name not in homes:
             message = f"module {module!r} has no attribute {name!r}"
             raise AttributeError(message)
-        import importlib  # noqa: PLC0415 - not on the way to the first worker
+        import importlib
 
         home, colon, other = homes[name].partition(":")
         found = importlib.import_module(home if home.partition(".")[0] == "elastic_run" else f"{module}.{home}")

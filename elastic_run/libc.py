@@ -18,7 +18,7 @@ def call(name: str, *arguments: int | bytes) -> int:
         AttributeError: The C library has no such function.
         OSError: Ditto.
     """
-    import _ctypes  # noqa: PLC0415 - the part of ctypes that calls; not before the first worker
+    import _ctypes
 
     function = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]  # None as in CDLL(None)
     return int(_ctypes.call_function(function, arguments))

@@ -207,7 +207,7 @@ class Loop:
         return pid in self._children
 
     def _watch_exit_in_thread(self, pid: int) -> None:
-        import threading  # noqa: PLC0415 - only where there are no pidfds
+        import threading
 
         def wait_exit() -> None:
             try:
@@ -557,7 +557,7 @@ def _find_ended(kind: int, pid: int) -> int | None:
 
 def _read_exit(pidfd: int) -> int:
     """Return the status of a process that was reaped already; -1 where the kernel doesn't keep it."""
-    import fcntl  # noqa: PLC0415 - only where another part of the program has reaped it
+    import fcntl
 
     record = bytearray(_PIDFD_INFO_SIZE)
     record[0] = _PIDFD_INFO_EXIT

@@ -42,7 +42,7 @@ class _Field:
 
     __slots__ = ("default", "default_factory", "init", "is_required", "name", "type")
 
-    def __init__(self, default: Any, default_factory: Any, *, init: bool) -> None:  # noqa: ANN401
+    def __init__(self, default: Any, default_factory: Any, *, init: bool) -> None:
         self.name = ""
         self.type = ""
         self.default = default
@@ -51,7 +51,7 @@ class _Field:
         #: Whether the constructor must be given a value.
         self.is_required = init and default is _MISSING and default_factory is _MISSING
 
-    def make(self) -> Any:  # noqa: ANN401
+    def make(self) -> Any:
         """Return the default, a fresh one where a factory was given, or `MISSING`."""
         return self.default if self.default_factory is _MISSING else self.default_factory()
 
@@ -70,9 +70,9 @@ class _Shape:
         self.constructions = 0
         self.compared: Callable[[object], Any] = self._make_getter
 
-    def _make_getter(self, record: object) -> Any:  # noqa: ANN401
+    def _make_getter(self, record: object) -> Any:
         """Return the values of a record as a tuple; the first call leaves its place to the C function that does it."""
-        from operator import attrgetter  # noqa: PLC0415 - one node compares none
+        from operator import attrgetter
 
         # One name alone would give no tuple.
         self.compared = attrgetter(*self.names, *self.names[:1]) if self.names else lambda _: ()
@@ -85,10 +85,10 @@ class _MadeByTheStandardModule:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, _instance: object, owner: Any) -> Any:  # noqa: ANN401
+    def __get__(self, _instance: object, owner: Any) -> Any:
         twin = _standard(owner)
         if self._name == "__signature__":
-            import inspect  # noqa: PLC0415 - this is what must not be imported early
+            import inspect
 
             made: Any = inspect.signature(twin)
         else:
@@ -97,30 +97,30 @@ class _MadeByTheStandardModule:
         return made
 
 
-def _make_field(*, default: Any = _MISSING, default_factory: Any = _MISSING, init: bool = True) -> Any:  # noqa: ANN401
+def _make_field(*, default: Any = _MISSING, default_factory: Any = _MISSING, init: bool = True) -> Any:
     return _Field(default, default_factory, init=init)
 
 
-def _fields(record: Any) -> tuple[_Field, ...]:  # noqa: ANN401
+def _fields(record: Any) -> tuple[_Field, ...]:
     shape: _Shape = record.__record_shape__
     return shape.fields
 
 
-def _replace(record: Any, /, **changes: Any) -> Any:  # noqa: ANN401
+def _replace(record: Any, /, **changes: Any) -> Any:
     for name in record.__match_args__:
         if name not in changes:
             changes[name] = getattr(record, name)
     return type(record)(**changes)
 
 
-def _dataclass(cls: Any = None, /, *, frozen: bool = False, slots: bool = False) -> Any:  # noqa: ANN401
+def _dataclass(cls: Any = None, /, *, frozen: bool = False, slots: bool = False) -> Any:
     if cls is not None:
         return _make_record(cls, is_frozen=frozen, is_slotted=slots)
     return lambda cls: _make_record(cls, is_frozen=frozen, is_slotted=slots)
 
 
 # --- making a class --------------------------------------------------------------------------------------------------
-def _make_record(cls: Any, *, is_frozen: bool, is_slotted: bool) -> Any:  # noqa: ANN401
+def _make_record(cls: Any, *, is_frozen: bool, is_slotted: bool) -> Any:
     shape = _Shape(_take_fields(cls), is_frozen=is_frozen, is_slotted=is_slotted)
     methods = _methods(cls, shape)
     if is_slotted:
@@ -130,7 +130,7 @@ def _make_record(cls: Any, *, is_frozen: bool, is_slotted: bool) -> Any:  # noqa
     return cls
 
 
-def _take_fields(cls: Any) -> tuple[_Field, ...]:  # noqa: ANN401
+def _take_fields(cls: Any) -> tuple[_Field, ...]:
     """Return the fields of a class and of those that it is derived from; leave only plain defaults in the class."""
     found: dict[str, _Field] = {}
     for base in cls.__mro__[-1:0:-1]:
@@ -155,7 +155,7 @@ def _take_fields(cls: Any) -> tuple[_Field, ...]:  # noqa: ANN401
     return tuple(found.values())
 
 
-def _methods(cls: Any, shape: _Shape) -> dict[str, Any]:  # noqa: ANN401
+def _methods(cls: Any, shape: _Shape) -> dict[str, Any]:
     """Return what a record's class gets beside what it has."""
     own = cls.__dict__
     methods: dict[str, Any] = {name: _MadeByTheStandardModule(name) for name in _STANDARD}
@@ -176,7 +176,7 @@ def _methods(cls: Any, shape: _Shape) -> dict[str, Any]:  # noqa: ANN401
     return methods
 
 
-def _remake(cls: Any, shape: _Shape, methods: dict[str, Any]) -> Any:  # noqa: ANN401
+def _remake(cls: Any, shape: _Shape, methods: dict[str, Any]) -> Any:
     """Return the class with slots: it can be given them only when it is made, so it is made again."""
     inherited = {name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())}
     body = {**cls.__dict__, **methods, "__slots__": tuple(name for name in shape.names if name not in inherited)}
@@ -187,9 +187,9 @@ def _remake(cls: Any, shape: _Shape, methods: dict[str, Any]) -> Any:  # noqa: A
     return made
 
 
-def _standard(owner: Any) -> type:  # noqa: ANN401
+def _standard(owner: Any) -> type:
     """Return a record of the standard module with the same fields."""
-    import dataclasses  # noqa: PLC0415 - this is what must not be imported early
+    import dataclasses
 
     shape: _Shape = owner.__record_shape__
     body: dict[str, Any] = {"__annotations__": {one.name: one.type for one in shape.fields}}
@@ -202,7 +202,7 @@ def _standard(owner: Any) -> type:  # noqa: ANN401
 
 
 # --- the constructor -------------------------------------------------------------------------------------------------
-def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
     shape: _Shape = self.__record_shape__
     shape.constructions += 1
     if shape.constructions == _BUSY:
@@ -218,7 +218,7 @@ def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         self.__post_init__()
 
 
-def _bind(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+def _bind(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the values given, by name.
 
     Raises:
@@ -241,7 +241,7 @@ def _bind(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
     return given
 
 
-def _compile_init(owner: Any, shape: _Shape) -> Callable[..., None]:  # noqa: ANN401
+def _compile_init(owner: Any, shape: _Shape) -> Callable[..., None]:
     """Return a constructor of one class: a parameter and an assignment for each field, nothing to look up."""
     known: dict[str, Any] = {"__MISSING__": _MISSING, "__set__": _set}
     parameters, lines = ["self", "/"], []
@@ -278,33 +278,33 @@ def _texts(one: _Field) -> tuple[str, str]:
 
 
 # --- what all records share ------------------------------------------------------------------------------------------
-def _values(self: Any) -> list[Any]:  # noqa: ANN401
+def _values(self: Any) -> list[Any]:
     return [getattr(self, name) for name in self.__record_shape__.names]
 
 
-def _set_values(self: Any, values: list[Any]) -> None:  # noqa: ANN401
+def _set_values(self: Any, values: list[Any]) -> None:
     for name, value in zip(self.__record_shape__.names, values, strict=True):
         _set(self, name, value)
 
 
-def _eq(self: Any, other: Any) -> Any:  # noqa: ANN401
+def _eq(self: Any, other: Any) -> Any:
     if type(other) is not type(self):
         return NotImplemented
     shape: _Shape = self.__record_shape__
     return shape.compared(self) == shape.compared(other)
 
 
-def _hash(self: Any) -> int:  # noqa: ANN401
+def _hash(self: Any) -> int:
     return hash(self.__record_shape__.compared(self))
 
 
-def _repr(self: Any) -> str:  # noqa: ANN401
+def _repr(self: Any) -> str:
     shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__record_shape__.names)
     return f"{type(self).__qualname__}({shown})"
 
 
 def _refuse(_self: object, name: str, *_value: object) -> None:
-    from dataclasses import FrozenInstanceError  # noqa: PLC0415 - this is what must not be imported early
+    from dataclasses import FrozenInstanceError
 
     message = f"field {name!r} of a frozen record can't be changed"
     raise FrozenInstanceError(message)

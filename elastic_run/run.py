@@ -95,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if args is None and os.path.basename(sys.argv[0]) == _TORCHS_COMMAND:
         run_command()
         return
-    from elastic_run.multiprocessing.errors import record  # noqa: PLC0415 - the command writes error files itself
+    from elastic_run.multiprocessing.errors import record
 
     parser = LauncherArgumentParser(FLAGS, raises_values=True)
     record(lambda: _run(parser.parse_args(args), parser))()
@@ -132,7 +132,7 @@ def run_command(
         if config.max_nodes > 1:
             command_line = _make_join_command(args, flags, command_words, parser.origins)
             config.node_config = replace(config.node_config, join_command=command_line)
-        from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
+        from elastic_run.launcher import launch_job
 
         try:
             code = launch_job(config, command, command_args)
@@ -151,7 +151,7 @@ def run_command(
 
 def _requeue(limit: int, code: int) -> int:
     """Ask Slurm to run this job again, and return the exit code."""
-    from elastic_run.cluster.requeue import requeue_job  # noqa: PLC0415 - only when asked for
+    from elastic_run.cluster.requeue import requeue_job
 
     requeue = requeue_job(os.environ, limit)
     if requeue.text:
@@ -163,7 +163,7 @@ def _make_join_command(
     args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], origins: Mapping[str, Origin]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
-    from elastic_run.core.job.node_config import JoinCommand  # noqa: PLC0415 - not for one node
+    from elastic_run.core.job.node_config import JoinCommand
 
     program = (args.training_script, *args.training_script_args)
     is_told_apart = not args.training_script.startswith("-") and "--" not in args.training_script_args
@@ -195,7 +195,7 @@ def _run(args: Namespace, parser: LauncherArgumentParser | None) -> None:
         return
     _tell_all(notices)
     config, command, command_args = make_config(args, workers, os.environ)
-    from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
+    from elastic_run.launcher import elastic_launch
 
     elastic_launch(config, command)(*command_args)
 
@@ -207,9 +207,9 @@ def _explain(
     # Without the directory, which would be made; `check_arguments` has tried it out.
     quiet = type(args)(**{**vars(args), "log_dir": None})
     config, command, command_args = make_config(quiet, workers, dict(os.environ), tell=lambda _: None)
-    from elastic_run.agent_setup import preview_environments  # noqa: PLC0415 - ditto
-    from elastic_run.cli.explain import render_explanation  # noqa: PLC0415 - only when asked for
-    from elastic_run.cli.stdout import print_text  # noqa: PLC0415 - ditto
+    from elastic_run.agent_setup import preview_environments
+    from elastic_run.cli.explain import render_explanation
+    from elastic_run.cli.stdout import print_text
 
     text = render_explanation(
         args,
@@ -262,7 +262,7 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
     if isinstance(error, ImportError) and str(error.name).startswith("elastic_run."):
         say(f"error: {error}: the files of elastic-run are not those that this process began with")
         return contract.EXIT_INTERNAL_ERROR
-    from elastic_run.rendezvous.errors import RendezvousError, is_kind  # noqa: PLC0415 - only on this way
+    from elastic_run.rendezvous.errors import RendezvousError, is_kind
 
     if isinstance(error, (UsageError, RendezvousError)):
         say(f"error: {name_source(str(error), origins, os.environ)}")
@@ -276,9 +276,9 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
         cause = f": {error.__cause__}" if error.__cause__ is not None else ""
         say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
         return contract.EXIT_RENDEZVOUS
-    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place  # noqa: PLC0415 - only on this way
-    from elastic_run.multiprocessing.output.plugin_logs import LogsPluginError  # noqa: PLC0415 - ditto
-    from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place
+    from elastic_run.multiprocessing.output.plugin_logs import LogsPluginError
+    from elastic_run.utils.exceptions import describe_exception
 
     told = describe_exception(error)
     place = find_foreign_place(error)
@@ -358,7 +358,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     except ValueError as error:
         message = f"--nproc-per-node: {nproc_per_node!r} {error}"
         raise UsageError(message) from None
-    from elastic_run.cluster.devices import (  # noqa: PLC0415 - only when asked for
+    from elastic_run.cluster.devices import (
         DeviceError,
         UnknownDeviceError,
         device_count,
@@ -396,7 +396,7 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
         training_script: Its path.
         training_script_args: Its arguments.
     """
-    import runpy  # noqa: PLC0415 - only here
+    import runpy
 
     sys.argv = [training_script, *training_script_args]
     runpy.run_path(training_script, run_name="__main__")

@@ -134,7 +134,7 @@ def open_signal_descriptor(numbers: Iterable[int]) -> int:
         A descriptor that doesn't block, or -1 where the system has none.
     """
     try:
-        from elastic_run import libc  # noqa: PLC0415 - not before the first worker
+        from elastic_run import libc
 
         return libc.call("signalfd", -1, _signal_set(numbers), _SIGNALFD_FLAGS)
     except (ImportError, OSError, AttributeError):

@@ -59,7 +59,7 @@ def open_user_file(path: str) -> BufferedReader:
 
 
 def _wait_content(file: BufferedReader) -> None:
-    import select  # noqa: PLC0415 - a shared library, and most files are no pipes
+    import select
 
     poll = select.poll()
     poll.register(file, select.POLLIN)
@@ -86,7 +86,7 @@ def read_toml(path: str) -> tuple[dict[str, Any], str]:
     Raises:
         ValueError: The file can't be read, or is not TOML; the message, one line, names the file.
     """
-    import importlib  # noqa: PLC0415 - most jobs have no such file
+    import importlib
 
     try:
         toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

@@ -91,7 +91,7 @@ def _begin_stacks() -> None:
 
 
 def _permit_tracing() -> None:
-    import ctypes  # noqa: PLC0415 - only when asked for
+    import ctypes
 
     set_tracer, any_process = 0x59616D61, ctypes.c_ulong(-1)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
     ctypes.CDLL(None).prctl(set_tracer, any_process, 0, 0, 0)
@@ -99,14 +99,14 @@ def _permit_tracing() -> None:
 
 def _begin_recorder() -> None:
     if ENV_FLIGHT_RECORDER in os.environ:
-        from elastic_run.diagnosis import recorder_hook  # noqa: PLC0415 - only when asked for
+        from elastic_run.diagnosis import recorder_hook
 
         recorder_hook.begin()
 
 
 def _begin_faults() -> None:
     if ENV_FAULTS in os.environ:
-        from elastic_run.diagnosis import fault_thread  # noqa: PLC0415 - only when asked for
+        from elastic_run.diagnosis import fault_thread
 
         fault_thread.begin()
 
@@ -132,12 +132,12 @@ def register(fd: int, number: int) -> None:
         number: The signal for all threads by faulthandler. The three below it are: for the main thread by faulthandler,
             for the handler in Python, and the same where the main thread waits for a lock; see `signals`.
     """
-    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - see `signals`; C modules, for workers only
-    import atexit  # noqa: PLC0415
-    import faulthandler  # noqa: PLC0415
-    import sys  # noqa: PLC0415
+    import _signal  # type: ignore[import-not-found]
+    import atexit
+    import faulthandler
+    import sys
 
-    os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
+    os.set_inheritable(fd, False)
     for each in (number, number - 1):
         _signal.signal(each, _signal.SIG_IGN)
         faulthandler.register(each, fd, all_threads=each == number)
@@ -149,7 +149,7 @@ def register(fd: int, number: int) -> None:
     for each in (number - 2, number - 3):
         _signal.signal(each, handler)
         atexit.register(_signal.signal, each, _signal.SIG_IGN)
-    _signal.siginterrupt(number - 2, False)  # noqa: FBT003 - the function's own signature
+    _signal.siginterrupt(number - 2, False)
 
 
 def tell_uncaught(error: BaseException) -> None:
@@ -175,8 +175,8 @@ def _make_teller(fd: int) -> "Callable[..., None]":
 
     It writes nothing for an exception that has not ended the main thread, and never raises.
     """
-    import _thread  # noqa: PLC0415 - C modules, for workers only
-    import sys  # noqa: PLC0415
+    import _thread
+    import sys
 
     me, pipe = (os.getpid(), _thread.get_ident()), os.fstat(fd)[1:3]  # inode and device
     told: list[bool] = []
@@ -191,7 +191,7 @@ def _make_teller(fd: int) -> "Callable[..., None]":
         return came_through and frame.f_code.co_name not in _PROGRAMS
 
     def describe(error: BaseException) -> str:
-        import time  # noqa: PLC0415 - a C module
+        import time
 
         kind, threading = type(error), sys.modules.get("threading")
         place = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
@@ -222,8 +222,8 @@ def _text_of(error: BaseException) -> str:
 
 def _make_handler(fd: int, tell: "Callable[..., None]") -> "Callable[[int, FrameType | None], None]":
     """Return a handler that writes the stacks of all threads in faulthandler's format, between two marks."""
-    import _thread  # noqa: PLC0415 - C modules, for workers only
-    import sys  # noqa: PLC0415
+    import _thread
+    import sys
 
     main, pipe, hook = _thread.get_ident(), os.fstat(fd)[1:3], sys.excepthook  # inode and device of the pipe
 

@@ -14,7 +14,7 @@ from elastic_run import LaunchConfig, elastic_launch, timer
 from elastic_run.multiprocessing.errors import ChildFailedError
 
 
-def train(requests: Any) -> str:  # noqa: ANN401 - a queue of multiprocessing
+def train(requests: Any) -> str:
     """Make two steps, the second of which hangs at rank 1."""
     timer.configure(timer.LocalTimerClient(requests))
     with timer.expires(after=60, scope="first step"):

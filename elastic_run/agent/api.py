@@ -77,7 +77,7 @@ class WorkerSpec:
             message = f"monitor_interval must be above 0, got {self.monitor_interval}"
             raise AssertionError(message)
         if self.fn:
-            import warnings  # noqa: PLC0415 - only for a deprecated argument
+            import warnings
 
             warnings.warn("WorkerSpec.fn is deprecated: use entrypoint", DeprecationWarning, stacklevel=2)
             self.entrypoint = self.fn
@@ -156,7 +156,7 @@ class WorkerGroup:
     def state(self) -> WorkerState:
         """The workers' state."""
         if self._state is None:
-            from elastic_run.agent.state import WorkerState  # noqa: PLC0415 - ditto
+            from elastic_run.agent.state import WorkerState
 
             self._state = WorkerState.INIT
         return self._state

@@ -67,7 +67,7 @@ class Background:
         # First: from now on they live, also if the launcher is killed.
         self._context.guardian.spare_all()
         if pids := self._workers.find_survivors():
-            from elastic_run.report import lines  # noqa: PLC0415 - rarely
+            from elastic_run.report import lines
 
             self._say(lines.background([(pid, _read_command(pid)) for pid in sorted(pids)]))
 
@@ -90,7 +90,7 @@ class Background:
 
 
 def _read_command(pid: int) -> str:
-    import psutil  # noqa: PLC0415 - rarely
+    import psutil
 
     try:
         return " ".join(psutil.Process(pid).cmdline())[:_COMMAND_LIMIT]

@@ -86,7 +86,7 @@ class ControlServer:
 
     def watch(self, environment: Mapping[str, str]) -> None:
         """Open another socket if a program removes this one, and remove the sockets that killed agents have left."""
-        from elastic_run.agent.removal_watch import RemovalWatch  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.removal_watch import RemovalWatch
 
         if self._socket is not None:
             _remove_stale_sockets(self.path)
@@ -135,7 +135,7 @@ class ControlServer:
             self._pause_accepting()
             self._loop.call_later(_PAUSE, self._resume_accepting)
             return
-        from elastic_run.agent.control_connection import ControlConnection  # noqa: PLC0415 - only when asked
+        from elastic_run.agent.control_connection import ControlConnection
 
         self._clients.add(ControlConnection(self._loop, fd, self.view, self._forget))
         if len(self._clients) >= _MOST:

@@ -37,13 +37,13 @@ def raise_unless_worker_failed(
             error has a number.
     """
     if job_result.signal is not None:
-        from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415 - one of three cases
+        from elastic_run.multiprocessing.api import SignalException
 
         name = signal.Signals(job_result.signal)
         message = f"Process {os.getpid()} got signal: {int(name)} ({name.name}); its workers are stopped"
         raise SignalException(message, name)
     if job_result.verdict == "rendezvous":
-        from elastic_run.rendezvous.errors import RendezvousError  # noqa: PLC0415 - ditto
+        from elastic_run.rendezvous.errors import RendezvousError
 
         raise rendezvous_error or RendezvousError(job_result.detail)
     if job_result.root is None:
@@ -83,7 +83,7 @@ def _say(end: WorkerEnd) -> object:
 def add_timer(failure: ProcessFailure) -> ProcessFailure:
     """Name the timer that ended the worker in the failure's message. A second call finds none."""
     if "elastic_run.timer.expiries" in sys.modules:
-        from elastic_run.timer import expiries  # noqa: PLC0415 - only where timers are used
+        from elastic_run.timer import expiries
 
         text = expiries.take(failure.pid)
         if text:

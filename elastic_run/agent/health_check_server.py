@@ -45,7 +45,7 @@ class HealthCheckServer:
 
     def start(self) -> None:
         """Do nothing, and log that."""
-        import logging  # noqa: PLC0415 - only where a site asks for it
+        import logging
 
         text = "elastic-run: no health check server is installed; nothing answers on %s"
         logging.getLogger(__name__).warning(text, self._port)
@@ -70,7 +70,7 @@ def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | N
         The server, or None if the value is no port.
     """
     if not port.isdecimal() or len(port) > len(str(_HIGHEST_PORT)) or int(port) > _HIGHEST_PORT:
-        import logging  # noqa: PLC0415 - only for bad input
+        import logging
 
         text = "elastic-run: %s=%r is not a port, so no health check server starts"
         logging.getLogger(__name__).warning(text, ENV_HEALTH_CHECK_PORT, port)

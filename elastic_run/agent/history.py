@@ -72,15 +72,15 @@ class History:
         """Import the modules that a failure will need, while no worker waits."""
         if not self._is_prepared:
             self._is_prepared = True
-            import json  # noqa: F401, PLC0415
+            import json  # noqa: F401
 
-            import elastic_run.cluster.kernel_log  # noqa: PLC0415
-            import elastic_run.core.failure.diagnose  # noqa: PLC0415
-            import elastic_run.core.failure.secondary_failures  # noqa: PLC0415
-            import elastic_run.core.failure.traceback_text  # noqa: PLC0415
-            import elastic_run.multiprocessing.errors.error_file  # noqa: PLC0415
-            import elastic_run.report.failure  # noqa: PLC0415
-            import elastic_run.report.trace  # noqa: F401, PLC0415
+            import elastic_run.cluster.kernel_log
+            import elastic_run.core.failure.diagnose
+            import elastic_run.core.failure.secondary_failures
+            import elastic_run.core.failure.traceback_text
+            import elastic_run.multiprocessing.errors.error_file
+            import elastic_run.report.failure
+            import elastic_run.report.trace  # noqa: F401
 
     def blame(self, end: WorkerEnd) -> None:
         """Take a worker of this round for the cause, however the stop of the round lets it end."""
@@ -112,7 +112,7 @@ class History:
         self._add_senders()
         self._add_places()
         _add_kernel_lines(self._ends, time.monotonic() - ended.started)
-        from elastic_run.core.failure.root_cause import find_root_cause  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import find_root_cause
 
         self._root = find_root_cause(self._ends)
         if self._root is not None:
@@ -132,7 +132,7 @@ class History:
 
     def _add_senders(self) -> None:
         """Note the sender at each worker that died of a signal which this launcher has passed on."""
-        from elastic_run.report import lines  # noqa: PLC0415 - only after a failure
+        from elastic_run.report import lines
 
         for end in self._ends:
             number = -end.exitcode
@@ -148,8 +148,8 @@ class History:
         dumps, self._overdue = self._overdue, {}
         before, self._before_stop = self._before_stop, {}
         if dumps:
-            from elastic_run.core.diagnosis.stack_groups import find_place, has_not_moved  # noqa: PLC0415 - imported
-            from elastic_run.core.diagnosis.stack_text import parse_stacks  # noqa: PLC0415 - ditto
+            from elastic_run.core.diagnosis.stack_groups import find_place, has_not_moved
+            from elastic_run.core.diagnosis.stack_text import parse_stacks
 
             for end in self._ends:
                 dump = dumps.get(end.rank) if end.was_stopped else None
@@ -164,7 +164,7 @@ class History:
             root = self._find_hidden_cause()
         if root is None or self._round is None:
             return None
-        from elastic_run.report.root_cause_document import encode_root_cause  # noqa: PLC0415 - only after a failure
+        from elastic_run.report.root_cause_document import encode_root_cause
 
         return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._find_rule(root)))
 
@@ -172,14 +172,14 @@ class History:
         """Return how the workers of the last round ended, for the other nodes."""
         if not self._ends:
             return None
-        from elastic_run.report.node_ends import describe_ends  # noqa: PLC0415 - only after a failure
+        from elastic_run.report.node_ends import describe_ends
 
         return describe_ends(self._ends)
 
     def _find_hidden_cause(self) -> WorkerEnd | None:
         if not self._ends:
             return None
-        from elastic_run.core.failure.root_cause import find_hidden_cause  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import find_hidden_cause
 
         return find_hidden_cause(self._ends)
 
@@ -189,12 +189,12 @@ class History:
 
     def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
-        from elastic_run.report import Attempt  # noqa: PLC0415
-        from elastic_run.report.root_cause_document import decode_root_cause  # noqa: PLC0415 - only at the end
+        from elastic_run.report import Attempt
+        from elastic_run.report.root_cause_document import decode_root_cause
 
         self._stuck, self._equal_errors = {}, end.equal_errors
         if end.stuck:
-            from elastic_run.report.node_ends import read_places  # noqa: PLC0415 - only for such an end
+            from elastic_run.report.node_ends import read_places
 
             self._stuck = read_places(end.stuck)
         root = decode_root_cause(end.root)
@@ -220,7 +220,7 @@ class History:
 
     def tell(self, before: machine.Agent, after: machine.Agent, commands: tuple[Command, ...]) -> None:
         """Tell the user of a change in one line while the job goes on; the closing report tells its end."""
-        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+        from elastic_run.report import lines
 
         size, options, say = self._context.group.spec.local_world_size, self._context.options, self._say
         is_own_restart = after.restart_count > before.restart_count and not after.follows_job
@@ -240,7 +240,7 @@ class History:
 
     def tell_offered(self, number: int, ranks: Sequence[int], *, has_workers: bool) -> None:
         """Say which workers have got a signal that no flag names."""
-        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+        from elastic_run.report import lines
 
         size = self._context.group.spec.local_world_size
         sender = self._senders.find(number)
@@ -250,7 +250,7 @@ class History:
         """Say which ranks of a round that is over have ended with a KeyboardInterrupt that was shown once."""
         folded = ended.output.list_folded()
         if folded:
-            from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+            from elastic_run.report import lines
 
             ranks = ended.global_ranks
             for place, local_ranks in folded:
@@ -258,12 +258,12 @@ class History:
 
     def tell_awaiting_cause(self, seconds: float) -> None:
         """Say that the cause of a failure is awaited."""
-        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+        from elastic_run.report import lines
 
         self._say(lines.awaiting_cause(seconds))
 
     def _remember_attempt(self, root: WorkerEnd) -> None:
-        from elastic_run.report import Attempt  # noqa: PLC0415
+        from elastic_run.report import Attempt
 
         if self._round is not None:
             attempt = Attempt(
@@ -278,7 +278,7 @@ class History:
 
     def conclude(self, finish: messages.Finish, agent: machine.Agent) -> JobResult:
         """Return how the job ended."""
-        from elastic_run.report import JobResult  # noqa: PLC0415
+        from elastic_run.report import JobResult
 
         context, spec = self._context, self._context.group.spec
         return JobResult(
@@ -310,7 +310,7 @@ class History:
         )
 
     def _is_store_of_rank0(self) -> bool:
-        from elastic_run.store.tcpstore.worker_store import choose_worker_store  # noqa: PLC0415 - only at the end
+        from elastic_run.store.tcpstore.worker_store import choose_worker_store
 
         context = self._context
         mode = choose_worker_store(context.options.agent_config.worker_store, len(context.group.workers), os.environ)
@@ -336,7 +336,7 @@ class History:
         if not path or root is None:
             return None
         if self._rules is None:
-            from elastic_run.agent.user_rules import UserRules  # noqa: PLC0415 - only with the flag
+            from elastic_run.agent.user_rules import UserRules
 
             self._rules = UserRules(path, self._say)
         return self._rules.find(root)
@@ -345,13 +345,13 @@ class History:
         recorder, group = self._context.flight_recorder, self._context.group
         if recorder is None:
             return None
-        from elastic_run.core.failure.root_cause import got_other_size  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import got_other_size
 
         aborted = [end.rank for end in self._ends if got_other_size(end)]
         return recorder.explain(is_whole_job=group.workers[0].world_size == len(group.workers), aborted=aborted)
 
     def _stop_detail(self, number: int | None) -> str:
-        from elastic_run.report import lines  # noqa: PLC0415 - imported by now
+        from elastic_run.report import lines
 
         sender = "" if number is None else self._senders.find(number)
         if number is None or not sender:
@@ -362,7 +362,7 @@ class History:
         """Say that a hang found no restart left; other ends by a hang have a detail or another verdict."""
         if verdict != "worker_failed" or self._root is None:
             return ""
-        from elastic_run.report import wording  # noqa: PLC0415 - imported by now
+        from elastic_run.report import wording
 
         most = self._context.options.job_config.max_restarts
         return wording.no_restart_left(most) if wording.is_hang(self._root) else ""
@@ -374,7 +374,7 @@ class History:
 
     def _count_oom_kills(self) -> OomKills | None:
         """Return the kills since this was last called; None the first time."""
-        from elastic_run.cluster.oom_counters import read_oom_kills  # noqa: PLC0415 - the workers start before it
+        from elastic_run.cluster.oom_counters import read_oom_kills
 
         before, self._oom_kills = self._oom_kills, read_oom_kills()
         return None if before is None else self._oom_kills.since(before)
@@ -390,9 +390,9 @@ def _is_disk_full(directory: str) -> bool:
 
 def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:
     """Note at each worker that failed what the kernel's log of the last seconds says of it."""
-    from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log  # noqa: PLC0415 - only after a failure
-    from elastic_run.core.failure.diagnose import last_words  # noqa: PLC0415 - ditto
-    from elastic_run.core.failure.kernel_log import find_line, may_tell  # noqa: PLC0415 - ditto
+    from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log
+    from elastic_run.core.failure.diagnose import last_words
+    from elastic_run.core.failure.kernel_log import find_line, may_tell
 
     failed = [(end, last_words(end)) for end in ends if end.exitcode != 0 and not end.was_stopped]
     asked = [(end, words) for end, words in failed if may_tell(end, words)]
@@ -407,6 +407,6 @@ def _add_denial(root: WorkerEnd) -> None:
     exception = root.certain_exception
     if exception is None or exception.name != "PermissionError" or root.remark:
         return
-    from elastic_run.cluster.denied_paths import explain_denial  # noqa: PLC0415 - only after such a failure
+    from elastic_run.cluster.denied_paths import explain_denial
 
     root.remark = explain_denial(exception.message)

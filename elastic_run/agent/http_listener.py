@@ -112,7 +112,7 @@ class HttpListener:
             return reply_to(path)
 
         try:
-            from elastic_run.agent.http_requests import answer  # noqa: PLC0415 - its imports come after the workers
+            from elastic_run.agent.http_requests import answer
 
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(_WAIT_LIMIT)

@@ -93,7 +93,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         exit_barrier_timeout: float = 300,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: int = contract.DEFAULT_SHUTDOWN_TIMEOUT,
-        health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+        health_check_server: Any = None,
         uninterruptible_state_timeout: float | None = None,
         *,
         context: AgentContext | None = None,
@@ -177,7 +177,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Refuse a function that its workers can't get, before anything is started or joined."""
         spec = self._worker_group.spec
         if spec.entrypoint is not None and not isinstance(spec.entrypoint, str):
-            from elastic_run.multiprocessing.functions.launch import Functions  # noqa: PLC0415 - a command needs none of it
+            from elastic_run.multiprocessing.functions.launch import Functions
 
             Functions(spec.entrypoint, {0: spec.args}, self._start_method)
 
@@ -191,8 +191,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._note_job_result(job_result)
         if self._worker_group.spec.event_log_handler == "null":
             return
-        from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
-        from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
+        from elastic_run.multiprocessing.api import SignalException
+        from elastic_run.rendezvous.api import RendezvousError
 
         try:
             self._record_result(self._result(job_result))
@@ -228,15 +228,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Emit torch's event of the workers' timers."""
         if self._worker_group.spec.event_log_handler == "null":
             return
-        from elastic_run.agent.driver.timers import watchdog_event  # noqa: PLC0415 - only with --event-log-handler
-        from elastic_run.events import EventSource  # noqa: PLC0415
+        from elastic_run.agent.driver.timers import watchdog_event
+        from elastic_run.events import EventSource
 
         self.record_event(lambda: watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request))
 
     def _result(self, job_result: JobResult) -> RunResult:
         self._remaining_restarts = self._count_remaining(job_result.restarts_used)
         if job_result.verdict != "success":
-            from elastic_run.agent.failures import describe_failures, raise_unless_worker_failed  # noqa: PLC0415 - only then
+            from elastic_run.agent.failures import describe_failures, raise_unless_worker_failed
 
             supervisor = self._supervisor
             raise_unless_worker_failed(
@@ -261,8 +261,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
     @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        from elastic_run.multiprocessing.functions.start_processes import start_processes  # noqa: PLC0415 - the supervisor has its own
-        from elastic_run.utils.api import macros  # noqa: PLC0415 - ditto
+        from elastic_run.multiprocessing.functions.start_processes import start_processes
+        from elastic_run.utils.api import macros
 
         spec, options = worker_group.spec, self._context.options
         envs = worker_environments(
@@ -294,7 +294,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Serve the timers of workers that these hooks start, where TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for it."""
         if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
             return
-        from elastic_run.agent.driver.timers import start_timer_server  # noqa: PLC0415 - only where the user asks for it
+        from elastic_run.agent.driver.timers import start_timer_server
 
         run_id = self._worker_group.spec.rdzv_handler.get_run_id()
         self._worker_watchdog, path = start_timer_server(run_id, self._log_watchdog_event)
@@ -306,7 +306,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         port = os.environ.get(contract.ENV_HEALTH_CHECK_PORT, "")
         if not port or self._health_check_server is not None:
             return
-        from elastic_run.agent import health_check_server  # noqa: PLC0415 - only where the user asks for it
+        from elastic_run.agent import health_check_server
 
         self._health_check_server = health_check_server.start(port, self._get_alive_time)
 
@@ -320,7 +320,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         template = self._log_line_prefix_template
         if template is None:
             return None
-        from elastic_run.utils.api import safe_substitute  # noqa: PLC0415 - see `_start_workers`
+        from elastic_run.utils.api import safe_substitute
 
         return {
             worker.local_rank: safe_substitute(
@@ -349,7 +349,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.HEALTHY)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if found.is_failed():
-            from elastic_run.agent.failures import add_timer  # noqa: PLC0415 - only after a failure
+            from elastic_run.agent.failures import add_timer
 
             failures = {ranks[rank]: add_timer(failure) for rank, failure in found.failures.items()}
             return RunResult(WorkerState.FAILED, failures=failures)

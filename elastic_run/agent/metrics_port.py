@@ -89,7 +89,7 @@ class MetricsPort:
 
 def _render(snapshot: Snapshot) -> tuple[str, bytes]:
     """Return the content type and the text of a scrape."""
-    import prometheus_client  # noqa: PLC0415 - an extra, and only when somebody scrapes
+    import prometheus_client
 
     registry = prometheus_client.CollectorRegistry()
     registry.register(_Collector(snapshot))
@@ -104,7 +104,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
-        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily  # noqa: PLC0415
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
         snapshot, counts = self._snapshot, self._snapshot.counts
         info = GaugeMetricFamily("elastic_run_info", "The launcher, always 1.", labels=["node", "run_id", "state"])

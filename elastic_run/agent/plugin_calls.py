@@ -53,7 +53,7 @@ def close_part(part: object, method: str, post: Callable[[str, Callable[[], obje
         post(name_call(part, method), call)
 
 
-def make_call(name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the call returns
+def make_call(name: str, call: Callable[[], Any]) -> Any:
     """Make a call that must not change how the job ends.
 
     Returns:
@@ -72,16 +72,16 @@ def make_call(name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - what
 
 def _is_of_signal(error: BaseException) -> bool:
     """Whether a handler of the program has raised this for a signal."""
-    from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415 - only after an error
+    from elastic_run.multiprocessing.api import SignalException
 
     return isinstance(error, SignalException)
 
 
 def _log_error(name: str, error: BaseException) -> None:
-    import logging  # noqa: PLC0415 - only after an error
+    import logging
 
-    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place  # noqa: PLC0415 - ditto
-    from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place
+    from elastic_run.utils.exceptions import describe_exception
 
     place = find_foreign_place(error)
     text = "elastic-run: %s has raised %s%s; the job's result stands"
@@ -140,7 +140,7 @@ class PluginCalls:
             self.is_used = True
             _thread.start_new_thread(self._work, ())
 
-    def ask(self, name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the call returns
+    def ask(self, name: str, call: Callable[[], Any]) -> Any:
         """Make a call whose answer is needed, and turn the loop until it has returned.
 
         Returns:
@@ -180,7 +180,7 @@ class PluginCalls:
         is_told = False
         deadline: float | None = self._loop.now() + (_MOMENT if self._count_signals() > counted else self._grace)
         while not self.is_given_up and not self._turn(is_done, deadline):
-            from elastic_run.report import lines  # noqa: PLC0415 - only if a call hangs
+            from elastic_run.report import lines
 
             came = self._count_signals() - counted
             name, began = self._current

@@ -62,7 +62,7 @@ class RemovalWatch:
 
 def _open_watch(path: str) -> int:
     """Return a descriptor that is readable when the file's attributes change, or it or its directory moves; or -1."""
-    from elastic_run import libc  # noqa: PLC0415 - the workers come first
+    from elastic_run import libc
 
     try:
         fd = libc.call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)

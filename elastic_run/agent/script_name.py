@@ -64,9 +64,9 @@ def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile |
     word = _find_script(entrypoint, args) if isinstance(entrypoint, str) else "-"
     if word.startswith("-"):
         return None
-    import zlib  # noqa: PLC0415 - only on several nodes
+    import zlib
 
-    from elastic_run.core.protocol.facts import ScriptFile  # noqa: PLC0415 - ditto
+    from elastic_run.core.protocol.facts import ScriptFile
 
     try:
         path = os.path.abspath(word)  # fails where the working directory was deleted

@@ -54,7 +54,7 @@ def measured(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Publish how each call of a step ends and how long it takes, as `metrics.prof`, which is imported by the call."""
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        from elastic_run.metrics import prof  # noqa: PLC0415
+        from elastic_run.metrics import prof
 
         return prof(method)(*args, **kwargs)
 
@@ -108,7 +108,7 @@ class SimpleElasticAgent(ElasticAgent):
         Returns:
             How the workers ended; None if the rendezvous dismissed this node, as with torch.
         """
-        from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
+        from elastic_run.multiprocessing.api import SignalException
 
         started = time.monotonic()
         is_shut_down = False
@@ -163,9 +163,9 @@ class SimpleElasticAgent(ElasticAgent):
     @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Take this node's place in a round, and start its workers."""
-        from functools import partial  # noqa: PLC0415
+        from functools import partial
 
-        from elastic_run.events import EventSource  # noqa: PLC0415
+        from elastic_run.events import EventSource
 
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
@@ -199,7 +199,7 @@ class SimpleElasticAgent(ElasticAgent):
     @measured
     def _assign_worker_ranks(
         self,
-        store: Any,  # noqa: ANN401 - a foreign rendezvous's class
+        store: Any,
         group_rank: int,
         group_world_size: int,
         spec: WorkerSpec,
@@ -213,9 +213,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _exit_barrier(self) -> None:
         """Wait until the agents of all nodes have reached this point, or `exit_barrier_timeout` has passed."""
-        from datetime import timedelta  # noqa: PLC0415
+        from datetime import timedelta
 
-        from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
+        from elastic_run.multiprocessing.api import SignalException
 
         size = self._worker_group.group_world_size or 1
         if size == 1 or self._store is None:
@@ -244,7 +244,7 @@ class SimpleElasticAgent(ElasticAgent):
         return _Duration(lambda milliseconds: self._record_step(state, milliseconds))
 
     def _record_step(self, state: str, duration_ms: float) -> None:
-        from elastic_run.events import EventSource  # noqa: PLC0415
+        from elastic_run.events import EventSource
 
         self.record_event(lambda: self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
 
@@ -254,7 +254,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def record_event(self, make_event: Callable[[], Event]) -> None:
         """Give an event to the handler that the user chose; to describe it asks the rendezvous, which may raise."""
-        from elastic_run.events import get_logging_handler, is_recorded, record  # noqa: PLC0415
+        from elastic_run.events import get_logging_handler, is_recorded, record
 
         destination = self._worker_group.spec.event_log_handler
         if is_recorded(destination) and (event := make_call("the description of an event", make_event)) is not None:
@@ -263,7 +263,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def put_metric(self, name: str, value: int) -> None:
         """Publish a metric, if there is a handler for it."""
-        from elastic_run.metrics import NullMetricHandler, getStream, put_metric  # noqa: PLC0415
+        from elastic_run.metrics import NullMetricHandler, getStream, put_metric
 
         handler = getStream("torchelastic").handler
         if type(handler) is not NullMetricHandler:
@@ -271,15 +271,15 @@ class SimpleElasticAgent(ElasticAgent):
 
     def get_event_failed(self) -> Event:
         """Return the event of a failed agent, with the exception that is being handled."""
-        import traceback  # noqa: PLC0415
+        import traceback
 
-        from elastic_run.events import EventSource  # noqa: PLC0415
+        from elastic_run.events import EventSource
 
         return self._construct_event("FAILED", EventSource.AGENT, raw_error=traceback.format_exc())
 
     def get_event_succeeded(self) -> Event:
         """Return the event that says that the agent did its work."""
-        from elastic_run.events import EventSource  # noqa: PLC0415
+        from elastic_run.events import EventSource
 
         return self._construct_event("SUCCEEDED", EventSource.AGENT)
 
@@ -293,9 +293,9 @@ class SimpleElasticAgent(ElasticAgent):
         exit_code: int | None = None,
         worker_pid: int | None = None,
     ) -> Event:
-        import json  # noqa: PLC0415 - events are rare
+        import json
 
-        from elastic_run.events import Event  # noqa: PLC0415
+        from elastic_run.events import Event
 
         group, spec = self._worker_group, self._worker_group.spec
         details: dict[str, Any] = {
@@ -341,10 +341,10 @@ class SimpleElasticAgent(ElasticAgent):
         ):
             self._record_metric_with_condition(name, holds)
 
-    def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:  # noqa: FBT001 - torch's
+    def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:
         self.put_metric(f"workers.{self._worker_group.spec.role}.{metric_name}", int(condition))
 
-    def _record_flakiness_metric(self, is_failed: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
+    def _record_flakiness_metric(self, is_failed: bool = False) -> None:
         spec = self._worker_group.spec
         flakiness = 100.0 if is_failed else 100.0 - 100.0 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
         self.put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
@@ -367,10 +367,10 @@ class SimpleElasticAgent(ElasticAgent):
         """Emit the workers' last events."""
         if self._worker_group.spec.event_log_handler == "null":
             return
-        import json  # noqa: PLC0415
-        from functools import partial  # noqa: PLC0415
+        import json
+        from functools import partial
 
-        from elastic_run.events import EventSource  # noqa: PLC0415
+        from elastic_run.events import EventSource
 
         for worker in self._worker_group.workers:
             failure, state = result.failures.get(worker.global_rank), self._get_worker_state(worker, result)
@@ -381,7 +381,7 @@ class SimpleElasticAgent(ElasticAgent):
             self.record_event(partial(self._construct_event, state, EventSource.WORKER, worker, **details))
 
 
-def _log() -> Any:  # noqa: ANN401 - a logger, whose module is imported only here
-    import logging  # noqa: PLC0415
+def _log() -> Any:
+    import logging
 
     return logging.getLogger(__name__)

@@ -80,9 +80,9 @@ class StepRecorder:
         self._put_call(_RUN, (time.monotonic() - self._started) * 1000, is_success=is_success)
 
     def _record_event(self, step: str, duration_ms: float) -> None:
-        from functools import partial  # noqa: PLC0415 - only with --event-log-handler
+        from functools import partial
 
-        from elastic_run.events import EventSource  # noqa: PLC0415 - ditto
+        from elastic_run.events import EventSource
 
         agent = self._agent
         if step != START:

@@ -61,9 +61,9 @@ class UserRules:
 
     def find(self, root: WorkerEnd) -> Rule | None:
         """Return the first rule that fits a failure; none if the file has changed for the worse since its check."""
-        from elastic_run.core.failure.diagnose import last_words  # noqa: PLC0415 - only after a failure
-        from elastic_run.report.failure_rules import read_rules  # noqa: PLC0415 - ditto
-        from elastic_run.report.text import printable  # noqa: PLC0415 - ditto
+        from elastic_run.core.failure.diagnose import last_words
+        from elastic_run.report.failure_rules import read_rules
+        from elastic_run.report.text import printable
 
         said = last_words(root)
         if self._last[0] == said:
@@ -81,7 +81,7 @@ class UserRules:
         return found
 
     def _tell_slow(self, rules: Sequence[Rule]) -> None:
-        from elastic_run.report.text import elide, printable  # noqa: PLC0415 - only for such a rule
+        from elastic_run.report.text import elide, printable
 
         shown = elide(printable(repr(rules[0].match)), _MOST_SHOWN)
         more = f" and {len(rules) - 1} more are" if len(rules) > 1 else " is"
@@ -102,7 +102,7 @@ def search_rules(rules: Sequence[Rule], said: str, python: str) -> tuple[Rule | 
     if not rules:
         return None, []
     if not python:
-        from elastic_run.core.failure.diagnose import find_rule  # noqa: PLC0415 - only there
+        from elastic_run.core.failure.diagnose import find_rule
 
         return find_rule(rules, said), []
     answers = _ask_child([python, "-I", "-S", "-c", _CHILD], rules, said)
@@ -113,8 +113,8 @@ def search_rules(rules: Sequence[Rule], said: str, python: str) -> tuple[Rule | 
 
 def _ask_child(command: list[str], rules: Sequence[Rule], said: str) -> list[bytes]:
     """Return the child's answer on each rule, as far as it came."""
-    import json  # noqa: PLC0415 - only with the flag, and after a failure
-    import subprocess  # noqa: PLC0415 - ditto
+    import json
+    import subprocess
 
     question = json.dumps([_SEARCH_TIME, _MOST_SLOW, _SEARCH_WAIT, said, [rule.match for rule in rules]]).encode()
     try:

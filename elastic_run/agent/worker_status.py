@@ -83,7 +83,7 @@ def describe_node(view: AgentView, before: Sample, now: Sample, gpus: Mapping[in
         now: A sample of this moment.
         gpus: The GPU use of processes by pid, as far as it is known.
     """
-    from elastic_run.agent.script_name import program_name  # noqa: PLC0415 - imported by now
+    from elastic_run.agent.script_name import program_name
 
     agent, current, context = view.find_agent(), view.find_round(), view.context
     group, config = context.group, context.options.job_config
@@ -116,7 +116,7 @@ def describe_node(view: AgentView, before: Sample, now: Sample, gpus: Mapping[in
 
 
 def _describe_worker(worker: Worker, current: Round, before: Sample, now: Sample) -> Document:
-    from elastic_run.agent.driver.resource_readings import read_process  # noqa: PLC0415 - imported by now
+    from elastic_run.agent.driver.resource_readings import read_process
 
     local_rank = worker.local_rank
     pid = current.workers.pids.get(local_rank)
@@ -151,7 +151,7 @@ def _measure_cpu(pid: int, before: Sample, now: Sample) -> float | None:
 
 
 def _take_sample(view: AgentView) -> Sample:
-    from elastic_run.agent.driver.resource_readings import read_usage  # noqa: PLC0415 - psutil, only when asked
+    from elastic_run.agent.driver.resource_readings import read_usage
 
     current = view.find_round()
     found = {} if current is None else {current.workers.pids[rank]: used for rank, used in read_usage(current).items()}

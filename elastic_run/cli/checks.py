@@ -128,8 +128,8 @@ def check_master(args: Namespace, origins: Mapping[str, Origin]) -> None:
     is_static = args.rdzv_backend == "static" and not args.standalone and node_range(args.nnodes)[1] > 1
     if not is_static or "node_rank" in origins or args.node_rank or hosts_rendezvous(args):
         return
-    from elastic_run.rendezvous.addresses import find_whether_own_host, names_loopback  # noqa: PLC0415 - rare
-    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - rare
+    from elastic_run.rendezvous.addresses import find_whether_own_host, names_loopback
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
     flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"
     host, _ = parse_rendezvous_endpoint(args.rdzv_endpoint or args.master_addr, default_port=0)
@@ -143,7 +143,7 @@ def check_master(args: Namespace, origins: Mapping[str, Origin]) -> None:
 
 
 def _check_endpoints(args: Namespace) -> None:
-    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - most jobs have none
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
     if args.rdzv_backend == "c10d" and "store_type=file" in args.rdzv_conf.replace(" ", ""):
         return  # a path
@@ -182,7 +182,7 @@ def _check_rendezvous_settings(args: Namespace) -> None:
     backend = BACKENDS.get(name)
     if not args.rdzv_conf or backend is None or not backend.has_store:
         return
-    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
+    from elastic_run.rendezvous.utils import parse_rendezvous_config
 
     try:
         read_settings(name, parse_rendezvous_config(args.rdzv_conf))
@@ -193,12 +193,12 @@ def _check_rendezvous_settings(args: Namespace) -> None:
 
 def _check_plugin_backend(name: str) -> None:
     # What the program that calls `main` has registered, in one of our modules or under compat in one of torch's.
-    from elastic_run.rendezvous.api import rendezvous_handler_registry  # noqa: PLC0415 - only when asked for
+    from elastic_run.rendezvous.api import rendezvous_handler_registry
 
     registered = rendezvous_handler_registry._registry  # noqa: SLF001 - torch's class, ours to look into
     if name in registered:
         return
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
+    from importlib.metadata import entry_points
 
     others = {*registered, *entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names} - set(BACKENDS)
     known = [*BACKENDS, *sorted(others)]
@@ -209,7 +209,7 @@ def _check_plugin_backend(name: str) -> None:
 
 def _check_faults(args: Namespace, worker_count: int) -> None:
     if args.inject_fault:
-        from elastic_run.cli.faults import check_faults  # noqa: PLC0415 - only when asked for
+        from elastic_run.cli.faults import check_faults
 
         check_faults(args.inject_fault, worker_count * node_range(args.nnodes)[1])
 
@@ -260,7 +260,7 @@ def _check_timeouts(environ: Mapping[str, str]) -> None:
 def _check_virtual_ranks(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
     if not args.virtual_local_rank:
         return
-    from elastic_run.cluster.devices import virtual_device  # noqa: PLC0415 - only with the flag
+    from elastic_run.cluster.devices import virtual_device
 
     try:
         virtual_device(worker_count - 1, environ)
@@ -272,7 +272,7 @@ def _check_virtual_ranks(args: Namespace, worker_count: int, environ: Mapping[st
 def _check_event_log_handler(args: Namespace) -> None:
     if args.event_log_handler in _EVENT_HANDLERS:
         return
-    from elastic_run.events import get_logging_handler  # noqa: PLC0415 - a program may have added one
+    from elastic_run.events import get_logging_handler
 
     try:
         get_logging_handler(args.event_log_handler)
@@ -333,7 +333,7 @@ def _check_events_file(args: Namespace) -> None:
 def _check_failure_rules(args: Namespace) -> None:
     if not args.failure_rules:
         return
-    from elastic_run.report.failure_rules import read_rules  # noqa: PLC0415 - only with the flag
+    from elastic_run.report.failure_rules import read_rules
 
     try:
         read_rules(args.failure_rules)
@@ -344,7 +344,7 @@ def _check_failure_rules(args: Namespace) -> None:
 
 def _check_length(log_dir: str, place: str) -> None:
     """Check the names of directories that are to be made, and that the paths of log files in them aren't too long."""
-    from errno import ENAMETOOLONG  # noqa: PLC0415 - most jobs have no log directory
+    from errno import ENAMETOOLONG
 
     whole = os.path.abspath(log_dir)
     missing = os.path.relpath(whole, place).split(os.sep)
@@ -359,8 +359,8 @@ def _check_length(log_dir: str, place: str) -> None:
 
 def _check_numa_binding(args: Namespace, worker_count: int) -> None:
     if args.numa_binding is not None:
-        from elastic_run.cluster import numa  # noqa: PLC0415 - only when asked for
-        from elastic_run.multiprocessing.process.interpreter import own_interpreter  # noqa: PLC0415
+        from elastic_run.cluster import numa
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter
 
         try:
             options = numa.NumaOptions(numa.AffinityMode(args.numa_binding))

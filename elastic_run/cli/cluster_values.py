@@ -64,9 +64,9 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
         return [_describe_starter(starter, count, environ)] if node_range(args.nnodes)[1] == 1 else []
     # Imported here: most launchers run outside of both.
     if "SLURM_JOB_ID" in environ or "SLURM_STEP_ID" in environ:
-        from elastic_run.cli.slurm_step import derive_from_step as find  # noqa: PLC0415
+        from elastic_run.cli.slurm_step import derive_from_step as find
     elif "JOB_COMPLETION_INDEX" in environ:
-        from elastic_run.cli.indexed_job import derive_from_indexed_job as find  # noqa: PLC0415
+        from elastic_run.cli.indexed_job import derive_from_indexed_job as find
     else:
         return [] if names_place or node_range(args.nnodes)[1] > 1 else _describe_idle_hosts(environ)
     found = find(args, environ, given, names_place=names_place)
@@ -88,7 +88,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
 def _look_for_step(args: Namespace, environ: Mapping[str, str]) -> None:
     """Note that variables of a Slurm step are left over; see `has_left_slurm`."""
     if "SLURM_STEP_ID" in environ:
-        from elastic_run.cluster.slurm import is_left_over  # noqa: PLC0415 - most launchers run outside of Slurm
+        from elastic_run.cluster.slurm import is_left_over
 
         if is_left_over(environ):
             args.has_left_slurm = True
@@ -119,7 +119,7 @@ def _describe_idle_hosts(environ: Mapping[str, str]) -> list[str]:
     """Say that the other hosts of this job of PBS, LSF or Grid Engine do nothing."""
     if not any(environ.get(variable) for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")):
         return []
-    from elastic_run.cluster.host_files import HOST_FILES, find_job_hosts  # noqa: PLC0415 - rare
+    from elastic_run.cluster.host_files import HOST_FILES, find_job_hosts
 
     variable, hosts = find_job_hosts(environ, os.uname().nodename)
     if len(hosts) < 2:  # noqa: PLR2004 - this one

@@ -57,7 +57,7 @@ def render_completion(shell: str, flags: Iterable[argparse.Action]) -> str:
         UsageError: shtab is not installed, or does not know the shell.
     """
     try:
-        import shtab  # noqa: PLC0415 - an extra: only this flag needs it
+        import shtab
     except ImportError:
         message = "--print-completion: it needs shtab: pip install 'elastic-run[completion]'"
         raise UsageError(message) from None
@@ -90,7 +90,7 @@ def _complete(action: argparse.Action) -> argparse.Action:
 
     In zsh's descriptions a colon ends the form.
     """
-    import shtab  # noqa: PLC0415 - ditto
+    import shtab
 
     form = action.metavar if isinstance(action.metavar, str) else ""
     words = [word for word in form.split("|") if re.fullmatch(r"[a-z][a-z0-9-]*", word)]

@@ -149,7 +149,7 @@ def make_config(
     Raises:
         UsageError: No plug-in has the name that was given.
     """
-    from elastic_run.launcher import LaunchConfig  # noqa: PLC0415 - after all checks: it imports the most
+    from elastic_run.launcher import LaunchConfig
 
     least, most = node_range(args.nnodes)
     notice = _limit_threads(args.omp_threads, workers, environ)
@@ -232,7 +232,7 @@ def _limit_threads(flag: int | str | None, workers: int, environ: MutableMapping
 def _rdzv_configs(args: Namespace) -> dict[str, Any]:
     configs: dict[str, Any] = {}
     if args.rdzv_conf:
-        from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
+        from elastic_run.rendezvous.utils import parse_rendezvous_config
 
         configs.update(parse_rendezvous_config(args.rdzv_conf))
     if args.rdzv_backend == "static":
@@ -253,7 +253,7 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
     if path is None:
         token = environ.get(contract.ENV_RDZV_TOKEN)
         return None if token is None else token.encode(errors="surrogateescape")
-    from elastic_run.user_file import read_user_file  # noqa: PLC0415 - only for such a file
+    from elastic_run.user_file import read_user_file
 
     try:
         content = read_user_file(path, _LONGEST_TOKEN + 1).strip()
@@ -288,7 +288,7 @@ def _will_requeue(args: Namespace, environ: Mapping[str, str]) -> bool:
     """Whether --requeue allows another run of this job."""
     if args.requeue is None:
         return False
-    from elastic_run.cluster.requeue import has_requeues_left  # noqa: PLC0415 - only when asked for
+    from elastic_run.cluster.requeue import has_requeues_left
 
     return has_requeues_left(environ, args.requeue)
 
@@ -298,14 +298,14 @@ def _find_end_time(environ: Mapping[str, str]) -> float:
     text = environ.get("SLURM_JOB_END_TIME", "")
     if "SLURM_JOB_ID" not in environ or not text.isdecimal():
         return 0.0
-    import time  # noqa: PLC0415 - only in a Slurm job
+    import time
 
     return float(text) if int(text) > time.time() else 0.0
 
 
 def _logs_specs(args: Namespace) -> LogsSpecs:
-    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs  # noqa: PLC0415 - after all checks
-    from elastic_run.multiprocessing.output.stream_option import parse_streams  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+    from elastic_run.multiprocessing.output.stream_option import parse_streams
 
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
     redirects: Streams = parse_streams(args.redirects)
@@ -332,9 +332,9 @@ def _as_known_to(specs_class: type[LogsSpecs], streams: Streams) -> Streams:
 
 
 def _load_logs_specs(name: str) -> type[LogsSpecs]:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
+    from importlib.metadata import entry_points
 
-    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 
     plugins = entry_points(group=contract.LOGS_SPECS_ENTRY_POINTS)
     for plugin in plugins:
@@ -357,6 +357,6 @@ def _load_logs_specs(name: str) -> type[LogsSpecs]:
 def _numa_options(args: Namespace) -> NumaOptions | None:
     if args.numa_binding is None:
         return None
-    from elastic_run.cluster.numa import AffinityMode, NumaOptions  # noqa: PLC0415 - only when asked for
+    from elastic_run.cluster.numa import AffinityMode, NumaOptions
 
     return NumaOptions(AffinityMode(args.numa_binding))

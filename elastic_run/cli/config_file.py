@@ -92,7 +92,7 @@ def _find_flag(key: str, known: Mapping[str, Flag]) -> Flag:
     raise ValueError(message)
 
 
-def _read(flag: Flag, text: str) -> Any:  # noqa: ANN401 - each flag has its own type
+def _read(flag: Flag, text: str) -> Any:
     try:
         return flag.parse(text)
     except ValueError as error:

@@ -33,7 +33,7 @@ def check_endpoint(args: Namespace, launchers: str, first: str) -> None:
     """
     flag, hosts = _read_endpoint(args)
     port = args.rdzv_endpoint.rpartition(":")[2]
-    from elastic_run.rendezvous.addresses import names_loopback  # noqa: PLC0415 - rare
+    from elastic_run.rendezvous.addresses import names_loopback
 
     if not hosts or not all(map(names_loopback, hosts)):
         return
@@ -76,7 +76,7 @@ def _read_endpoint(args: Namespace) -> tuple[str, list[str]]:
         return "", []
     if not args.rdzv_endpoint:
         return "--master-addr", [args.master_addr]
-    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - rare
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
     if "store_type=file" in args.rdzv_conf.replace(" ", ""):
         return "", []

@@ -172,7 +172,7 @@ def _describe_rendezvous(args: Namespace, config: LaunchConfig, origins: Mapping
 
 
 def _describe_hosting(config: LaunchConfig) -> str:
-    from elastic_run.rendezvous.addresses import (  # noqa: PLC0415 - only for such a job
+    from elastic_run.rendezvous.addresses import (
         find_outward_address,
         names_loopback,
     )

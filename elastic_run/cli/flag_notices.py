@@ -82,7 +82,7 @@ def _misplaced_flags(args: Namespace) -> list[str]:
     words = [word.partition("=")[0] for word in args.training_script_args]
     if not any(word.startswith("--") for word in words):
         return []
-    from elastic_run.cli.flags import FLAGS  # noqa: PLC0415 - imported by now
+    from elastic_run.cli.flags import FLAGS
 
     found = [
         flag.name
@@ -104,8 +104,8 @@ def _rendezvous_notices(args: Namespace) -> list[str]:
     """Name keys of --rdzv-conf that are flags of their own; the backend of a plug-in may read them."""
     if "rdzv_" not in args.rdzv_conf or args.rdzv_backend not in BACKENDS:
         return []
-    from elastic_run.rendezvous.settings import NAMES_OF_FLAGS  # noqa: PLC0415 - most jobs have no settings
-    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - ditto
+    from elastic_run.rendezvous.settings import NAMES_OF_FLAGS
+    from elastic_run.rendezvous.utils import parse_rendezvous_config
 
     given = [name for name in NAMES_OF_FLAGS if name in parse_rendezvous_config(args.rdzv_conf)]
     flags = ", ".join("--" + name.replace("_", "-") for name in given)

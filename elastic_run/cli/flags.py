@@ -42,7 +42,7 @@ _CONFIGURED = {field.name: field.default for config in (JobConfig, NodeConfig) f
 
 def _check_faults(text: str) -> str:
     if text:
-        from elastic_run.cli.faults import read_faults  # noqa: PLC0415 - only when asked for
+        from elastic_run.cli.faults import read_faults
 
         read_faults(text)
     return text

@@ -119,7 +119,7 @@ def _derive_nodes(
         raise UsageError(message)
     derived: dict[str, object] = {}
     if names_place:
-        from elastic_run.cli.endpoint_checks import check_endpoint  # noqa: PLC0415 - rare
+        from elastic_run.cli.endpoint_checks import check_endpoint
 
         check_endpoint(args, "pod of the Job", _name_first(pod))
     else:

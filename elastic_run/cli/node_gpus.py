@@ -25,7 +25,7 @@ def count_node_gpus(environ: Mapping[str, str]) -> tuple[str, list[str]]:
     if not any(map(os.path.exists, _DRIVERS)) or any(environ.get(name) in _HIDDEN for name in _MASKS):
         return "1", []
     # Most nodes of tests have none.
-    from elastic_run.cluster.devices import DeviceError, device_count, torch_build  # noqa: PLC0415
+    from elastic_run.cluster.devices import DeviceError, device_count, torch_build
 
     try:
         return str(device_count("gpu", environ)), []
@@ -51,7 +51,7 @@ def compare_workers(workers: str, environ: Mapping[str, str]) -> list[str]:
     """
     if not workers.isdecimal() or not any(map(os.path.exists, _DRIVERS)):
         return []
-    from elastic_run.cluster.devices import torch_build, visible_gpus  # noqa: PLC0415 - see `count_node_gpus`
+    from elastic_run.cluster.devices import torch_build, visible_gpus
 
     build = torch_build(environ)
     # A notice is not worth the seconds of nvidia-smi.

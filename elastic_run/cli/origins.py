@@ -112,7 +112,7 @@ def _name_subject(flag: str, origin: Origin, environ: Mapping[str, str]) -> str:
 
 def _rename(text: str, flag: str, origin: Origin) -> str:
     """Name the origin where a text shows the given value of a flag, and where it says to leave the flag out."""
-    import re  # noqa: PLC0415 - only for messages
+    import re
 
     shown, removed = {
         VARIABLE: (f"{origin.source}={origin.text}", f"leave {origin.source} unset"),

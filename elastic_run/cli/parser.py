@@ -90,7 +90,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self._add_action(_Words([], _SCRIPT, required=True, help="Script, module or program that each worker runs."))
         self._add_action(_Words([], _SCRIPT_ARGS, argparse.REMAINDER, help="Its arguments."))
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's types
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Read a command line.
 
         Args:
@@ -109,7 +109,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             self.error(_describe_unknown(unknown[0], self.flags))
         return namespace
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's types
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Read a command line as `parse_args` does, and return the namespace and the unknown flags."""
         self._words = sys.argv[1:] if args is None else list(args)
         self.origins = {
@@ -131,7 +131,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
 
     def _take_file(self, named: Origin, namespace: argparse.Namespace) -> None:
         """Take the values of a configuration file that neither a flag nor a variable gives."""
-        from elastic_run.cli.config_file import read_config_file  # noqa: PLC0415 - most jobs have none
+        from elastic_run.cli.config_file import read_config_file
 
         try:
             values = read_config_file(named.text, self.flags)
@@ -152,7 +152,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return our own help, without flags that a program has added."""
-        from elastic_run.cli.help import render_help  # noqa: PLC0415 - only when asked for
+        from elastic_run.cli.help import render_help
 
         return render_help(self.flags)
 
@@ -187,7 +187,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             return super()._match_arguments_partial(actions, arg_strings_pattern)
         return [1, len(arg_strings_pattern) - 1] if arg_strings_pattern.startswith("A") else []
 
-    def _parse_optional(self, arg_string: str) -> Any:  # noqa: ANN401 - it differs between releases of Python
+    def _parse_optional(self, arg_string: str) -> Any:
         """Give a flag that stands alone the value that it implies."""
         word = f"{arg_string}={arg_string.implied}" if isinstance(arg_string, _LoneFlag) else arg_string
         return super()._parse_optional(word)
@@ -228,7 +228,7 @@ def match_abbreviation(prefix: str, flags: Sequence[Flag]) -> list[Flag]:
 class _NumberMatcher:
     """argparse's expression for negative numbers, asked only for words that may be one."""
 
-    def __init__(self, matcher: Any) -> None:  # noqa: ANN401 - a `re.Pattern`, or one that is compiled at its first use
+    def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def match(self, word: str) -> object:
@@ -245,7 +245,7 @@ class _Words(argparse.Action):
 class _FlagAction(argparse.Action):
     """A flag of the table. It works in a program's own parser too, to which accelerate and others move it."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:  # noqa: ANN401 - argparse's
+    def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:
         default = flag.default[:] if isinstance(flag.default, list) else flag.default
         if flag.variable and (text := os.environ.get(flag.variable)) is not None:
             default = _FromVariable(text)
@@ -268,14 +268,14 @@ class _FlagAction(argparse.Action):
 class _PrintText(argparse.Action):
     """A flag that prints a text and ends the program: --help, --help-all, --print-completion, --version."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:  # noqa: ANN401 - argparse's
+    def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:
         # torch's namespace has print_completion, and none of the others.
         nargs, default = (0, argparse.SUPPRESS) if flag.is_switch else (None, None)
         super().__init__(option_strings, dest, nargs, default=default, metavar=flag.values or None, **options)
         self.flag = flag
 
     def __call__(self, parser: argparse.ArgumentParser, _: object, values: object, *__: object) -> None:
-        from elastic_run.cli.stdout import print_text  # noqa: PLC0415 - only when asked for
+        from elastic_run.cli.stdout import print_text
 
         try:
             print_text(_make_text(self.flag, str(values), parser))
@@ -344,7 +344,7 @@ class _Reader:
         self._flag = flag
         self.text = ""
 
-    def __call__(self, text: str) -> Any:  # noqa: ANN401 - each flag has its own type
+    def __call__(self, text: str) -> Any:
         self.text = str(text)
         # argparse converts defaults as well, but some checks import modules that most jobs don't need. Python has one
         # object for equal texts of one letter, so a text of the command line may come here, too.
@@ -396,15 +396,15 @@ def _suggest_long(line: str, words: Sequence[str], flags: Sequence[Flag]) -> str
 
 def _make_text(flag: Flag, value: str, parser: argparse.ArgumentParser) -> str:
     if flag.name == "--version":
-        from elastic_run import __version__  # noqa: PLC0415 - only here
+        from elastic_run import __version__
 
         return f"{parser.prog} {__version__}\n"
     if flag.name == "--print-completion":
-        from elastic_run.cli.completion import render_completion  # noqa: PLC0415 - only when asked for
+        from elastic_run.cli.completion import render_completion
 
         return render_completion(value, parser._get_optional_actions())  # noqa: SLF001 - as shtab reads them
     if flag.name == "--help-all" and isinstance(parser, LauncherArgumentParser):
-        from elastic_run.cli.help import render_all_help  # noqa: PLC0415 - only when asked for
+        from elastic_run.cli.help import render_all_help
 
         return render_all_help(parser.flags)
     return parser.format_help()

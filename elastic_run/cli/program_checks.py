@@ -61,7 +61,7 @@ def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
 def check_health_check(command: str, environ: Mapping[str, str]) -> None:
     """Refuse a command of --health-check that can't be started."""
     if command:
-        import shlex  # noqa: PLC0415 - most jobs have no such command
+        import shlex
 
         _check_command(shlex.split(command)[0], environ, "--health-check")
 
@@ -73,7 +73,7 @@ def describe_shell_words(command: str) -> list[str]:
     """
     if not command:
         return []
-    import shlex  # noqa: PLC0415 - see `check_health_check`
+    import shlex
 
     program, *arguments = shlex.split(command)
     found = next((word for word in arguments if word in _SHELL_WORDS or word[1:].endswith(";")), "")
@@ -95,7 +95,7 @@ def _check_interpreter(environ: Mapping[str, str]) -> None:
             message = f"{contract.ENV_PYTHON_EXEC}: must name the workers' interpreter: {reason}"
             raise UsageError(message)
         return
-    from elastic_run.cluster.programs import find_program, name_denier  # noqa: PLC0415 - most workers run this one
+    from elastic_run.cluster.programs import find_program, name_denier
 
     if find_program(chosen, environ) is None:
         denier = name_denier(chosen) if os.path.dirname(chosen) else ""
@@ -104,7 +104,7 @@ def _check_interpreter(environ: Mapping[str, str]) -> None:
 
 
 def _check_command(name: str, environ: Mapping[str, str], flag: str) -> None:
-    from elastic_run.cluster.programs import find_program, is_executable  # noqa: PLC0415 - most programs are Python's
+    from elastic_run.cluster.programs import find_program, is_executable
 
     if _has_macro(name) or find_program(name, environ) is not None:
         return
@@ -170,7 +170,7 @@ def _exists(name: str, what: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        from elastic_run.cluster.programs import name_denier  # noqa: PLC0415 - rarely
+        from elastic_run.cluster.programs import name_denier
 
         message = f"{what} {name!r} cannot be accessed: {name_reason(error)}{name_denier(name)}"
         raise UsageError(message) from None
@@ -191,7 +191,7 @@ def _script_hint(name: str) -> str:
         return f", did you mean {name + '.py'!r}?"
     if not name.endswith(".py") and _is_module(name):
         return f", did you mean -m {name}?"
-    from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - only on the way to an error
+    from elastic_run.cluster.programs import find_program
 
     if find_program(name, os.environ) is not None:
         return _command_hint(name) or f", did you mean --no-python {name}?"
@@ -210,7 +210,7 @@ def _command_hint(name: str) -> str:
     """Return a hint that the word may be a misspelt command, unless it looks like a file or a module."""
     if "." in name or "/" in name:
         return ""
-    from elastic_run.cli.commands import COMMANDS  # noqa: PLC0415 - only on the way to an error
+    from elastic_run.cli.commands import COMMANDS
 
     return nearest(name, COMMANDS, translate={command: f"elastic-run {command}" for command in COMMANDS})
 

@@ -189,7 +189,7 @@ def _check_endpoint(step: Step, args: Namespace, given_flags: Container[str]) ->
     """Refuse an endpoint, given by the user, by which the launchers of a step can't find each other."""
     if len(step.nodes) == 1:
         return
-    from elastic_run.cli.endpoint_checks import check_endpoint, check_first_master  # noqa: PLC0415 - rare
+    from elastic_run.cli.endpoint_checks import check_endpoint, check_first_master
 
     check_endpoint(args, "node of the Slurm step", step.nodes[0])
     if "node_rank" not in given_flags and step.task_count == len(step.nodes):

@@ -11,7 +11,7 @@ from elastic_run.errors import UsageError
 
 def print_json(document: object) -> None:
     """Write a document to stdout; see `print_text`."""
-    import json  # noqa: PLC0415 - only when asked for
+    import json
 
     print_text(json.dumps(document, indent=2) + "\n")
 

@@ -208,7 +208,7 @@ def hang_timeout(text: str) -> float:
 def command(text: str) -> str:
     """Check that a command's quotes are closed, and that it names a program; the text stays as it is."""
     if text:
-        import shlex  # noqa: PLC0415 - most jobs have no such command
+        import shlex
 
         try:
             words = shlex.split(text)
@@ -262,7 +262,7 @@ def key_values(text: str) -> str:
     """Check ``KEY=VALUE,KEY=VALUE``; empty for none."""
     if not text.strip():
         return text
-    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
+    from elastic_run.rendezvous.utils import parse_rendezvous_config
 
     try:
         config = parse_rendezvous_config(text)
@@ -291,7 +291,7 @@ def text_list(text: str) -> list[str]:
 
 def signal_names(text: str) -> str:
     """Check names of signals, separated by commas, that a process may handle."""
-    import signal  # noqa: PLC0415 - the default needs no check
+    import signal
 
     known = signal.Signals.__members__
     for name in (part.strip() for part in text.split(",")):
@@ -319,7 +319,7 @@ def one_signal(text: str) -> str:
 
 def host(text: str) -> str:
     """Check the name or address of a machine, without looking it up; an IPv6 address may have brackets."""
-    from elastic_run.rendezvous.utils import is_host  # noqa: PLC0415 - it imports socket; most jobs name no host
+    from elastic_run.rendezvous.utils import is_host
 
     has_brackets = text.startswith("[") and text.endswith("]")
     if not (":" in text and is_host(text[1:-1]) if has_brackets else is_host(text)):
@@ -400,7 +400,7 @@ _NEAR = 0.75
 
 def nearest(text: str, known: Iterable[str], translate: Mapping[str, str] | None = None) -> str:
     """Return ``, did you mean 'x'?`` for the name that a wrong one looks like or alone begins, or nothing."""
-    import difflib  # noqa: PLC0415 - only on the way to an error
+    import difflib
 
     names = list(known)
     found = difflib.get_close_matches(text, names, n=1, cutoff=_NEAR)

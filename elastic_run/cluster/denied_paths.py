@@ -57,7 +57,7 @@ def _owner(path: str) -> str:
 
 
 def _name_user(number: int) -> str:
-    import pwd  # noqa: PLC0415 - only after a failure
+    import pwd
 
     try:
         return pwd.getpwuid(number).pw_name

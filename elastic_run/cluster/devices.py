@@ -159,12 +159,12 @@ def find_nvidia(*, root: str = ROOT, asks_program: bool = True) -> list[Device]:
 
 def _ask_nvidia_smi() -> list[Device]:
     """Have nvidia-smi list the GPUs: a second or two, so it comes last."""
-    from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - rarely needed
+    from elastic_run.cluster.programs import find_program
 
     program = next((path for name in _NVIDIA_SMI if (path := find_program(name, os.environ))), None)
     if program is None:
         return []
-    import subprocess  # noqa: PLC0415 - slow, and rarely needed
+    import subprocess
 
     try:
         answer = subprocess.run(
@@ -308,7 +308,7 @@ def torch_build(environ: Mapping[str, str], directory: str | None = None) -> fro
 
 
 def _torch_directory() -> str:
-    from importlib.machinery import PathFinder  # noqa: PLC0415 - nobody pays for it who doesn't need it
+    from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec("torch")
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""

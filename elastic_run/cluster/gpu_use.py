@@ -34,7 +34,7 @@ class GpuUse:
 
 def has_library() -> bool:
     """Whether nvidia-ml-py is installed; it is not imported."""
-    from importlib.util import find_spec  # noqa: PLC0415 - only where somebody asks
+    from importlib.util import find_spec
 
     return find_spec("pynvml") is not None
 
@@ -44,7 +44,7 @@ def read_gpu_use() -> dict[int, GpuUse]:
 
     A driver that is ill may hold the caller up for long.
     """
-    import pynvml  # noqa: PLC0415 - an extra
+    import pynvml
 
     try:
         pynvml.nvmlInit()
@@ -62,14 +62,14 @@ def read_gpu_use() -> dict[int, GpuUse]:
     return {pid: _add(uses) for pid, uses in found.items()}
 
 
-def _end(pynvml: Any) -> None:  # noqa: ANN401 - a module without types
+def _end(pynvml: Any) -> None:
     try:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         pass
 
 
-def _read_device(pynvml: Any, index: int) -> list[tuple[int, GpuUse]]:  # noqa: ANN401 - ditto
+def _read_device(pynvml: Any, index: int) -> list[tuple[int, GpuUse]]:
     try:
         device = pynvml.nvmlDeviceGetHandleByIndex(index)
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
@@ -89,7 +89,7 @@ def _read_device(pynvml: Any, index: int) -> list[tuple[int, GpuUse]]:  # noqa: 
     ]
 
 
-def _find_computing(pynvml: Any, device: Any) -> frozenset[int] | None:  # noqa: ANN401 - ditto
+def _find_computing(pynvml: Any, device: Any) -> frozenset[int] | None:
     """Return the processes for which a GPU has computed lately, or None where the driver doesn't tell (MIG, WSL)."""
     try:
         samples = pynvml.nvmlDeviceGetProcessUtilization(device, int((time.time() - _WINDOW) * 1e6))

@@ -85,7 +85,7 @@ def _ask_slurm(job: str, environ: Mapping[str, str]) -> tuple[bool, str]:
 
 def _run(*command: str) -> tuple[str, bool]:
     """Run a command of Slurm; return its output in one line, and whether it has succeeded."""
-    import subprocess  # noqa: PLC0415 - only at the end, and only when asked for
+    import subprocess
 
     try:
         done = subprocess.run(

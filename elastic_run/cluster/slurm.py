@@ -140,7 +140,7 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
             message = f"{name}={environ[name]!r} is not a number"
             raise ValueError(message)
     # Imported here: its regular expressions take longer than all else, and most launchers are no step's.
-    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415
+    from elastic_run.slurm_node_lists import parse_nodelist
 
     nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
     if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
@@ -198,7 +198,7 @@ def _check_numbers(environ: Mapping[str, str], nodes: int, tasks: int) -> None:
 
 
 def _find_port(environ: Mapping[str, str]) -> int:
-    from elastic_run.slurm_port import find_port  # noqa: PLC0415 - see `_read_step`
+    from elastic_run.slurm_port import find_port
 
     try:
         return find_port(environ)
@@ -237,7 +237,7 @@ def _find_location(environ: Mapping[str, str], node_rank: int) -> str:
 
 def _find_component_nodes(environ: Mapping[str, str]) -> set[str]:
     """Return the nodes of all components of a heterogeneous job, none where a list is missing."""
-    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `_read_step`
+    from elastic_run.slurm_node_lists import parse_nodelist
 
     names = (f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(int(environ["SLURM_HET_SIZE"])))
     # Not beyond the first one that is missing: the number may be garbage.
@@ -283,7 +283,7 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     has_step = _has_step(environ) and _is_in_step(environ)
     if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
         return 0
-    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `find_step`
+    from elastic_run.slurm_node_lists import parse_nodelist
 
     try:
         names = [_short(node) for node in parse_nodelist(environ["SLURM_JOB_NODELIST"])]
@@ -300,7 +300,7 @@ def find_nodes_elsewhere(environ: Mapping[str, str], hostname: str) -> str:
     nodes = environ.get("SLURM_JOB_NODELIST", "")
     if not nodes or environ.get("SLURM_PROCID") or environ.get("SLURM_STEP_ID"):
         return ""
-    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `find_step`
+    from elastic_run.slurm_node_lists import parse_nodelist
 
     try:
         names = [_short(node) for node in parse_nodelist(nodes)]

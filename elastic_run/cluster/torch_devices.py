@@ -103,7 +103,7 @@ def _read(file: str) -> bytes:
 
 
 def _ask_child(word: str, environ: Mapping[str, str], python: str) -> str:
-    import subprocess  # noqa: PLC0415 - slow, and rarely needed
+    import subprocess
 
     try:
         done = subprocess.run(
@@ -123,7 +123,7 @@ def _ask_child(word: str, environ: Mapping[str, str], python: str) -> str:
     return answers[-1].removeprefix(_MARK)
 
 
-def count_devices(torch: Any, word: str) -> int | None:  # noqa: ANN401 - the module
+def count_devices(torch: Any, word: str) -> int | None:
     """Count devices with torch, as torch's own launcher does.
 
     Args:
@@ -142,7 +142,7 @@ def count_devices(torch: Any, word: str) -> int | None:  # noqa: ANN401 - the mo
     return int(module.device_count()) if module is not None and module.is_available() else 0
 
 
-def list_addresses(torch: Any) -> list[str]:  # noqa: ANN401 - the module
+def list_addresses(torch: Any) -> list[str]:
     """Return the PCI address of each device that torch prefers, as torch's NUMA binding reads it since torch 2.15.
 
     Args:
@@ -154,7 +154,7 @@ def list_addresses(torch: Any) -> list[str]:  # noqa: ANN401 - the module
     return [_address(module.get_device_properties(index)) for index in range(torch.accelerator.device_count())]
 
 
-def _address(properties: Any) -> str:  # noqa: ANN401 - each package has a type of its own
+def _address(properties: Any) -> str:
     try:
         bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
         place = f"{bus}:{properties.pci_device_id:02x}.0"
@@ -168,10 +168,10 @@ def main() -> None:
     # Modules in this file's directory may have the same names as libraries.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
-    import gc  # noqa: PLC0415 - this is the child
+    import gc
 
     gc.disable()  # its looks at all of torch, during the import and at the end, take a third of this process's time
-    import torch  # noqa: PLC0415 - this is the child
+    import torch
 
     gc.freeze()
     if sys.argv[1] == _ADDRESSES:

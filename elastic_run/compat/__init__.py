@@ -51,7 +51,7 @@ def install() -> None:
     can't be replaced (a class derived from one of torch's) is told in a warning.
     """
     if not _hooks:
-        from elastic_run.compat.children import ChildrenHook  # noqa: PLC0415 - only where it is asked for
+        from elastic_run.compat.children import ChildrenHook
 
         _hooks.append(ChildrenHook())
     _replace()
@@ -60,7 +60,7 @@ def install() -> None:
 def _replace() -> None:
     if _installed:
         return
-    from elastic_run.compat.replacing import Replacement  # noqa: PLC0415 - only where it is asked for
+    from elastic_run.compat.replacing import Replacement
 
     replacement = Replacement()
     replacement.make()
@@ -82,7 +82,7 @@ def is_installed() -> bool:
 
 def install_if_asked_for() -> None:
     """Do as the variable ELASTIC_RUN_COMPAT says; the .pth file calls it where the variable is set."""
-    from elastic_run import contract  # noqa: PLC0415 - only where it is asked for
+    from elastic_run import contract
 
     value = os.environ.get(contract.ENV_COMPAT, "")
     if value == "1":

@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _run_module(words: list[str]) -> None:
-    import runpy  # noqa: PLC0415 - only here
+    import runpy
 
     compat.install()
     sys.argv = words
@@ -66,7 +66,7 @@ def _run_module(words: list[str]) -> None:
 
 
 def _run_program(words: list[str]) -> None:
-    import runpy  # noqa: PLC0415 - only here
+    import runpy
 
     path = _find_program(words[0])
     compat.install()
@@ -81,7 +81,7 @@ def _find_program(name: str) -> str:
     """Return the path of a script, or of a Python command: those of this interpreter's environment come first."""
     if os.path.isfile(name):
         return name
-    import shutil  # noqa: PLC0415 - only here
+    import shutil
 
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     found = None if os.sep in name else shutil.which(name, path=path)
@@ -100,13 +100,13 @@ def _install_torchrun(words: list[str]) -> None:
         _fail("--install-torchrun takes one directory")
     if os.pathsep in words[0]:
         _fail(f"--install-torchrun: {words[0]!r} can't stand on PATH: it has a {os.pathsep!r}")
-    from elastic_run.compat.torchrun_command import CommandExistsError, write_command  # noqa: PLC0415 - only here
+    from elastic_run.compat.torchrun_command import CommandExistsError, write_command
 
     try:
         path = write_command(words[0])
     except (OSError, CommandExistsError) as error:
         _fail(f"--install-torchrun: {error}", contract.EXIT_FAILURE)
-    import shlex  # noqa: PLC0415 - only here
+    import shlex
 
     place = shlex.quote(os.path.dirname(path))
     sys.stdout.write(f'{path} is elastic-run. To have it found first: export PATH={place}:"$PATH"\n')

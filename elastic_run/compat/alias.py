@@ -42,7 +42,7 @@ class Alias(ModuleType):
         self.__dict__["__elastic_run__"] = target
         self.__dict__["__torch__"] = original
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module holds
+    def __getattr__(self, name: str) -> Any:
         target: ModuleType = self.__dict__["__elastic_run__"]
         if name in _OF_THE_IMPORT_SYSTEM:
             raise AttributeError(name, name=name, obj=self)
@@ -96,7 +96,7 @@ class Alias(ModuleType):
             if spec is None or spec.loader is None:
                 message = f"neither elastic_run nor torch has {self.__name__}.{name}"
                 raise AttributeError(message, name=name, obj=self)
-            from importlib.util import module_from_spec  # noqa: PLC0415 - seldom needed
+            from importlib.util import module_from_spec
 
             module = module_from_spec(spec)
             try:

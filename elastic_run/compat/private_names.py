@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def get_fully_qualified_hostname() -> str:
     """Return this host's name with its domain, as the resolver knows it."""
-    import socket  # noqa: PLC0415 - seldom needed
+    import socket
 
     return socket.getfqdn(socket.gethostname())
 

@@ -92,7 +92,7 @@ class Replacement:
             if not _is_torchs(child.__module__)
         )
         if derived:
-            import warnings  # noqa: PLC0415 - seldom needed
+            import warnings
 
             message = (
                 f"elastic_run.compat: derived from torch's classes before install(), and still torch's: "

@@ -82,12 +82,12 @@ class Alteration:
                 self._connection.send(ALTERED if self._is_done else ARMED, socket.MSG_NOSIGNAL)
 
     def _make_method(self, name: str) -> Method:
-        def call(group: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever torch gives
+        def call(group: Any, *args: Any, **options: Any) -> Any:
             return self._call(name, group, *args, **options)
 
         return call
 
-    def _call(self, name: str, group: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - ditto
+    def _call(self, name: str, group: Any, *args: Any, **options: Any) -> Any:
         original = self._originals[name]
         with self._lock:
             if self._action == "skip-collective":
@@ -108,7 +108,7 @@ class Alteration:
         (tensor,), *others = args
         return original(group, [tensor.flatten().repeat(2)], *others, **options)
 
-    def _call_other(self, name: str, group: Any, device: Any) -> Any:  # noqa: ANN401 - ditto
+    def _call_other(self, name: str, group: Any, device: Any) -> Any:
         torch = sys.modules["torch"]
         other = "broadcast" if name == "allreduce" else "allreduce"
         kind = getattr(torch.distributed, "BroadcastOptions" if other == "broadcast" else "AllreduceOptions")
@@ -119,7 +119,7 @@ class Alteration:
             setattr(self._kind, name, original)
 
 
-def _find_device(arguments: Any) -> Any:  # noqa: ANN401 - whatever a collective is called with
+def _find_device(arguments: Any) -> Any:
     """Return the device of the first tensor, or None."""
     for each in arguments:
         found = _find_device(each) if isinstance(each, list | tuple) else getattr(each, "device", None)
@@ -128,7 +128,7 @@ def _find_device(arguments: Any) -> Any:  # noqa: ANN401 - whatever a collective
     return None
 
 
-def _make_done() -> Any:  # noqa: ANN401 - torch's Work
+def _make_done() -> Any:
     """Return what a collective returns that is done."""
     torch = sys.modules["torch"]
     future = torch.futures.Future()

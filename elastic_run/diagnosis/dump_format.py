@@ -95,7 +95,7 @@ def parse_dump(data: bytes) -> Content:
     return Content(rank, tuple(sorted(collectives, key=lambda each: each.record)), members)
 
 
-def _load(data: bytes) -> Any:  # noqa: ANN401 - what stands in the file
+def _load(data: bytes) -> Any:
     if not data:
         message = "it is empty"
         raise DumpError(message)
@@ -117,7 +117,7 @@ def _load(data: bytes) -> Any:  # noqa: ANN401 - what stands in the file
         raise DumpError(message) from error
 
 
-def _load_json(data: bytes) -> Any:  # noqa: ANN401 - what stands in the file
+def _load_json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -153,7 +153,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
     )
 
 
-def _number(value: Any) -> int:  # noqa: ANN401 - what stands in the file
+def _number(value: Any) -> int:
     number = int(value)
     if number.bit_length() >= _MOST_BITS:
         message = "a number is too large"
@@ -178,11 +178,11 @@ def _was_aborted(entry: dict[str, Any]) -> bool:
     return int(ended) - int(entry["time_created_ns"]) > int(limit) * _NANOSECONDS
 
 
-def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:  # noqa: ANN401 - what stands in the file
+def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(_number(number) for number in shape) for shape in value or ())
 
 
-def _types(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - what stands in the file
+def _types(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(str(name) for name in value or ())
 
 

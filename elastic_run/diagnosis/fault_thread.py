@@ -91,7 +91,7 @@ def _perform(connection: socket.socket, action: str = "", value: str = "") -> No
     elif action == "oom":
         take_memory()
     elif action == "disk-full":
-        from elastic_run.diagnosis.full_disk import fill_disks  # noqa: PLC0415 - only when asked for
+        from elastic_run.diagnosis.full_disk import fill_disks
 
         fill_disks()
     elif action in _IN_MAIN_THREAD:
@@ -104,7 +104,7 @@ def _perform(connection: socket.socket, action: str = "", value: str = "") -> No
 
 def _alter(action: str) -> Alteration:
     """Alter the next collective, as soon as the program has imported torch.distributed."""
-    from elastic_run.diagnosis.altered_collectives import Alteration  # noqa: PLC0415 - only when asked for
+    from elastic_run.diagnosis.altered_collectives import Alteration
 
     alteration = Alteration(action)
     if not alteration.begin():

@@ -37,7 +37,7 @@ def begin() -> None:
 
 
 def _serve(name: str) -> None:
-    from elastic_run.diagnosis.recorder_server import serve  # noqa: PLC0415 - only with torch
+    from elastic_run.diagnosis.recorder_server import serve
 
     serve(name)
 
@@ -55,7 +55,7 @@ class _ImportWatch:
         if fullname != _TRIGGER:
             return None
         sys.meta_path.remove(self)
-        from importlib.machinery import PathFinder  # noqa: PLC0415 - imported at Python's own start
+        from importlib.machinery import PathFinder
 
         spec = PathFinder.find_spec(fullname, path, target)
         loader = None if spec is None else spec.loader

@@ -104,7 +104,7 @@ def count_collectives() -> bytes:
     try:
         counts, is_open = [], False
         for dump in _recorders():
-            status = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: FBT003, S301 - as below
+            status = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - as below
             for group, numbers in sorted(status.items()):
                 own = [int(numbers[f"last_{state}_collective"]) for state in ("enqueued", "started", "completed")]
                 is_open |= own[0] > own[2] and _has_open_collective(dump)
@@ -116,11 +116,11 @@ def count_collectives() -> bytes:
 
 def _recorders() -> list[Callable[..., bytes]]:
     """Return torch's functions that dump the recorders of this process."""
-    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
+    from torch._C import _distributed_c10d as c10d
 
     dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
     if "backend: str" in (dumps[-1].__doc__ or ""):  # the signature, which a function in C++ has nowhere else
-        from torch.distributed import distributed_c10d  # noqa: PLC0415 - ditto
+        from torch.distributed import distributed_c10d
 
         names = {*_HOOKED}
         for group in distributed_c10d._world.pg_names:  # noqa: SLF001 - as below
@@ -136,7 +136,7 @@ def _has_open_collective(dump: Callable[..., bytes]) -> bool:
     The counts do not tell: gloo's threads write the number of the last completed collective in any order, so it may be
     that of an earlier one for as long as no other collective follows.
     """
-    entries = pickle.loads(dump(True, False, True)).get("entries", ())  # noqa: FBT003, S301 - as below
+    entries = pickle.loads(dump(True, False, True)).get("entries", ())  # noqa: S301 - as below
     return any(not entry["retired"] for entry in entries)
 
 
@@ -207,7 +207,7 @@ class _NoCompiler:
     def __getattr__(self, name: str) -> object:
         if threading.get_ident() == self._thread:
             raise AttributeError(name)
-        import importlib  # noqa: PLC0415 - torch has imported it
+        import importlib
 
         return getattr(importlib.import_module("torch._inductor"), name)
 
@@ -221,14 +221,14 @@ def _dump(dump: Callable[..., bytes], *, has_stacks: bool) -> bytes:
     names, stand_in = vars(sys.modules["torch"]), _NoCompiler()
     names.setdefault("_inductor", stand_in)
     try:
-        return dump(True, has_stacks, False)  # noqa: FBT003 - torch's signature
+        return dump(True, has_stacks, False)
     finally:
         if names.get("_inductor") is stand_in:
             del names["_inductor"]
 
 
 def _process_groups() -> dict[str, dict[str, str]]:
-    from torch.distributed import distributed_c10d  # noqa: PLC0415 - torch is there by now
+    from torch.distributed import distributed_c10d
 
     world = distributed_c10d._world  # noqa: SLF001 - it has no other list of all groups
     return {

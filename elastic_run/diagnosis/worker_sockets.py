@@ -42,7 +42,7 @@ def send_request(name: str, request: bytes) -> socket.socket | None:
         The connection; None if the worker doesn't listen, or another user listens in its place.
     """
     connection = socket.socket(socket.AF_UNIX)
-    connection.setblocking(False)  # noqa: FBT003 - the method's own signature
+    connection.setblocking(False)
     try:
         connection.connect(f"\0{name}")
         if is_own_user(connection):

@@ -95,8 +95,8 @@ def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signatu
     """
     if not is_recorded(_RENDEZVOUS):
         return
-    from elastic_run.events.api import NodeState, RdzvEvent  # noqa: PLC0415 - it imports dataclasses and json
-    from elastic_run.utils.distributed import get_hostname  # noqa: PLC0415 - it imports socket
+    from elastic_run.events.api import NodeState, RdzvEvent
+    from elastic_run.utils.distributed import get_hostname
 
     caller = sys._getframe(1).f_code  # noqa: SLF001 - inspect.stack reads the source of every frame
     record_rdzv_event(
@@ -116,7 +116,7 @@ def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signatu
 
 
 def _current_traceback() -> str:
-    import traceback  # noqa: PLC0415 - only for failures
+    import traceback
 
     return traceback.format_exc()
 
@@ -124,7 +124,7 @@ def _current_traceback() -> str:
 def _get_or_create_logger(destination: str) -> logging.Logger:
     """Return the destination's logger; it doesn't propagate, so that each event is written once."""
     if destination not in _events_loggers:
-        import logging  # noqa: PLC0415 - slow to import, and most jobs record no events
+        import logging
 
         logger = logging.getLogger(logger_name(destination))
         logger.setLevel(_read_level(os.environ.get("LOGLEVEL", "")))
@@ -136,7 +136,7 @@ def _get_or_create_logger(destination: str) -> logging.Logger:
 
 def _read_level(text: str) -> int:
     """Return the level that LOGLEVEL names, in whatever case; a word of some other program's is INFO."""
-    import logging  # noqa: PLC0415 - ditto
+    import logging
 
     level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
     if isinstance(level, int):
@@ -158,7 +158,7 @@ def _write(destination: str, text: str) -> None:
 
 
 def _say_broken(destination: str, error: Exception) -> None:
-    import logging  # noqa: PLC0415 - ditto
+    import logging
 
     logging.getLogger(__name__).warning(
         "event handler %r raised %s: %s; the job goes on (shown once)",

@@ -71,14 +71,14 @@ def logger_name(destination: str) -> str:
 
 
 def _make(destination: str) -> logging.Handler:
-    import logging  # noqa: PLC0415 - slow to import, and most jobs record no events
+    import logging
 
     return logging.NullHandler() if destination in _SILENT else logging.StreamHandler()
 
 
 def _find_plugin(destination: str) -> logging.Handler:
     """Load the installed plug-in of that name, and no other."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only for names that are not ours
+    from importlib.metadata import entry_points
 
     plugins = entry_points(group=EVENT_HANDLERS_ENTRY_POINTS)
     for plugin in plugins:
@@ -90,7 +90,7 @@ def _find_plugin(destination: str) -> logging.Handler:
 
 
 def _load(plugin: EntryPoint) -> logging.Handler:
-    import logging  # noqa: PLC0415 - ditto
+    import logging
 
     try:
         handler = plugin.load()()

@@ -120,7 +120,7 @@ def _say_broken(stream: MetricStream, metric_name: str, error: Exception) -> Non
     if any(stream.handler is known for known in _broken_handlers):
         return
     _broken_handlers.append(stream.handler)
-    import logging  # noqa: PLC0415 - only where something is wrong
+    import logging
 
     logging.getLogger(__name__).warning(
         "metric handler %s of group %r raised %s on %s: %s; the job goes on (shown once)",
@@ -266,6 +266,6 @@ def _metric_name(function: Callable[..., object]) -> str:
 
 
 def _warn_of_deprecation(message: str) -> None:
-    import warnings  # noqa: PLC0415 - only for deprecated names
+    import warnings
 
     warnings.warn(message, category=FutureWarning, stacklevel=3)

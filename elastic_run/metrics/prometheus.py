@@ -49,7 +49,7 @@ class PrometheusMetricHandler(MetricHandler):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         try:
-            import prometheus_client  # noqa: PLC0415 - an extra
+            import prometheus_client
         except ModuleNotFoundError as error:
             message = "metrics for Prometheus need prometheus-client: pip install 'elastic-run[metrics]'"
             raise ModuleNotFoundError(message) from error

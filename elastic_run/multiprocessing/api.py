@@ -38,6 +38,6 @@ def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[
     Returns:
         The context, or one that does nothing where there is no file.
     """
-    from contextlib import nullcontext  # noqa: PLC0415 - for programs; the launcher redirects in another way
+    from contextlib import nullcontext
 
     return redirect_fn(std_rd) if std_rd else nullcontext()

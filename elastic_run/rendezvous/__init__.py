@@ -74,11 +74,11 @@ register_built_in_handlers(rendezvous_handler_registry)
 
 def __getattr__(name: str) -> object:
     if name == "RendezvousHandlerCreator":
-        from elastic_run.rendezvous import api as module  # noqa: PLC0415 - the alias is made when asked for
+        from elastic_run.rendezvous import api as module
     elif name in ("parse_rendezvous_config", "parse_rendezvous_endpoint"):
-        from elastic_run.rendezvous import utils as module  # type: ignore[no-redef]  # noqa: PLC0415 - it imports socket
+        from elastic_run.rendezvous import utils as module  # type: ignore[no-redef]
     elif name == "EtcdServer":
-        from elastic_run.rendezvous import etcd_server as module  # type: ignore[no-redef]  # noqa: PLC0415 - for tests
+        from elastic_run.rendezvous import etcd_server as module  # type: ignore[no-redef]
     else:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

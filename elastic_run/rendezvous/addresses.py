@@ -215,8 +215,8 @@ def _interface_addresses() -> list[str]:
 
 def _ipv4_addresses() -> list[str]:
     """Linux only, as are the numbers; elsewhere there is no cluster without a default route."""
-    import fcntl  # noqa: PLC0415 - only without a default route
-    import struct  # noqa: PLC0415 - ditto
+    import fcntl
+    import struct
 
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

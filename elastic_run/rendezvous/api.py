@@ -82,9 +82,9 @@ class RendezvousStoreInfo:
             The address of rank 0, the same on every node.
         """
         if rank == 0:
-            import socket  # noqa: PLC0415 - only foreign handlers come here
+            import socket
 
-            from elastic_run.utils.distributed import get_free_port  # noqa: PLC0415 - ditto
+            from elastic_run.utils.distributed import get_free_port
 
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, (local_addr or socket.getfqdn()).encode())
             store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()).encode())
@@ -206,7 +206,7 @@ class RendezvousParameters:
         min_nodes: int,
         max_nodes: int,
         local_addr: str | None = None,
-        **kwargs: Any,  # noqa: ANN401 - settings are whatever the backend takes
+        **kwargs: Any,
     ) -> None:
         if not backend:
             message = "the name of the rendezvous backend is empty"
@@ -225,11 +225,11 @@ class RendezvousParameters:
         self.config = kwargs
         self.local_addr = local_addr
 
-    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - ditto
+    def get(self, key: str, default: Any = None) -> Any:
         """Return the setting `key`, or `default` where it is not given."""
         return self.config.get(key, default)
 
-    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:  # noqa: FBT001 - torch's signature
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
         """Return the setting `key` as a truth value: 1/0, true/false, t/f, yes/no, y/n in any case.
 
         Raises:
@@ -317,11 +317,11 @@ rendezvous_handler_registry = RendezvousHandlerRegistry()
 
 def __getattr__(name: str) -> object:
     if name == "RendezvousHandlerCreator":
-        from collections.abc import Callable  # noqa: PLC0415 - an alias for annotations, rarely wanted at run time
+        from collections.abc import Callable
 
         return Callable[[RendezvousParameters], RendezvousHandler]
     if name == "get_free_port":
-        from elastic_run.utils.distributed import get_free_port  # noqa: PLC0415 - torch's module has it; it needs socket
+        from elastic_run.utils.distributed import get_free_port
 
         return get_free_port
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -84,8 +84,8 @@ def _make_static(request: _Request) -> Place:
 
 
 def _make_endpoints(request: _Request, *, is_host: bool | None, serves_workers: bool = False) -> Place:
-    from elastic_run.rendezvous.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
-    from elastic_run.rendezvous.coordination.places import Place  # noqa: PLC0415 - ditto
+    from elastic_run.rendezvous.addresses import parse_endpoints
+    from elastic_run.rendezvous.coordination.places import Place
 
     return Place(
         request.kind,
@@ -98,8 +98,8 @@ def _make_endpoints(request: _Request, *, is_host: bool | None, serves_workers: 
 
 
 def _make_lease(request: _Request) -> Place:
-    from elastic_run.rendezvous.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
-    from elastic_run.rendezvous.coordination.lease_place import LeasePlace  # noqa: PLC0415 - ditto
+    from elastic_run.rendezvous.addresses import parse_endpoints
+    from elastic_run.rendezvous.coordination.lease_place import LeasePlace
 
     kind, endpoint, run_id = request.kind, request.endpoint, request.run_id
     settings, secret = request.settings, request.secret
@@ -115,7 +115,7 @@ def _make_lease(request: _Request) -> Place:
 def _require_python_etcd(kind: str) -> None:
     if BACKENDS[kind].etcd_version != 2:  # noqa: PLR2004 - the version's name
         return
-    from importlib.util import find_spec  # noqa: PLC0415 - imported when used
+    from importlib.util import find_spec
 
     spec = find_spec("etcd")
     if spec is None or spec.origin is None:  # a directory of that name is none either
@@ -193,23 +193,23 @@ def open_lease(
     """
     backend = BACKENDS[kind]
     if not backend.etcd_version:
-        from elastic_run.rendezvous.leases.file import FileLease  # noqa: PLC0415 - imported when used
+        from elastic_run.rendezvous.leases.file import FileLease
 
         return FileLease(endpoint, run_id, secret=secret)
     _require_python_etcd(kind)
-    from elastic_run.rendezvous.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
-    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers  # noqa: PLC0415 - ditto
-    from elastic_run.rendezvous.leases.etcd_settings import read_tls, read_user  # noqa: PLC0415 - ditto
+    from elastic_run.rendezvous.addresses import parse_endpoints
+    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers
+    from elastic_run.rendezvous.leases.etcd_settings import read_tls, read_user
 
     conf = settings.backend
     servers = EtcdServers(parse_endpoints(endpoint, backend.default_port), timeout, read_tls(conf))
     user, prefix = read_user(conf), str(conf.get("etcd_prefix", backend.prefix)).strip("/")
     prefix = f"{prefix}/" if prefix else ""
     if backend.etcd_version == 2:  # noqa: PLR2004 - the version's name
-        from elastic_run.rendezvous.leases.etcd_v2 import EtcdV2Lease  # noqa: PLC0415 - imported when used
+        from elastic_run.rendezvous.leases.etcd_v2 import EtcdV2Lease
 
         return EtcdV2Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
-    from elastic_run.rendezvous.leases.etcd_v3 import EtcdV3Lease  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.leases.etcd_v3 import EtcdV3Lease
 
     return EtcdV3Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
 
@@ -227,7 +227,7 @@ def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: A key is unknown, a value of the wrong kind, or they don't go together.
     """
-    from elastic_run.rendezvous.settings import parse_settings  # noqa: PLC0415 - many jobs have none
+    from elastic_run.rendezvous.settings import parse_settings
 
     backend = BACKENDS[kind]
     return parse_settings(kind, config, backend.settings, reads_timeout=backend.reads_timeout)

@@ -120,7 +120,7 @@ class EtcdServer:
         finally:
             connection.close()
 
-    def get_client(self) -> Any:  # noqa: ANN401 - python-etcd has no types
+    def get_client(self) -> Any:
         """Return a client of the package python-etcd, which speaks the v2 API.
 
         Raises:

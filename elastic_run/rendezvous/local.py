@@ -110,7 +110,7 @@ class LocalRendezvousHandler(RendezvousHandler):
 
 
 def _find_port() -> int:
-    from elastic_run.utils.distributed import get_free_port  # noqa: PLC0415 - our own agent always offers
+    from elastic_run.utils.distributed import get_free_port
 
     return get_free_port()
 

@@ -29,7 +29,7 @@ def make_local_store() -> Store:
     return made
 
 
-def find_torch_stores() -> Any | None:  # noqa: ANN401 - a module
+def find_torch_stores() -> Any | None:
     """Return `torch.distributed` where the program has it, built with its stores and imported to the end."""
     module = sys.modules.get("torch.distributed")
     return module if hasattr(module, "TCPStore") and hasattr(module, "HashStore") else None
@@ -44,7 +44,7 @@ class LocalStore:
     @property
     def _data(self) -> MemoryStore:
         if self._made is None:
-            from elastic_run.store.tcpstore.memory_store import MemoryStore  # noqa: PLC0415 - no worker waits for it
+            from elastic_run.store.tcpstore.memory_store import MemoryStore
 
             self._made = MemoryStore()
         return self._made
@@ -127,6 +127,6 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def _missing(key: str) -> Exception:
-    from elastic_run.store.errors import StoreTimeoutError  # noqa: PLC0415 - only on the way to an error
+    from elastic_run.store.errors import StoreTimeoutError
 
     return StoreTimeoutError(f"key {key!r} is not in the store of this round, and no other node could set it")

@@ -78,7 +78,7 @@ def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.max_nodes > 1:
         message = f"rendezvous backend 'local' is for one node, not for up to {params.max_nodes}"
         raise ValueError(message)
-    from elastic_run.rendezvous.local import create_handler  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.local import create_handler
 
     return create_handler(params)
 
@@ -86,7 +86,7 @@ def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:
 def _create_static_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.max_nodes > 1:
         return _create_elastic_handler(params)
-    from elastic_run.rendezvous.static import create_handler  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.static import create_handler
 
     return create_handler(params)
 
@@ -95,21 +95,21 @@ def _create_c10d_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Serve the one-node job that a user of torchrun starts with c10d by itself: its store has nobody to talk to."""
     if params.max_nodes > 1 or not _hosts_its_store(params):
         return _create_elastic_handler(params)
-    from elastic_run.rendezvous.local import create_handler  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.local import create_handler
 
     return create_handler(params)
 
 
 def _create_elastic_handler(params: RendezvousParameters) -> RendezvousHandler:
-    from elastic_run.rendezvous.coordination.handler import create_handler  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.coordination.handler import create_handler
 
     return create_handler(params)
 
 
 def _hosts_its_store(params: RendezvousParameters) -> bool:
     """Tell whether torch would open the c10d store on this machine, from the endpoint and ``is_host``."""
-    from elastic_run.rendezvous.addresses import is_own_host  # noqa: PLC0415 - imported when used
-    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - ditto
+    from elastic_run.rendezvous.addresses import is_own_host
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type not in ("tcp", "file"):
@@ -126,7 +126,7 @@ def _hosts_its_store(params: RendezvousParameters) -> bool:
 
 def _register_plugin(backend: str) -> None:
     """Load the installed plug-in of that name, and no other."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only for backends that are not ours
+    from importlib.metadata import entry_points
 
     plugins = entry_points(group=RENDEZVOUS_ENTRY_POINTS)
     for plugin in plugins:
@@ -145,7 +145,7 @@ def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
         loaded = _quieten(plugin.load)
         creator: RendezvousHandlerCreator = loaded if _takes_parameters(loaded) else _quieten(loaded)
     except Exception as error:  # whatever foreign code raises is told to the user as its package's
-        from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - only on this way
+        from elastic_run.utils.exceptions import describe_exception
 
         raise ValueError(_broken(plugin, f"can't be loaded: {describe_exception(error)}")) from error
     if not callable(creator):
@@ -153,13 +153,13 @@ def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
     return lambda params: _quieten(lambda: creator(_PluginParameters.of(params)))
 
 
-def _quieten(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the foreign code returns
+def _quieten(call: Callable[[], Any]) -> Any:
     """Call a plug-in's code without what torch's registry logs of plug-ins meanwhile.
 
     Where that code imports torch's rendezvous, torch fills its own registry, which isn't used here, with all plug-ins.
     It logs a traceback for each that is half imported then, or is a creator itself; nothing is wrong.
     """
-    import logging  # noqa: PLC0415 - only with a plug-in
+    import logging
 
     logger = logging.getLogger(_TORCHS_REGISTRY)
     logger.addFilter(_is_not_of_plugins)
@@ -171,7 +171,7 @@ def _quieten(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the for
 
 def _takes_parameters(loaded: Callable[..., object]) -> bool:
     """Whether an entry point is a creator, which can't be called without the parameters."""
-    import inspect  # noqa: PLC0415 - only for plug-ins
+    import inspect
 
     try:
         inspect.signature(loaded).bind()
@@ -206,7 +206,7 @@ def _broken(plugin: EntryPoint, what: str) -> str:
 
 
 def _nearest(backend: str, known: list[str]) -> str:
-    import difflib  # noqa: PLC0415 - only on the way to an error
+    import difflib
 
     found = difflib.get_close_matches(backend.lower(), known, n=1)
     return f", did you mean {found[0]!r}?" if found else ""

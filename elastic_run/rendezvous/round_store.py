@@ -116,7 +116,7 @@ def open_round_store(host: str, port: int, prefix: str) -> tuple[Store, StoreCli
     if torch_stores is None:
         client = RoundStore(host, port, _TIMEOUT, prefix=f"/{prefix}/")
         return client, client
-    from datetime import timedelta  # noqa: PLC0415 - torch has it loaded
+    from datetime import timedelta
 
     wait = timedelta(seconds=_TIMEOUT)
     connection = torch_stores.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)

@@ -107,7 +107,7 @@ def _refuse_unknown(backend: str, config: Mapping[str, Any], known: tuple[str, .
     unknown = next((key for key in config if key not in known and key not in NAMES_OF_FLAGS), None)
     if unknown is None:
         return
-    import difflib  # noqa: PLC0415 - only on the way to an error
+    import difflib
 
     nearest = difflib.get_close_matches(unknown, known, n=1)
     hint = f", did you mean {nearest[0]!r}?" if nearest else ""

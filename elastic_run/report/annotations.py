@@ -32,7 +32,7 @@ def find_annotation(result: JobResult, environ: Mapping[str, str]) -> str:
         return ""
     properties = {"title": ending_sentence(result)}
     if result.root is not None and result.root.exception is not None:
-        from elastic_run.report.trace import find_own_place  # noqa: PLC0415 - its expressions take long
+        from elastic_run.report.trace import find_own_place
 
         place = find_own_place(result.root.exception)
         if place is not None:

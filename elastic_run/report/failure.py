@@ -269,7 +269,7 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
         return []
     sections = []
     if root.exception is not None:
-        from elastic_run.report.trace import trace_lines  # noqa: PLC0415 - its expressions take long, and not all need them
+        from elastic_run.report.trace import trace_lines
 
         most_trace = most if root.exception.is_certain else max(1, most - _LAST_LINES)
         trace = trace_lines(root.exception, width=room, most=most_trace)

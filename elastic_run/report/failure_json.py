@@ -73,7 +73,7 @@ def write_failure_file(result: JobResult, directory: str, say: Callable[[str], N
     Returns:
         Its path, or "" where it could not be written.
     """
-    import json  # noqa: PLC0415 - only after a failure
+    import json
 
     path = os.path.join(directory, contract.FAILURE_FILE)
     text = json.dumps(failure_document(result), indent=2) + "\n"
@@ -81,7 +81,7 @@ def write_failure_file(result: JobResult, directory: str, say: Callable[[str], N
         replace_file(path, text.encode("ascii"))
     except OSError as error:
         if say is not None:
-            from elastic_run.report.lines import failure_file_not_written  # noqa: PLC0415
+            from elastic_run.report.lines import failure_file_not_written
 
             say(failure_file_not_written(directory, error.strerror or str(error)))
         return ""

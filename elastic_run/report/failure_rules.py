@@ -65,7 +65,7 @@ def _check_keys(document: dict[str, Any], path: str, text: str) -> None:
         raise ValueError(message)
 
 
-def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:  # noqa: ANN401 - whatever stands in the file
+def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:
     if not isinstance(entry, dict):
         message = f"{place}: a rule is a table: [[rule]]"
         raise ValueError(message)  # noqa: TRY004 - as the other errors of a file

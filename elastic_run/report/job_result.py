@@ -98,9 +98,9 @@ class JobResult:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """The causes of the failure, the likeliest first."""
-        from elastic_run.core.failure.diagnose import diagnose  # noqa: PLC0415 - only after a failure
-        from elastic_run.core.failure.evidence import Evidence  # noqa: PLC0415
-        from elastic_run.report.failure_rules import built_in_rules  # noqa: PLC0415
+        from elastic_run.core.failure.diagnose import diagnose
+        from elastic_run.core.failure.evidence import Evidence
+        from elastic_run.report.failure_rules import built_in_rules
 
         return diagnose(
             Evidence(

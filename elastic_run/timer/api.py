@@ -62,7 +62,7 @@ class TimerServer(abc.ABC):
         daemon: Whether the thread lets the process end.
     """
 
-    def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
+    def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
         super().__init__()
         self._request_queue = request_queue
         self._max_interval = max_interval
@@ -92,10 +92,10 @@ class TimerServer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _reap_worker(self, worker_id: Any) -> bool:  # noqa: ANN401 - torch's
+    def _reap_worker(self, worker_id: Any) -> bool:
         """End a worker; return whether that is done, else it is tried again."""
 
-    def _reap_worker_no_throw(self, worker_id: Any) -> bool:  # noqa: ANN401 - torch's
+    def _reap_worker_no_throw(self, worker_id: Any) -> bool:
         try:
             return self._reap_worker(worker_id)
         except Exception:
@@ -205,7 +205,7 @@ def _client_of_the_agent() -> TimerClient:
             "or start the job with TORCHELASTIC_ENABLE_FILE_TIMER=1"
         )
         raise RuntimeError(message)
-    from elastic_run.timer.file_based_local_timer import FileTimerClient  # noqa: PLC0415 - not in each worker
+    from elastic_run.timer.file_based_local_timer import FileTimerClient
 
     client = FileTimerClient(path)
     configure(client)

@@ -53,7 +53,7 @@ class Countdown:
     @property
     def is_orphan(self) -> bool:
         """Whether the process that asked has ended, and another one may have its pid."""
-        import psutil  # noqa: PLC0415 - a worker imports this module, and needs only the client
+        import psutil
 
         try:
             process = self.process
@@ -147,8 +147,8 @@ class Countdowns:
         return None if deadline is None else min(LONGEST_WAIT, max(0.0, deadline - self._clock()))
 
 
-def _find_process(worker_id: Any) -> psutil.Process | None:  # noqa: ANN401 - any key of a program's own
-    import psutil  # noqa: PLC0415 - see above
+def _find_process(worker_id: Any) -> psutil.Process | None:
+    import psutil
 
     try:
         return psutil.Process(worker_id) if isinstance(worker_id, int) else None

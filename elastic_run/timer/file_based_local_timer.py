@@ -126,7 +126,7 @@ class FileTimerServer:
         file_path: str,
         run_id: str,
         max_interval: float = 10,
-        daemon: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        daemon: bool = True,
         log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
     ) -> None:
         self._run_id = run_id

@@ -36,7 +36,7 @@ class LocalTimerClient(TimerClient):
         mp_queue: The queue that the server reads.
     """
 
-    def __init__(self, mp_queue: Any) -> None:  # noqa: ANN401 - torch's; queues of managers are welcome
+    def __init__(self, mp_queue: Any) -> None:
         super().__init__()
         self._mp_queue = mp_queue
 
@@ -93,7 +93,7 @@ class LocalTimerServer(TimerServer):
         daemon: Whether its thread lets the process end.
     """
 
-    def __init__(self, mp_queue: mp.Queue[Any], max_interval: float = 60, daemon: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
+    def __init__(self, mp_queue: mp.Queue[Any], max_interval: float = 60, daemon: bool = True) -> None:
         self._requests = MultiprocessingRequestQueue(mp_queue)
         super().__init__(self._requests, max_interval, daemon)
         self._timers = Countdowns()

@@ -31,7 +31,7 @@ class TimerRequest:
 
     __slots__ = ("expiration_time", "scope_id", "worker_id")
 
-    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:  # noqa: ANN401 - torch's
+    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
         self.worker_id = worker_id
         self.scope_id = scope_id
         self.expiration_time = expiration_time

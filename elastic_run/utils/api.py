@@ -102,7 +102,7 @@ def _placeholder(piece: str, values: Mapping[str, str]) -> str:
 
 def __getattr__(name: str) -> object:
     if name == "get_socket_with_port":
-        from elastic_run.utils import distributed  # noqa: PLC0415 - it imports socket
+        from elastic_run.utils import distributed
 
         return distributed.get_socket_with_port
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -29,15 +29,15 @@ _LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 def create_c10d_store(
-    is_server: bool,  # noqa: FBT001
+    is_server: bool,
     server_addr: str,
     server_port: int = -1,
     world_size: int = 1,
     timeout: float = 600,
-    wait_for_workers: bool = True,  # noqa: FBT001, FBT002
+    wait_for_workers: bool = True,
     retries: int = 3,
-    use_libuv: bool | None = None,  # noqa: FBT001
-) -> Any:  # noqa: ANN401 - torch is imported only here
+    use_libuv: bool | None = None,
+) -> Any:
     """Make torch's own TCPStore, for programs that want one; the launcher doesn't.
 
     Args:
@@ -86,13 +86,13 @@ def _make_torch_store(
     port: int,
     world_size: int,
     timeout: float,
-    is_server: bool,  # noqa: FBT001
-    wait_for_workers: bool,  # noqa: FBT001
-) -> Any:  # noqa: ANN401 - torch is imported only here
-    import os  # noqa: PLC0415 - together with torch it is nothing
-    from datetime import timedelta  # noqa: PLC0415
+    is_server: bool,
+    wait_for_workers: bool,
+) -> Any:
+    import os
+    from datetime import timedelta
 
-    import torch.distributed as dist  # noqa: PLC0415 - for programs that want torch's store
+    import torch.distributed as dist
 
     return dist.TCPStore(  # type: ignore[attr-defined] # torch has no stub that exports it
         host_name=host,
@@ -105,8 +105,8 @@ def _make_torch_store(
     )
 
 
-def _wait_for_all(store: Any, world_size: int, timeout: float) -> None:  # noqa: ANN401 - torch's
-    from elastic_run.utils import store as torch_store  # noqa: PLC0415 - only with a store of torch's
+def _wait_for_all(store: Any, world_size: int, timeout: float) -> None:
+    from elastic_run.utils import store as torch_store
 
     try:
         torch_store.barrier(store, world_size, key_prefix="_tcp_store/num_members", barrier_timeout=timeout)

@@ -36,14 +36,14 @@ def __getattr__(name: str) -> object:
 
 
 def _store_error() -> type[Exception]:
-    import torch  # noqa: PLC0415 - a caller that has a store has loaded it
+    import torch
 
     error: type[Exception] = torch._C._DistStoreError  # noqa: SLF001 - its public name, torch.distributed's, is newer
     return error
 
 
 @contextmanager
-def store_timeout(store: Any, timeout: float) -> Iterator[None]:  # noqa: ANN401 - torch's, a store of any kind
+def store_timeout(store: Any, timeout: float) -> Iterator[None]:
     """Give a store another timeout for a while.
 
     Args:
@@ -58,7 +58,7 @@ def store_timeout(store: Any, timeout: float) -> Iterator[None]:  # noqa: ANN401
         store.set_timeout(before)
 
 
-def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:  # noqa: ANN401 - ditto
+def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
     """Read the values that all ranks have set, and let rank 0 go last, since the store may be served by its process.
 
     Args:
@@ -78,7 +78,7 @@ def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
 
 
 def synchronize(
-    store: Any,  # noqa: ANN401 - ditto
+    store: Any,
     data: bytes,
     rank: int,
     world_size: int,
@@ -104,7 +104,7 @@ def synchronize(
 
 
 def barrier(
-    store: Any,  # noqa: ANN401 - ditto
+    store: Any,
     world_size: int,
     key_prefix: str,
     barrier_timeout: float = 300,
@@ -148,7 +148,7 @@ def barrier(
             raise type(error)(message) from None
 
 
-def _arrive(store: Any, world_size: int, prefix: str) -> str:  # noqa: ANN401 - ditto
+def _arrive(store: Any, world_size: int, prefix: str) -> str:
     """Count this rank, open the gate if it is the last, and return the gate's key."""
     gate = prefix + _ALL_THERE
     if store.add(prefix + _COUNT, 1) == world_size:
@@ -157,7 +157,7 @@ def _arrive(store: Any, world_size: int, prefix: str) -> str:  # noqa: ANN401 - 
 
 
 def _find_missing(
-    store: Any,  # noqa: ANN401 - ditto
+    store: Any,
     world_size: int,
     prefix: str,
     rank: int,

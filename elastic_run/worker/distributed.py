@@ -102,7 +102,7 @@ def init_distributed(
         return _existing_context(backend)
     limit = _parse_timeout(timeout)
     place = find_place()
-    import torch.distributed as dist  # noqa: PLC0415 - a second, which only callers of this function pay
+    import torch.distributed as dist
 
     if not dist.is_available():
         message = "this build of torch has no torch.distributed"
@@ -151,7 +151,7 @@ def _parse_timeout(timeout: float | dt.timedelta | None) -> dt.timedelta:
 
 
 def _choose(place: Place, backend: str | None, device: str | torch.device | None) -> Choice:
-    import torch  # noqa: PLC0415
+    import torch
 
     return choose(
         backend,
@@ -164,9 +164,9 @@ def _choose(place: Place, backend: str | None, device: str | torch.device | None
 
 
 def _join(place: Place, choice: Choice, limit: dt.timedelta) -> WorkerContext:
-    import torch  # noqa: PLC0415
+    import torch
 
-    from elastic_run.worker.joining import join  # noqa: PLC0415 - imports nothing, but is needed only here
+    from elastic_run.worker.joining import join
 
     if place.launcher == "slurm":
         for name, value in place.variables.items():
@@ -192,8 +192,8 @@ def _join(place: Place, choice: Choice, limit: dt.timedelta) -> WorkerContext:
 
 def _existing_context(backend: str | None) -> WorkerContext:
     """Describe the group that is there: ours, or one that the script made by itself."""
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     actual = dist.get_backend()
     if backend is not None and backend != actual and (_joined.context is None or backend != _joined.context.backend):
@@ -216,9 +216,9 @@ def _existing_context(backend: str | None) -> WorkerContext:
 
 def _leave() -> None:
     """Leave the group at the end of the process, and with it what torch would warn of, hang or crash by."""
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
-    from elastic_run.worker.leaving import destroy_groups, has_failed, keep_groups  # noqa: PLC0415 - at the end
+    from elastic_run.worker.leaving import destroy_groups, has_failed, keep_groups
 
     barrier, context = _joined.barrier, _joined.context
     if os.getpid() != _joined.pid or barrier is None or context is None:

@@ -75,13 +75,13 @@ def _check_splits(name: str, splits: Sequence[int] | None, count: int | None, pe
 
 
 def _group_size(group: dist.ProcessGroup | None) -> int:
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
     return dist.get_world_size(group) if has_peers(group) else 1
 
 
 def _exchange_sizes(sent: list[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
-    import torch  # noqa: PLC0415
+    import torch
 
     ones = [1] * len(sent)
     sizes = _exchange(torch.tensor(sent, device=device), ones, ones, group)
@@ -91,8 +91,8 @@ def _exchange_sizes(sent: list[int], device: torch.device, group: dist.ProcessGr
 def _exchange(
     rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup | None
 ) -> torch.Tensor:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     whole = rows.resolve_conj().resolve_neg().contiguous()
     result = torch.empty((sum(received), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
@@ -105,21 +105,21 @@ def _exchange(
 
 
 def _as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    import torch  # noqa: PLC0415
+    import torch
 
     return rows.view(rows.shape[0], rows.shape[1:].numel()).view(torch.uint8)
 
 
-def _exchange_type() -> Any:  # noqa: ANN401 - torch's Function has no types of use
+def _exchange_type() -> Any:
     """Make the differentiable exchange: a class below torch's, which can't be defined before torch is imported."""
     global _Exchange  # noqa: PLW0603 - made once
     if _Exchange is None:
-        import torch  # noqa: PLC0415
+        import torch
 
         class Exchange(torch.autograd.Function):
             @staticmethod
             def forward(
-                ctx: Any,  # noqa: ANN401
+                ctx: Any,
                 rows: torch.Tensor,
                 sent: list[int],
                 received: list[int],
@@ -129,7 +129,7 @@ def _exchange_type() -> Any:  # noqa: ANN401 - torch's Function has no types of 
                 return _exchange(rows, sent, received, group)
 
             @staticmethod
-            def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ANN401
+            def backward(ctx: Any, *gradients: Any) -> Any:
                 sent, received, group = ctx.way
                 sent_back = Exchange.apply(gradients[0], received, sent, group)  # type: ignore[no-untyped-call] # as is torch
                 return sent_back, None, None, None

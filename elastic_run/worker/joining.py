@@ -127,7 +127,7 @@ def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int
     Raises:
         JoinError: The store or a rank can't be reached.
     """
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined] # noqa: PLC0415 - it is public, says its page
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     store = PrefixStore(f"{_PREFIX}/{generation}", _open_store(place, timeout))
     barrier = RankBarrier(place, store, timeout)
@@ -141,7 +141,7 @@ def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int
 
 
 def _connect(barrier: RankBarrier, choice: Choice) -> None:
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
     try:
         _make_group(barrier, choice)
@@ -158,7 +158,7 @@ def _connect(barrier: RankBarrier, choice: Choice) -> None:
 
 
 def _open_store(place: Place, timeout: dt.timedelta) -> Store:
-    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 - as above
+    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
     if place.launcher == "none":
         return HashStore()
@@ -190,12 +190,12 @@ def _store_failure(place: Place, timeout: dt.timedelta, error: Exception) -> Joi
 
 
 def _make_group(barrier: RankBarrier, choice: Choice) -> None:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     # Its functions take the group as the default of an argument when it is imported: by DDP, when there is one, which
     # nobody could destroy any more (torch 2.13). Now there is none.
-    import torch.distributed.nn  # noqa: PLC0415
+    import torch.distributed.nn
 
     bound = None if choice.index is None or "nccl" not in choice.backend else torch.device(choice.device)
     dist.init_process_group(
@@ -210,8 +210,8 @@ def _make_group(barrier: RankBarrier, choice: Choice) -> None:
 
 
 def _prove(barrier: RankBarrier, choice: Choice) -> None:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     one = torch.ones(1, device=choice.device)
     keep_tensor(one)

@@ -43,7 +43,7 @@ def launch_subprocesses(fn: Callable[..., _T], config: LaunchConfig | int, *args
     place = find_place()
     if place.launcher != "none":
         return {place.rank: fn(*args)}
-    from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - where it is used; a worker never needs it
+    from elastic_run.launcher import elastic_launch
 
     results: dict[int, _T] = elastic_launch(_configuration(config), fn)(*args)
     return results
@@ -51,7 +51,7 @@ def launch_subprocesses(fn: Callable[..., _T], config: LaunchConfig | int, *args
 
 # `object`: the caller's annotation is a promise, and a number from the command line is often a text still.
 def _configuration(config: object) -> LaunchConfig:
-    from elastic_run.launcher import LaunchConfig  # noqa: PLC0415
+    from elastic_run.launcher import LaunchConfig
 
     if isinstance(config, LaunchConfig):
         return config
@@ -62,7 +62,7 @@ def _configuration(config: object) -> LaunchConfig:
 
 
 def _one_node(workers: int) -> LaunchConfig:
-    from elastic_run.launcher import LaunchConfig  # noqa: PLC0415
+    from elastic_run.launcher import LaunchConfig
 
     if workers < 1:
         message = f"config={workers}: at least 1 worker"

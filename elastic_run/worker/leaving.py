@@ -51,8 +51,8 @@ def has_failed() -> bool:
 
 def destroy_groups() -> None:
     """Destroy all process groups except those that the program still holds."""
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     groups = _groups()
     if torch.__version__ < _GIVES_UP_LOCK:
@@ -70,14 +70,14 @@ def keep_groups() -> None:
 
 
 def _keep(groups: Iterable[dist.ProcessGroup]) -> None:
-    import ctypes  # noqa: PLC0415 - seldom needed
+    import ctypes
 
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _groups() -> list[dist.ProcessGroup]:
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
     # Private, but the one place that knows the groups of a DeviceMesh too; torch has had it since 2.0.
     return list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
@@ -85,7 +85,7 @@ def _groups() -> list[dist.ProcessGroup]:
 
 def _release_models() -> None:
     """Take the group from all models in DDP; they can't be trained after it is gone anyway."""
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+    from torch.nn.parallel import DistributedDataParallel
 
     # Each object refers to its class: a search in C, 20 ms; in Python it takes 100.
     for each in gc.get_referrers(*_with_subclasses(DistributedDataParallel)):

@@ -65,8 +65,8 @@ def parallel_groups(*, data: int | None = None, pipeline: int = 1, model: int = 
         ValueError: A size is less than 1, or they don't multiply to the world size.
         WorkerError: There is no process group yet.
     """
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
 
     if not (dist.is_available() and dist.is_initialized()):
         message = "there is no process group yet: call init_distributed() first"

@@ -46,7 +46,7 @@ def reduce_mean(value: float | torch.Tensor, *, group: dist.ProcessGroup | None 
     Raises:
         WorkerError: There are other workers, but no process group yet; or this one is not in the group.
     """
-    import torch  # noqa: PLC0415
+    import torch
 
     if not isinstance(value, torch.Tensor):
         device = _group_device(group) if has_peers(group) else "cpu"
@@ -61,12 +61,12 @@ def reduce_mean(value: float | torch.Tensor, *, group: dist.ProcessGroup | None 
     return _mean(value.detach().to(sum_type, copy=True), group).to(result_type)
 
 
-def any_rank(answer: bool, *, group: dist.ProcessGroup | None = None) -> bool:  # noqa: FBT001 - a vote
+def any_rank(answer: bool, *, group: dist.ProcessGroup | None = None) -> bool:
     """Return on every rank whether it was yes on any."""
     if not has_peers(group):
         return answer
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     vote = torch.tensor(float(answer), device=_group_device(group))
     keep_tensor(vote)
@@ -80,7 +80,7 @@ def has_peers(group: dist.ProcessGroup | None) -> bool:
     Raises:
         WorkerError: There is, but no process group to do it in; or this worker is not in the group.
     """
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         size = dist.get_world_size(group)
@@ -98,7 +98,7 @@ def _mean(total: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Add up in place; gloo knows no average, so it is divided here."""
     if not has_peers(group):
         return total
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
     dist.all_reduce(total, group=group)
     return total.div_(dist.get_world_size(group))
@@ -106,7 +106,7 @@ def _mean(total: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
 
 def _group_device(group: dist.ProcessGroup | None) -> torch.device | str:
     """Return where a tensor must be for this group: NCCL takes those of the current CUDA device only."""
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_backend(group) == "nccl":
         return "cuda"

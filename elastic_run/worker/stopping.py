@@ -97,7 +97,7 @@ def stop_requested(*, everywhere: bool = False) -> bool:
     if _watch.pid != os.getpid():
         _watch.set_up()
     if everywhere and not _watch.is_agreed:
-        from elastic_run.worker.reduction import any_rank  # noqa: PLC0415 - needs torch
+        from elastic_run.worker.reduction import any_rank
 
         # Kept, so that all ranks ask for the last time at the same call.
         _watch.is_agreed = any_rank(_watch.is_requested)

@@ -129,7 +129,7 @@ def compared(
     *,
     bar: Bar | None = None,
     ours: str = "elastic-run",
-    **described: Any,  # noqa: ANN401 - Figure's fields
+    **described: Any,
 ) -> Figure:
     """Make a figure of what contenders measured in turns.
 
@@ -159,7 +159,7 @@ def alone(
     values: Iterable[float],
     *,
     summary: Callable[[Sequence[float]], float] = median,
-    **described: Any,  # noqa: ANN401 - Figure's fields
+    **described: Any,
 ) -> Figure:
     """Make a figure of what was measured of elastic-run alone.
 
@@ -172,7 +172,7 @@ def alone(
     return Figure(elastic_run=summary(each), values={CONTENDERS[0]: [each]}, **described)
 
 
-def counted(are_failures: Iterable[bool], **described: Any) -> Figure:  # noqa: ANN401 - Figure's fields
+def counted(are_failures: Iterable[bool], **described: Any) -> Figure:
     """Make a figure of how often elastic-run failed, which it never may.
 
     Args:

@@ -78,7 +78,7 @@ def test_another_contender_may_stand_in_our_column() -> None:
         (None, 9.0, None, False),
     ],
 )
-def test_who_does_better(bar: Bar | None, ours: float, torchrun: float | None, is_worse: bool) -> None:  # noqa: FBT001
+def test_who_does_better(bar: Bar | None, ours: float, torchrun: float | None, is_worse: bool) -> None:
     """Less is better, unless the bar is one from below; what is close is even, and alone nobody does better."""
     assert Figure("tee", "a figure", "s", bar, ours, {}, torchrun).is_worse is is_worse
 
@@ -236,7 +236,7 @@ def test_a_plot_of_sizes() -> None:
 
 
 @pytest.mark.parametrize("is_logarithmic", [True, False])
-def test_marks_stand_in_the_order_of_their_values(is_logarithmic: bool) -> None:  # noqa: FBT001
+def test_marks_stand_in_the_order_of_their_values(is_logarithmic: bool) -> None:
     """A larger value stands further right, and all stay within the picture, over six powers of ten."""
     values = [0.02, 0.5, 7.0, 300.0, 20000.0]
     marks = [Mark("a", value, f"{value:g} ms", 0) for value in values]

@@ -22,7 +22,7 @@ def _texts(svg: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("is_narrow", [True, False])
-def test_both_reports_are_whole(is_narrow: bool) -> None:  # noqa: FBT001
+def test_both_reports_are_whole(is_narrow: bool) -> None:
     """Every letter of both reports is in the picture; the cause, and what stands for it, are emphasised."""
     texts = _texts(draw(_OURS, _THEIRS, is_narrow=is_narrow))
     assert "".join(text for kind, text in texts if kind != "title") == "".join([*_OURS, *_THEIRS])

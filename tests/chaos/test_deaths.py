@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kills_guardians", [False, True], ids=["agents", "guardians too"])
-def test_every_sample_is_accounted_for(tmp_path: Path, kills_guardians: bool) -> None:  # noqa: FBT001 - a case
+def test_every_sample_is_accounted_for(tmp_path: Path, kills_guardians: bool) -> None:
     """A kill every two seconds on three hosts, each with an endpoint: one job goes on, and no sample is lost.
 
     At length: python -m tests.chaos.deaths.

@@ -52,7 +52,7 @@ def start_agent(host: VirtualHost, hosts: VirtualHosts, script: Path) -> HostPro
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("comes_back", [True, False], ids=["restarted", "gone"])
-def test_the_job_forms_at_once_after_two_deaths(tmp_path: Path, comes_back: bool) -> None:  # noqa: FBT001 - a case
+def test_the_job_forms_at_once_after_two_deaths(tmp_path: Path, comes_back: bool) -> None:
     """The host of the store is killed and restarted, then another node is killed: nobody waits for a lease."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER, encoding="utf-8")

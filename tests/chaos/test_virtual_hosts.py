@@ -223,7 +223,7 @@ print("jumped", round((time.time() - first) / 900), time.monotonic() - start < 6
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_a_resolver_may_refuse_or_say_nothing(hosts: VirtualHosts, is_silent: bool) -> None:  # noqa: FBT001
+def test_a_resolver_may_refuse_or_say_nothing(hosts: VirtualHosts, is_silent: bool) -> None:
     """An unknown name fails at once, or when the look-up's time is over."""
     if is_silent:
         hosts.switch.silence_resolver()

@@ -37,7 +37,7 @@ class Script:
         self._port = port
         self.store = self.client()
 
-    def client(self, timeout: timedelta = _LONG, world_size: int | None = None) -> Any:  # noqa: ANN401
+    def client(self, timeout: timedelta = _LONG, world_size: int | None = None) -> Any:
         """Return a new connection, with this timeout for what it waits for."""
         client = TCPStore("127.0.0.1", self._port, world_size, is_master=False, timeout=_LONG, wait_for_workers=True)
         client.set_timeout(timeout)
@@ -151,7 +151,7 @@ class Script:
         got: list[bytes] = []
         clients = [self.client() for _ in range(8)]
 
-        def get(client: Any) -> None:  # noqa: ANN401
+        def get(client: Any) -> None:
             client.add(key + "/ready", 1)
             got.append(client.get(key))
 
@@ -195,8 +195,8 @@ class Script:
         self.note("queue_len of none", lambda: store.queue_len("q"))
         self.note("queue_push", lambda: (store.queue_push("q", "1"), store.queue_push("q", "2"), store.queue_len("q")))
         self.note("a queue as a key", lambda: (store.check(["q"]), store.num_keys(), store.delete_key("q")))
-        self.note("queue_pop", lambda: (store.queue_pop("q"), store.queue_pop("q", False), store.check(["q"])))  # noqa: FBT003
-        self.note("queue_pop of none", lambda: store.queue_pop("q", False))  # noqa: FBT003
+        self.note("queue_pop", lambda: (store.queue_pop("q"), store.queue_pop("q", False), store.check(["q"])))
+        self.note("queue_pop of none", lambda: store.queue_pop("q", False))
         self.note("queue_pop in vain", lambda: self.client(_SHORT).queue_pop("q"))
         self.note("queue_pop woken", self.pop_all)
         prefixed: Any = PrefixStore("p", store)
@@ -206,7 +206,7 @@ class Script:
         """Let four clients wait for a queue that gets four values one by one."""
         got: list[bytes] = []
 
-        def pop(client: Any) -> None:  # noqa: ANN401
+        def pop(client: Any) -> None:
             while True:
                 try:
                     got.append(client.queue_pop("w"))

@@ -18,9 +18,9 @@ __all__ = ["describe_gpus", "describe_threads", "list_gpu_processes", "list_gpus
 _INTERVAL = 0.5
 
 
-def _open() -> Any:  # noqa: ANN401 - a module without types
+def _open() -> Any:
     try:
-        import pynvml  # noqa: PLC0415 - missing where there is no GPU
+        import pynvml
 
         pynvml.nvmlInit()
     except Exception:  # noqa: BLE001 - no library or no driver

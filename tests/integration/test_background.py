@@ -61,7 +61,7 @@ def test_an_upload_goes_on_after_a_success(
     worker: Worker,
     tmp_path: Path,
     gate: Path,
-    session: bool,  # noqa: FBT001 - a parameter of the table
+    session: bool,
 ) -> None:
     """A stubborn background process delays no success, is named, and what it writes to stderr still comes through."""
     job = launch("--standalone", "--shutdown-timeout=600", worker(_uploads(gate, tmp_path, session=session)))
@@ -195,7 +195,7 @@ def test_the_whole_job_decides(
     worker: Worker,
     tmp_path: Path,
     gate: Path,
-    is_failing: bool,  # noqa: FBT001 - a parameter
+    is_failing: bool,
 ) -> None:
     """On a node whose own workers are done background processes live until the others are, and on if these succeed."""
     other = tmp_path / "other"

@@ -142,7 +142,7 @@ def test_a_link_to_an_interpreter_is_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_interpreter_that_a_program_has_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """`multiprocessing.set_executable` counts, as it does for multiprocessing."""
-    from multiprocessing import spawn  # noqa: PLC0415 - what this test is about
+    from multiprocessing import spawn
 
     monkeypatch.setattr(spawn, "_python_exe", b"/opt/app/python")
     assert interpreter.find_interpreter() == "/opt/app/python"

@@ -177,13 +177,13 @@ def test_names_and_signatures_are_torch_s() -> None:
     )
 
 
-def _find(package: object, path: str) -> Any:  # noqa: ANN401 - a class or function
+def _find(package: object, path: str) -> Any:
     for name in path.split("."):
         package = getattr(package, name)
     return package
 
 
-def _failures(package: Any, tmp_path: Path) -> dict[int, Any]:  # noqa: ANN401 - a module
+def _failures(package: Any, tmp_path: Path) -> dict[int, Any]:
     recorded = tmp_path / "error.json"
     message = {"message": "ValueError: bad", "extraInfo": {"py_callstack": CALLSTACK, "timestamp": "1700000000"}}
     recorded.write_text(json.dumps({"message": message}), encoding="utf-8")

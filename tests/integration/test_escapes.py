@@ -127,7 +127,7 @@ own.kill()
 print("own", own.wait())
 """,
     )
-    import subprocess  # noqa: PLC0415
+    import subprocess
 
     done = subprocess.run([sys.executable, host], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["failed", "own", "None", "own", "-9"], done

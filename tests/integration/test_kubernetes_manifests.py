@@ -47,7 +47,7 @@ RESOURCES = [
 ]
 
 
-def close(schema: Any) -> Any:  # noqa: ANN401 - JSON
+def close(schema: Any) -> Any:
     """Let a schema refuse fields that it doesn't name: the API server drops them, and nobody would notice."""
     if isinstance(schema, list):
         return [close(part) for part in schema]
@@ -61,7 +61,7 @@ def close(schema: Any) -> Any:  # noqa: ANN401 - JSON
     return closed
 
 
-def find_pods(part: Any) -> list[Resource]:  # noqa: ANN401 - YAML
+def find_pods(part: Any) -> list[Resource]:
     """Return the pod specs anywhere in a resource."""
     if isinstance(part, list):
         return [found for each in part for found in find_pods(each)]
@@ -105,7 +105,7 @@ def test_a_wrong_field_is_found(name: str) -> None:
 def commands() -> list[list[str]]:
     """Return the commands of elastic-run in all manifests."""
 
-    def find(part: Any) -> list[list[str]]:  # noqa: ANN401 - YAML
+    def find(part: Any) -> list[list[str]]:
         if isinstance(part, list):
             return [found for each in part for found in find(each)]
         if not isinstance(part, dict):

@@ -514,7 +514,7 @@ def test_users(certificates: Certificates, tmp_path: Path) -> None:
 
 def test_a_user_of_version_2_may_have_letters_of_any_alphabet() -> None:
     """UTF-8 is what etcd takes; python-etcd itself would send Latin-1, or fail."""
-    from elastic_run.rendezvous.leases.etcd_v2 import EtcdV2Lease  # noqa: PLC0415 - it imports python-etcd
+    from elastic_run.rendezvous.leases.etcd_v2 import EtcdV2Lease
 
     key = "/v2/keys/elastic-run/job/coordinator"
     missing = json.dumps({"errorCode": 100, "message": "Key not found", "cause": key, "index": 1}).encode()

@@ -41,7 +41,7 @@ def _spawn(*command: str) -> int:
 def test_exit_is_seen(
     loop: Loop,
     monkeypatch: pytest.MonkeyPatch,
-    has_pidfd: bool,  # noqa: FBT001 - a parameter of the table
+    has_pidfd: bool,
     script: str,
     code: int,
 ) -> None:

@@ -115,7 +115,7 @@ def test_the_second_guardian_stands_in_until_there_is_another_pair(launch: Launc
 def test_no_guardian_is_left_at_the_end(
     launch: Launch,
     worker: Worker,
-    is_stopped: bool,  # noqa: FBT001 - a parameter
+    is_stopped: bool,
 ) -> None:
     """Both leave when the job has ended, also where the first one was stopped meanwhile."""
     job, _ = _start(launch, worker)

@@ -270,7 +270,7 @@ def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.Monk
     """When the system refuses the second template, the first one is ended, and nothing is left of it."""
     started: list[int] = []
 
-    def spawn_one(*arguments: Any, **options: Any) -> int:  # noqa: ANN401 - passed through as they are
+    def spawn_one(*arguments: Any, **options: Any) -> int:
         if started:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         started.append(start_process(*arguments, **options))

@@ -183,7 +183,7 @@ def test_a_descriptor_is_never_duplicated_onto_itself(
     seen: list[tuple[int, ...]] = []
     spawn = os.posix_spawnp
 
-    def note(*args: Any, file_actions: list[tuple[int, ...]], **options: Any) -> int:  # noqa: ANN401 - as the original
+    def note(*args: Any, file_actions: list[tuple[int, ...]], **options: Any) -> int:
         seen.extend(file_actions)
         return spawn(*args, file_actions=file_actions, **options)
 

@@ -165,9 +165,9 @@ def test_clocks_that_differ_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", range(len(history())))
 def test_a_page_is_made_whatever_line_is_missing(missing: int, tmp_path: Path) -> None:
     """Also of single lines."""
-    from elastic_run.report.event_history import fold  # noqa: PLC0415 - beside what it makes
-    from elastic_run.report.history_page.files import read_logs  # noqa: PLC0415
-    from elastic_run.report.history_page.page import render_page  # noqa: PLC0415
+    from elastic_run.report.event_history import fold
+    from elastic_run.report.history_page.files import read_logs
+    from elastic_run.report.history_page.page import render_page
 
     path = tmp_path / "events.jsonl"
     whole = history()

@@ -149,7 +149,7 @@ def test_interrupt(run: Run) -> None:
 
 def test_no_process_at_all() -> None:
     """Fewer than one process is refused."""
-    import elastic_run  # noqa: PLC0415 - the name under test
+    import elastic_run
 
     with pytest.raises(ValueError, match="nprocs must be at least 1, got 0"):
         elastic_run.spawn(print, nprocs=0)

@@ -113,7 +113,7 @@ except Late:
 
 
 @_ways
-def test_an_exception_of_another_handler_is_not_lost(by_pth: bool) -> None:  # noqa: FBT001 - a parameter of pytest's
+def test_an_exception_of_another_handler_is_not_lost(by_pth: bool) -> None:
     """A timeout by SIGALRM that comes while the stacks are written reaches the program."""
     with _start(_FULL_PIPE, by_pth=by_pth) as program:
         assert program.read_line() == "late"
@@ -129,7 +129,7 @@ print("done")
 
 @_ways
 def test_nothing_is_written_into_a_file_of_the_program(
-    by_pth: bool,  # noqa: FBT001 - a parameter of pytest's
+    by_pth: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,7 +171,7 @@ print("kept" if step()() else "freed")
 
 
 @_ways
-def test_no_frame_of_the_program_is_kept(by_pth: bool) -> None:  # noqa: FBT001 - a parameter of pytest's
+def test_no_frame_of_the_program_is_kept(by_pth: bool) -> None:
     """What the interrupted functions hold, such as memory of a GPU, goes when they return; no garbage is collected."""
     with _start(_KEEPS, by_pth=by_pth) as program:
         assert program.read_line() == "freed"
@@ -303,7 +303,7 @@ def _calls(program: _Program) -> set[str]:
 
 
 @_ways
-def test_a_main_thread_that_waits_for_a_running_one_shows_both(by_pth: bool) -> None:  # noqa: FBT001 - a parameter of pytest's
+def test_a_main_thread_that_waits_for_a_running_one_shows_both(by_pth: bool) -> None:
     """The wait for the lock goes on afterwards."""
     with _start(_JOINS, by_pth=by_pth) as program:
         assert program.read_line() == "ready"

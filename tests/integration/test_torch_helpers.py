@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def store() -> Any:  # noqa: ANN401 - torch's
+def store() -> Any:
     """Give a store of torch's that all threads may use."""
     return dist.HashStore()  # type: ignore[attr-defined] # not in torch's stubs
 
@@ -53,7 +53,7 @@ def in_threads(count: int, call: Callable[[int], object]) -> list[Any]:
     return results
 
 
-def test_ranks_exchange_values_with_ranks_of_torchs(store: Any) -> None:  # noqa: ANN401 - torch's
+def test_ranks_exchange_values_with_ranks_of_torchs(store: Any) -> None:
     """Half of the ranks call torch's function, half ours, and all get the values of all."""
 
     def exchange(rank: int) -> list[bytes]:
@@ -64,7 +64,7 @@ def test_ranks_exchange_values_with_ranks_of_torchs(store: Any) -> None:  # noqa
     assert in_threads(4, exchange) == [[b"0", b"1", b"2", b"3"]] * 4
 
 
-def test_a_timeout_is_put_back(store: Any) -> None:  # noqa: ANN401 - torch's
+def test_a_timeout_is_put_back(store: Any) -> None:
     """A store has its own timeout after a meeting, and after one that failed."""
     before = store.timeout
     with pytest.raises(ValueError, match="not 0:00:07"), meeting.store_timeout(store, 7):
@@ -72,7 +72,7 @@ def test_a_timeout_is_put_back(store: Any) -> None:  # noqa: ANN401 - torch's
     assert store.timeout == before
 
 
-def test_a_barrier_says_who_is_missing(store: Any) -> None:  # noqa: ANN401 - torch's
+def test_a_barrier_says_who_is_missing(store: Any) -> None:
     """Rank 0 names the ranks that did not come, the others point to rank 0; without ranks it is torch's timeout."""
 
     def come(rank: int) -> None:
@@ -94,7 +94,7 @@ def test_a_barrier_says_who_is_missing(store: Any) -> None:  # noqa: ANN401 - to
         meeting.nothing  # noqa: B018 - that is the point
 
 
-def test_a_barrier_opens_when_all_are_there(store: Any) -> None:  # noqa: ANN401 - torch's
+def test_a_barrier_opens_when_all_are_there(store: Any) -> None:
     """All ranks leave it, whoever's function they called."""
     modules = (meeting, torchs_meeting)
     assert in_threads(4, lambda rank: modules[rank % 2].barrier(store, 4, "door", DEADLINE)) == [None] * 4
@@ -118,11 +118,11 @@ def test_torchs_store_is_made_for_those_who_want_it() -> None:
 
     assert in_threads(2, connect) == [b"there"] * 2
     with pytest.raises(RuntimeError, match=f"port {single.port} of 127.0.0.1 is taken"):
-        distributed.create_c10d_store(True, "127.0.0.1", single.port)  # noqa: FBT003 - torch's signature
+        distributed.create_c10d_store(True, "127.0.0.1", single.port)
     with pytest.raises(ValueError, match="server_port has to be given for a world of 2"):
-        distributed.create_c10d_store(True, "127.0.0.1", world_size=2)  # noqa: FBT003
+        distributed.create_c10d_store(True, "127.0.0.1", world_size=2)
     with pytest.raises(ValueError, match="retries must be at least 1"):
-        distributed.create_c10d_store(True, "127.0.0.1", retries=0)  # noqa: FBT003
+        distributed.create_c10d_store(True, "127.0.0.1", retries=0)
 
 
 def test_a_process_s_state_is_a_letter() -> None:

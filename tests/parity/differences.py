@@ -55,26 +55,26 @@ def _is_of_stop(case: Case, key: str, theirs: object, ours: object) -> bool:
     return _is_exit_code(case, key, theirs, ours) and case.stops and ours == 143
 
 
-def _is_of_usage(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_of_usage(case: Case, key: str, theirs: Any, ours: Any) -> bool:
     if key == "launcher's lines on stderr":
         return bool(theirs) and len(ours) == 1 and ours[0].startswith("elastic-run: error: ")
     return _is_exit_code(case, key, theirs, ours) and ours == 2
 
 
-def _is_report(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_report(_case: Case, key: str, theirs: Any, ours: Any) -> bool:
     if key != "launcher's lines on stderr" or not any(re.search("ChildFailedError|SignalExc", line) for line in theirs):
         return False
     start = next((number for number, line in enumerate(ours) if line.startswith("-- elastic-run: ")), len(ours))
     return 0 < len(ours) - start <= 25 and not any("elastic_run/run.py" in line for line in ours)
 
 
-def _is_restart(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_restart(_case: Case, key: str, theirs: Any, ours: Any) -> bool:
     if key != "launcher's lines on stderr" or not any("closing signal SIGTERM" in line for line in theirs):
         return False
     return len(ours) == 1 and ours[0].startswith("elastic-run: ") and "restart 1 of 2" in ours[0]
 
 
-def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:
     if key != "notice of threads":
         return False
     # The banner begins with an empty line, which may have the prefix of torch's log. A line of torchrun's own workers
@@ -82,7 +82,7 @@ def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  
     return len([line for line in theirs if line.rpartition("] ")[2]]) == 3 and len(ours) == 1
 
 
-def _is_notice_of_flags(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_notice_of_flags(_case: Case, key: str, theirs: Any, ours: Any) -> bool:
     is_line = key == "launcher's lines on stderr" and theirs == [] and len(ours) == 1
     return is_line and "behind the script, so" in ours[0]
 
@@ -93,7 +93,7 @@ def _is_stack_pipe(_case: Case, key: str, theirs: object, ours: object) -> bool:
     return key.endswith(": descriptors above 2") and isinstance(theirs, int) and ours == 1
 
 
-def _is_place_of_files(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_place_of_files(case: Case, key: str, theirs: Any, ours: Any) -> bool:
     if key != "launcher's lines on stderr" or "--tee" not in " ".join(case.arguments):
         return False
     return theirs == [] and len(ours) == 1 and ours[0].startswith("elastic-run: the log files are in ")
@@ -116,7 +116,7 @@ def _shares_stdout(case: Case) -> bool:
     return case.is_merged or case.on_terminal or has_several
 
 
-def _is_own_file(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_own_file(case: Case, key: str, theirs: Any, ours: Any) -> bool:
     kept = ("/stdout.log", "/stderr.log") if _keeps_output(case) else ()
     own = ("/failure.json", "/events.jsonl", "/latest", *kept)
     return key == "log files" and [path for path in ours if not path.endswith(own)] == theirs
@@ -132,11 +132,11 @@ def _is_kept_output(case: Case, key: str, theirs: object, ours: object) -> bool:
     )
 
 
-def _is_parent_error(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_parent_error(case: Case, key: str, theirs: Any, ours: Any) -> bool:
     return key == "parent's error file" and theirs is None and ours["message"]["errorCode"] == case.exit_code
 
 
-def _is_nohup(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_nohup(_case: Case, key: str, theirs: Any, ours: Any) -> bool:
     return key.endswith(": ignored signals") and sorted({"SIGHUP", *theirs}) == sorted(ours)
 
 

@@ -179,7 +179,7 @@ class Run:
             if path.name not in {"failure.json", "events.jsonl"}:  # their schemas have tests of their own
                 yield self._put_in_words(str(path)), read(path)
 
-    def _put_in_words(self, value: Any) -> Any:  # noqa: ANN401 - JSON
+    def _put_in_words(self, value: Any) -> Any:
         """Replace what differs from run to run by nature."""
         if isinstance(value, (list, tuple)):
             return [self._put_in_words(item) for item in value]
@@ -255,7 +255,7 @@ def _read_log(path: Path) -> list[str]:
     return sorted(lines) if path.name.startswith("filtered_") else lines
 
 
-def _read_error_file(path: Path) -> Any:  # noqa: ANN401 - JSON
+def _read_error_file(path: Path) -> Any:
     content = json.loads(path.read_text(encoding="utf-8"))
     timestamp = content["message"]["extraInfo"]["timestamp"]
     content["message"]["extraInfo"]["timestamp"] = "$SECONDS" if re.fullmatch(r"\d{10}", timestamp) else timestamp

@@ -77,7 +77,7 @@ def _launch(
         return {**launched, "threads": os.environ.get("OMP_NUM_THREADS")}
 
 
-def _describe(config: Any) -> dict[str, Any]:  # noqa: ANN401 - torch's or ours
+def _describe(config: Any) -> dict[str, Any]:
     """Return the settings of a job; of one node without a rendezvous of the user's, as torchrun describes it."""
     described = {name: getattr(config, name) for name in _FIELDS}
     if config.rdzv_backend == "local":

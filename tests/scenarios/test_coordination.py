@@ -40,7 +40,7 @@ _INFO = {"nproc": "local_world_size", "role": "role", "prefers": "preferred_rank
 }
 
 
-def _value(text: str) -> Any:  # noqa: ANN401 - whatever a script says
+def _value(text: str) -> Any:
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     if text[-1:] == "]":  # Window, as in [3/60.0] or [3]

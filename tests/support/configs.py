@@ -12,7 +12,7 @@ from elastic_run.core.protocol.facts import NodeInfo
 from elastic_run.rendezvous.session import Setup
 
 
-def plain_config(min_nodes: int = 1, max_nodes: int = 1, **changes: Any) -> JobConfig:  # noqa: ANN401 - of any field
+def plain_config(min_nodes: int = 1, max_nodes: int = 1, **changes: Any) -> JobConfig:
     """Return a configuration in which new nodes come at once, without a warning, as often as they like."""
     plain = {"scale_up_delay": 0.0, "scale_up_grace": 0.0, "membership_window": None}
     return JobConfig(min_nodes, max_nodes, **{**plain, **changes})
@@ -23,7 +23,7 @@ def plain_setup(
     *,
     node_config: NodeConfig | None = None,
     role: str = "default",
-    **changes: Any,  # noqa: ANN401 - of any field
+    **changes: Any,
 ) -> Setup:
     """Return what an agent tells its rendezvous.
 

@@ -50,7 +50,7 @@ def host() -> Iterator[Host]:
     """Run a program with arguments; what still runs at the end is killed."""
     started: list[Launched] = []
 
-    def start(path: Path, *arguments: str, **options: Any) -> Launched:  # noqa: ANN401 - of Launched
+    def start(path: Path, *arguments: str, **options: Any) -> Launched:
         started.append(Launched((sys.executable, str(path), *arguments), env=dict(os.environ), **options))
         return started[-1]
 

@@ -93,7 +93,7 @@ class Jobs:
         self._started.append(job)
         return job
 
-    def run(self, *workers: tuple[Streams, str], **options: Any) -> tuple[bytes, bytes]:  # noqa: ANN401 - as `start`
+    def run(self, *workers: tuple[Streams, str], **options: Any) -> tuple[bytes, bytes]:
         """Run a job to its successful end; return both outputs."""
         return finish(self.start(*workers, **options))
 

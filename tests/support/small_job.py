@@ -30,7 +30,7 @@ class SmallJob:
         term: The coordinator's term.
     """
 
-    def __init__(self, choice: str = ONLY_ONE, *, term: int = 1, **config: Any) -> None:  # noqa: ANN401 - any field
+    def __init__(self, choice: str = ONLY_ONE, *, term: int = 1, **config: Any) -> None:
         self.config = JobConfig(**{"min_nodes": 2, "max_nodes": 2, "last_call_timeout": 0.0, **config})
         self.now = 100.0
         self.jitter = 0.0
@@ -42,7 +42,7 @@ class SmallJob:
         self.said: dict[str, NodeState] = {}
         self.ordered: dict[str, Order] = {}
 
-    def add(self, *names: str, **info: Any) -> None:  # noqa: ANN401 - any field
+    def add(self, *names: str, **info: Any) -> None:
         """Let nodes come; `config` is a node's own configuration."""
         config = info.pop("config", self.config)
         for name in names:
@@ -51,7 +51,7 @@ class SmallJob:
         self.exchange()
 
     @staticmethod
-    def make_member(name: str, config: JobConfig, **info: Any) -> Member:  # noqa: ANN401 - any field
+    def make_member(name: str, config: JobConfig, **info: Any) -> Member:
         """Return a node that has met no coordinator yet."""
         node_info = NodeInfo(**{"host": name, "pid": 1, "local_world_size": 1, **info})
         return Member(name, node_info, config, StoreAddress(name, 1))
@@ -67,12 +67,12 @@ class SmallJob:
         self._feed(name, event)
         self.exchange()
 
-    def end(self, name: str, outcome: str, **report: Any) -> None:  # noqa: ANN401 - any value
+    def end(self, name: str, outcome: str, **report: Any) -> None:
         """Let the workers of a node end."""
         self.end_quietly(name, outcome, **report)
         self.exchange()
 
-    def end_quietly(self, name: str, outcome: str, **report: Any) -> None:  # noqa: ANN401 - any value
+    def end_quietly(self, name: str, outcome: str, **report: Any) -> None:
         """Let the workers of a node end, of which the coordinator hears later."""
         started = self.members[name].started
         assert started is not None

@@ -45,7 +45,7 @@ class ScriptedAgent(SimpleElasticAgent):
         self.calls.append(f"shutdown {death_sig.name} {timeout}")
 
 
-def _spec(max_restarts: int = 1, **fields: Any) -> WorkerSpec:  # noqa: ANN401 - the spec's own
+def _spec(max_restarts: int = 1, **fields: Any) -> WorkerSpec:
     handler = LocalRendezvousHandler("job", local_addr="127.0.0.1")
     return WorkerSpec(
         role="trainer",

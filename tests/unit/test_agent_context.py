@@ -18,7 +18,7 @@ from elastic_run.multiprocessing.process import subreaper
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 
 
-def make_context(logs_specs: object = None, **options: Any) -> Any:  # noqa: ANN401 - tests replace its parts
+def make_context(logs_specs: object = None, **options: Any) -> Any:
     """Make the context of an agent of two workers."""
     handler = LocalRendezvousHandler("job", local_addr="127.0.0.1")
     spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=handler, entrypoint="train")
@@ -53,7 +53,7 @@ def test_a_log_directory_is_made_for_what_the_end_leaves(fields: dict[str, bool]
 
 @pytest.mark.parametrize("adopts_orphans", [True, False])
 def test_orphans_come_to_a_process_that_has_no_others(
-    adopts_orphans: bool,  # noqa: FBT001 - a parameter of the test
+    adopts_orphans: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Other processes keep their place among the processes; the kernel is asked once."""

@@ -74,7 +74,7 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> type[Group]:
     ("action", "altered"),
     [("wrong-shape", ("allreduce", 8, "cuda:1", "")), ("wrong-collective", ("broadcast", 4, "cuda:1", "broadcast"))],
 )
-def test_one_call_is_altered(kind: Any, action: str, altered: tuple[Any, ...]) -> None:  # noqa: ANN401 - a class with methods
+def test_one_call_is_altered(kind: Any, action: str, altered: tuple[Any, ...]) -> None:
     """The fault alters the next call only. After it, all methods of the class are torch's own again."""
     original = kind.allreduce
     alteration = Alteration(action)
@@ -86,7 +86,7 @@ def test_one_call_is_altered(kind: Any, action: str, altered: tuple[Any, ...]) -
     assert kind.allreduce is original
 
 
-def test_another_collective_than_an_all_reduce_becomes_one(kind: Any) -> None:  # noqa: ANN401 - ditto
+def test_another_collective_than_an_all_reduce_becomes_one(kind: Any) -> None:
     """The peers wait for what this rank does not call."""
     Alteration("wrong-collective").begin()
     group = kind()
@@ -94,7 +94,7 @@ def test_another_collective_than_an_all_reduce_becomes_one(kind: Any) -> None:  
     assert group.calls == [("allreduce", 4, "cuda:1", "allreduce")]
 
 
-def test_a_process_group_that_skips_goes_on_to_skip(kind: Any) -> None:  # noqa: ANN401 - ditto
+def test_a_process_group_that_skips_goes_on_to_skip(kind: Any) -> None:
     """The first group that is used after the request skips its calls, and returns work that is done. Others go on."""
     Alteration("skip-collective").begin()
     first, second = kind("1"), kind("2")
@@ -109,7 +109,7 @@ def test_a_program_without_the_package_is_not_altered_yet(monkeypatch: pytest.Mo
     assert not Alteration("skip-collective").begin()
 
 
-def test_the_launcher_is_told_when_a_collective_was_altered(kind: Any) -> None:  # noqa: ANN401 - ditto
+def test_the_launcher_is_told_when_a_collective_was_altered(kind: Any) -> None:
     """The worker answers the launcher's request, and writes again when the call was altered."""
     alteration = Alteration("wrong-shape")
     alteration.begin()

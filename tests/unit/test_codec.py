@@ -17,12 +17,12 @@ from elastic_run.records import replace
 STATE = NodeState("n", NodeInfo("h", 1, 2), JobConfig(1, 2), StoreAddress("h", 1), known_round=3)
 
 
-def read(**changes: Any) -> NodeState:  # noqa: ANN401 - whatever garbage there is
+def read(**changes: Any) -> NodeState:
     """Read the document of a state in which some fields are others."""
     return from_document(NodeState, decode(json.dumps({**to_document(STATE), **changes}).encode()))
 
 
-def config(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - ditto
+def config(**changes: Any) -> dict[str, Any]:
     """Return a field of a state."""
     return {"config": {"min_nodes": 1, "max_nodes": 2, **changes}}
 

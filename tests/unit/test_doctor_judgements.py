@@ -60,7 +60,7 @@ def test_a_slow_look_up_is_told_with_its_seconds() -> None:
     [(True, "", None), (False, "", "warning"), (False, "eth0", None)],
 )
 def test_an_own_name_that_is_loopback_matters_between_nodes(
-    is_alone: bool,  # noqa: FBT001 - a case of the table
+    is_alone: bool,
     interface: str,
     severity: str | None,
 ) -> None:
@@ -74,7 +74,7 @@ def test_an_own_name_that_is_loopback_matters_between_nodes(
     [(True, "", "warning"), (False, "", "problem"), (False, "eth0", "warning")],
 )
 def test_an_own_name_without_an_address_is_told(
-    is_alone: bool,  # noqa: FBT001 - a case of the table
+    is_alone: bool,
     interface: str,
     severity: str,
 ) -> None:
@@ -339,7 +339,7 @@ def test_the_report_is_for_one_screen() -> None:
     assert len(FAMILIES) == 12
 
 
-def report(host: str, *, failures: dict[int, str] | None = None, heard: str = "", **more: Any) -> NodeReport:  # noqa: ANN401 - fields
+def report(host: str, *, failures: dict[int, str] | None = None, heard: str = "", **more: Any) -> NodeReport:
     """Return the report of a healthy node, but for what is given."""
     ranks = frozenset(map(int, heard))
     return NodeReport(host, failures=failures or {}, heard=ranks, **{"rate": 1e9, "reduction": 0.1, **more})

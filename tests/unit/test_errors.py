@@ -52,7 +52,7 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def load(path: Path) -> Any:  # noqa: ANN401 - JSON
+def load(path: Path) -> Any:
     """Return a JSON file's contents."""
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -130,7 +130,7 @@ def test_a_handler_made_for_an_older_torch_records() -> None:
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_handler_may_add_to_a_death_by_signal(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a parameter
+def test_a_handler_may_add_to_a_death_by_signal(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text of a failure by a signal is the handler's, unless it raises; other failures are not shown to it."""
 
     class Adding(ErrorHandler):

@@ -23,7 +23,7 @@ from elastic_run.report.history_page.failures import find_failures
 _VALUES: dict[str, Any] = {"text": "text", "count": 1, "seconds": 1.5, "yes or no": True, "numbers": [0]}
 
 
-def event(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+def event(name: str, **fields: Any) -> dict[str, Any]:
     """Return an event with some value in every field."""
     kind = EVENTS[name]
     every = (*ALWAYS, *(OF_WORKER if kind.is_of_worker else ()), *kind.fields)
@@ -34,7 +34,7 @@ def history() -> list[dict[str, Any]]:
     """Return a job of one node with one restart."""
     clock = iter(range(1, 100))
 
-    def put(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+    def put(name: str, **fields: Any) -> dict[str, Any]:
         now = float(next(clock))
         return event(name, agent="a", time=1000.0 + now, monotonic=now, **fields)
 

@@ -154,7 +154,7 @@ def test_loglevel_silences_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("level", "is_heard"), [("debug", True), ("warning", False), ("30", False), ("10", True)])
-def test_loglevel_in_other_forms(level: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+def test_loglevel_in_other_forms(level: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """LOGLEVEL may be written in small letters, or be a number."""
     monkeypatch.setenv("LOGLEVEL", level)
     heard = _listen("mine")

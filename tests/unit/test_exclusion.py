@@ -34,7 +34,7 @@ class Play:
         settings: Of its configuration.
     """
 
-    def __init__(self, names: list[str], machines: dict[str, str] | None = None, **settings: Any) -> None:  # noqa: ANN401 - any field
+    def __init__(self, names: list[str], machines: dict[str, str] | None = None, **settings: Any) -> None:
         defaults = {"min_nodes": 1, "max_nodes": len(names), "max_restarts": 10_000, "max_backoff": 0.0}
         self.small_job = SmallJob(**{**defaults, "last_call_timeout": 9e9, **settings})
         self.small_job.now = 0.0
@@ -67,7 +67,7 @@ class Play:
         told = ((name, command) for name, commands in self.small_job.commands.items() for command in commands)
         return {name: command for name, command in told if isinstance(command, Refused)}
 
-    def join(self, name: str, **info: Any) -> None:  # noqa: ANN401 - any field
+    def join(self, name: str, **info: Any) -> None:
         """Let a node join."""
         self.small_job.add(name, machine=self.machines.get(name, ""), **info)
 
@@ -75,7 +75,7 @@ class Play:
         """Let the agent of an excluded node end."""
         self.small_job.close(name)
 
-    def fail(self, name: str, signature: str = "same", code: int = 1, severity: int = 0, **said: Any) -> None:  # noqa: ANN401 - any value
+    def fail(self, name: str, signature: str = "same", code: int = 1, severity: int = 0, **said: Any) -> None:
         """Let a worker of a node fail, and the round end; its report says more on request."""
         self.now += 60.0
         report = {"exit_code": code, "severity": severity, "signature": signature, "uptime": 99.0}
@@ -305,7 +305,7 @@ LEMONS = ("n3", "n500", "n999")
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("is_alike", [True, False], ids=["lemons alike", "lemons different"])
-def test_a_thousand_nodes_with_three_lemons(seed: int, is_alike: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_thousand_nodes_with_three_lemons(seed: int, is_alike: bool) -> None:
     """Each lemon is gone after its second incident, and no good node is excluded with them.
 
     A lemon fails every twenty minutes on the average, a good node every three years: one of them in each 26 hours.

@@ -20,7 +20,7 @@ class _Asked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         own, self.worker = socket.socketpair()
-        own.setblocking(False)  # noqa: FBT003 - the method's own signature
+        own.setblocking(False)
         self.lines: list[str] = []
         self.readers: dict[int, Callable[[], None]] = {}
         self.descriptor = own.fileno()

@@ -200,7 +200,7 @@ def test_what_stands_in_a_directory_that_may_not_be_entered_is_not_said_to_be_mi
     """Where the system refuses to look, the line says so (to root every directory is open, hence the stand-in)."""
     args, stat = parse_args(words), os.stat
 
-    def refuse(path: str, **more: Any) -> os.stat_result:  # noqa: ANN401 - passed on
+    def refuse(path: str, **more: Any) -> os.stat_result:
         if path == args.training_script:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return stat(path, **more)
@@ -287,7 +287,7 @@ def test_what_is_wrong_with_a_job_of_several_nodes(
         ("--nnodes 2 --master-port 29501 train.py", "static", False),
     ],
 )
-def test_several_nodes_without_a_rendezvous_meet_here(words: str, backend: str, has_id: bool) -> None:  # noqa: FBT001
+def test_several_nodes_without_a_rendezvous_meet_here(words: str, backend: str, has_id: bool) -> None:
     """Where the user names no place for several nodes to meet, it is this node; a name of torchrun's stays static."""
     args = parse_args(words.split())
     choose_rendezvous(args, {})

@@ -38,7 +38,7 @@ class _Wait:
         )
         self.wait.begin(_QUERY, [70, 71])
 
-    def _make_process(self, _loop: object, _context: object, take: Callable[[CheckEnd], None]) -> Any:  # noqa: ANN401 - this
+    def _make_process(self, _loop: object, _context: object, take: Callable[[CheckEnd], None]) -> Any:
         self.take = take
         return self
 

@@ -94,7 +94,7 @@ def test_a_killed_guardian_is_replaced_and_told() -> None:
 
 @pytest.mark.parametrize(("is_clean", "told"), [(True, "dismiss"), (False, "alarm")])
 def test_a_guardian_that_leaves_is_not_waited_for(
-    is_clean: bool,  # noqa: FBT001 - a parameter of the test
+    is_clean: bool,
     told: str,
 ) -> None:
     """Its end is no loss, and its pipe is closed."""

@@ -80,7 +80,7 @@ def test_a_job_that_has_succeeded_has_no_cause(history: History) -> None:
 def test_a_hang_that_found_no_restart_left_says_so(
     exception: ExceptionText | None,
     verdict: str,
-    is_told: bool,  # noqa: FBT001 - a parameter of the test
+    is_told: bool,
 ) -> None:
     """The user has asked for a restart; a worker may end with the exit code of a hang by itself."""
     context = SimpleNamespace(options=SimpleNamespace(job_config=JobConfig(max_restarts=2)))

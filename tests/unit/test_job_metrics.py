@@ -14,7 +14,7 @@ class _Counted:
         self.metrics = JobMetrics()
         self.put("agent_started", 100.0, node="node7", run_id="job")
 
-    def put(self, name: str, now: float, **fields: Any) -> None:  # noqa: ANN401 - values of any field
+    def put(self, name: str, now: float, **fields: Any) -> None:
         """Take an event; each has these fields beside its own."""
         durations = {"rendezvous_s": None, "detected_s": None, "stop_s": None, "recovery_s": None, "start_s": None}
         self.metrics.take({"event": name, "monotonic": now, "restart": 0, **durations, **fields})

@@ -21,7 +21,7 @@ from elastic_run.rendezvous.local import LocalRendezvousHandler
 from tests.support.job_results import worker_end
 
 
-def make_agent(**options: Any) -> LocalElasticAgent:  # noqa: ANN401 - the agent's own
+def make_agent(**options: Any) -> LocalElasticAgent:
     """Make an agent of two workers, which are not started."""
     handler = LocalRendezvousHandler("job", local_addr="127.0.0.1")
     spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=handler, entrypoint="train")

@@ -69,7 +69,7 @@ def test_one_line_shows_the_wait_until_it_ends(monkeypatch: pytest.MonkeyPatch) 
     """Beside the workers' progress bars it is not rewritten; the end of the job ends it."""
     shown: list[tuple[Any, ...]] = []
 
-    def make(*_: object) -> Any:  # noqa: ANN401 - stands for the line
+    def make(*_: object) -> Any:
         shown.append(("made",))
         return SimpleNamespace(
             show=lambda texts, *, is_live: shown.append((texts, is_live)), end=lambda last: shown.append(("end", last))

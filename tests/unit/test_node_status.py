@@ -9,7 +9,7 @@ import pytest
 from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
 
 
-def document(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+def document(**fields: Any) -> dict[str, Any]:
     """Return a node's document."""
     node = dict.fromkeys(("node_rank", "nodes", "round_uptime", "world_size"))
     node |= dict.fromkeys(("uptime", "round", "restart_count", "max_restarts"), 0)
@@ -17,7 +17,7 @@ def document(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any f
     return {**node, "host": "a", "pid": 1, "workers": [worker()], "round_id": "1/1/a", "round_nodes": 1, **fields}
 
 
-def worker(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+def worker(**fields: Any) -> dict[str, Any]:
     """Return a worker's part of a document."""
     unknown = dict.fromkeys(("pid", "exit_code", "cpu", "memory", "gpu", "gpu_memory", "silence"))
     return {**unknown, "rank": 0, "local_rank": 0, "state": "running", "last_line": "x", **fields}

@@ -359,7 +359,7 @@ def test_pythons_own_options_are_those_before_the_program(
 def test_a_position_in_a_file_is_what_forks_would_share(
     flags: int,
     position: int,
-    expected: bool,  # noqa: FBT001 - pytest passes the parameter by its name
+    expected: bool,
     tmp_path: Path,
 ) -> None:
     """A fork may share a file that is only written, or that was read to its end."""

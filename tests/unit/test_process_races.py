@@ -31,7 +31,7 @@ _ERRORS = (psutil.NoSuchProcess(7), psutil.ZombieProcess(7), psutil.AccessDenied
 
 
 def _raise(error: Exception) -> Callable[..., Any]:
-    def method(*_: Any, **__: Any) -> Any:  # noqa: ANN401 - stands for any method
+    def method(*_: Any, **__: Any) -> Any:
         raise error
 
     return method

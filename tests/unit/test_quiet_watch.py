@@ -77,7 +77,7 @@ def test_the_processes_of_a_worker_count(worker: int) -> None:
         (Activity(10.0, 100, 1), False),
     ],
 )
-def test_what_is_quiet(after: Activity, expected: bool) -> None:  # noqa: FBT001 - a column of the table
+def test_what_is_quiet(after: Activity, expected: bool) -> None:
     """A byte, half a percent of a processor for each worker, or another number of workers is a sign of life."""
     assert is_quiet(Activity(10.0, 100, 2), after, 300.0) is expected
     assert not is_quiet(Activity(0.0, 0, 0), Activity(0.0, 0, 0), 300.0)

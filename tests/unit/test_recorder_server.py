@@ -49,7 +49,7 @@ def test_a_collective_is_open_where_an_entry_says_so_too(
     """A count of completed collectives that lags behind for ever makes nobody wait."""
     numbers = {"last_enqueued_collective": 7, "last_started_collective": -1, "last_completed_collective": completed}
 
-    def dump(has_entries: bool, _stacks: bool, _active: bool) -> bytes:  # noqa: FBT001 - as torch calls it
+    def dump(has_entries: bool, _stacks: bool, _active: bool) -> bytes:
         entries = [{"retired": is_retired} for is_retired in retired] if has_entries else []
         return pickle.dumps({"pg_status": {"0": numbers}, "entries": entries})
 
@@ -117,7 +117,7 @@ def test_a_rank_without_any_collective_leaves_a_dump(
 def test_a_dump_has_the_collectives_that_have_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without them a rank that has called as many as its peers would seem to be behind."""
 
-    def dump(has_entries: bool, _stacks: bool, only_active: bool) -> bytes:  # noqa: FBT001 - as torch calls it
+    def dump(has_entries: bool, _stacks: bool, only_active: bool) -> bytes:
         return pickle.dumps({"pg_config": {}, "entries": [_ENDED] if has_entries and not only_active else []})
 
     _replace_torch(monkeypatch, dump, ranks=[0, 1])

@@ -1,7 +1,5 @@
 """Our records beside those of the standard module."""
 
-# ruff: noqa: ANN401 - the classes are made here, of any shape
-
 from __future__ import annotations
 
 import copy
@@ -124,7 +122,7 @@ def test_any_record_is_constructed_and_shown_as_the_standard_one(
     options: dict[str, bool],
     values: list[object],
     split: int,
-    is_busy: bool,  # noqa: FBT001 - hypothesis's
+    is_busy: bool,
 ) -> None:
     """Whatever its fields and the arguments are, a record is what the standard one is, before and after compiling."""
     ours, standard = (make_class(kinds, options, is_ours=is_ours) for is_ours in (True, False))

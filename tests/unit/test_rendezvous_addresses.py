@@ -39,7 +39,7 @@ def test_foreign_addresses(host: str) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "expected"), [(".no.such.domain.invalid", True), ("x.invalid", False)])
-def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch, suffix: str, expected: bool) -> None:  # noqa: FBT001
+def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch, suffix: str, expected: bool) -> None:
     """A full name of ours that no name server knows is ours still; another one is not."""
 
     def resolve(*_: object) -> list[object]:

@@ -45,7 +45,7 @@ def test_impossible_parameters_are_refused(backend: str, nodes: tuple[int, int],
     ("value", "expected"),
     [(True, True), (False, False), (1, True), (0, False), ("1", True), ("Yes", True), ("T", True), ("n", False)],
 )
-def test_a_truth_value_is_read_from_its_spellings(value: object, expected: bool) -> None:  # noqa: FBT001 - a table
+def test_a_truth_value_is_read_from_its_spellings(value: object, expected: bool) -> None:
     """The spellings of yes and no that torch takes are taken."""
     assert _parameters(is_host=value).get_as_bool("is_host") is expected
 

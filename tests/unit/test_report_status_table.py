@@ -10,7 +10,7 @@ from elastic_run.report.status_table import find_left_out, find_marks, render_st
 from elastic_run.report.text import columns
 
 
-def worker(rank: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+def worker(rank: int, **changes: Any) -> dict[str, Any]:
     """Return the document of a worker that runs."""
     fields = {
         "rank": rank,
@@ -26,7 +26,7 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - value
     return {**fields, **changes}
 
 
-def node(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - ditto
+def node(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return the document of a node."""
     fields = {
         "host": "n0",

@@ -51,7 +51,7 @@ def test_of_a_huge_text_both_ends_are_kept() -> None:
         ({"TERM": "dumb"}, False),
     ],
 )
-def test_colours_are_for_terminals_that_show_them(environ: dict[str, str], expected: bool) -> None:  # noqa: FBT001 - the case
+def test_colours_are_for_terminals_that_show_them(environ: dict[str, str], expected: bool) -> None:
     """A terminal gets colours unless it is dumb or NO_COLOR is set to a text; a pipe never gets them."""
     host, terminal = pty.openpty()
     out, into = os.pipe()

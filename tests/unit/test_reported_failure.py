@@ -11,7 +11,7 @@ from elastic_run.core.job.state import REMEMBERED, REMEMBERED_BYTES, remember
 from elastic_run.core.protocol.codec import encode
 
 
-def _read(**report: Any) -> Any:  # noqa: ANN401 - whatever a node says
+def _read(**report: Any) -> Any:
     return read_report("n", RoundEnd("failed", report), 3)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def draw(*readings: tuple[float, list[int], list[float], list[int]]) -> list[Chart]:
     """Draw a job of one node from moments, ranks, seconds of processor time and MiB."""
 
-    def put(name: str, at: float, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+    def put(name: str, at: float, **fields: Any) -> dict[str, Any]:
         return event(name, agent="a", time=at, monotonic=at, round=0, restart=0, **fields)
 
     formed = put("round_formed", 0.0, node_rank=0, nodes=1, workers=9, job="a", round_id="")

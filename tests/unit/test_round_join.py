@@ -22,7 +22,7 @@ class _Store:
 
     host, port, use_agent_store = "127.0.0.1", 1234, True
 
-    def __init__(self, mode: str, on_unknown_operation: Any) -> None:  # noqa: ANN401 - the library's callback
+    def __init__(self, mode: str, on_unknown_operation: Any) -> None:
         self.mode = mode
         self.ask_unknown = on_unknown_operation
         self.is_closed = False
@@ -40,13 +40,13 @@ class _Store:
 def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open no port."""
 
-    def open_store(mode: str, *, on_unknown_operation: Any, **_: Any) -> _Store:  # noqa: ANN401 - ditto
+    def open_store(mode: str, *, on_unknown_operation: Any, **_: Any) -> _Store:
         return _Store(mode, on_unknown_operation)
 
     monkeypatch.setattr(round_join, "open_worker_store", open_store)
 
 
-def make_group(handler: Any = None, **fields: Any) -> WorkerGroup:  # noqa: ANN401 - the spec's own
+def make_group(handler: Any = None, **fields: Any) -> WorkerGroup:
     """Make the group of two workers."""
     handler = handler or LocalRendezvousHandler("job", local_addr="127.0.0.1")
     spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=handler, entrypoint="train", **fields)

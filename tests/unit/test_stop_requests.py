@@ -39,7 +39,7 @@ def _call_with(first: Callable[[], None], second: Callable[[], None], line: int)
     """Call a function, and another one before a line of the first is run; return whether there is such a line."""
     count = 0
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - settrace's own type
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
         if event == "line" and "elastic_run" in frame.f_code.co_filename:
             count += 1
@@ -57,7 +57,7 @@ def _call_with(first: Callable[[], None], second: Callable[[], None], line: int)
 
 
 @pytest.mark.parametrize("is_stop_first", [True, False], ids=["start in a stop", "stop in a start"])
-def test_a_stop_at_the_moment_of_the_start_comes_once(is_stop_first: bool) -> None:  # noqa: FBT001
+def test_a_stop_at_the_moment_of_the_start_comes_once(is_stop_first: bool) -> None:
     """Two SIGINTs kill the workers at once, so one request is passed on once, at whichever line the other comes."""
     line, is_reached = 0, True
     while is_reached:

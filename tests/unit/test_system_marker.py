@@ -29,7 +29,7 @@ def _names_none() -> object:
     ("function", "is_marked"),
     [(_names_a_function_of_a_module, True), (_names_a_class_inside, True), (_names_none, False)],
 )
-def test_a_function_that_names_what_needs_root_or_a_server_is_found(function: FunctionType, is_marked: bool) -> None:  # noqa: FBT001 - a case
+def test_a_function_that_names_what_needs_root_or_a_server_is_found(function: FunctionType, is_marked: bool) -> None:
     """Through a module, and inside of other functions."""
     assert system._names_starter(function.__code__, function.__globals__) == is_marked
 

@@ -35,7 +35,7 @@ def test_workers_are_told_the_grace_period_before_the_end() -> None:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_the_user_is_told_when_the_time_comes(stops: bool) -> None:  # noqa: FBT001 - a case
+def test_the_user_is_told_when_the_time_comes(stops: bool) -> None:
     """One line; with --requeue the workers are stopped as by a signal."""
     said: list[str] = []
     stopped: list[bool] = []

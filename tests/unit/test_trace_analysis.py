@@ -32,7 +32,7 @@ def call(
     number: int = 1,
     state: str = COMPLETED,
     group: str = "0",
-    **more: Any,  # noqa: ANN401 - fields of a record
+    **more: Any,
 ) -> Collective:
     """Return a collective."""
     sizes = more.pop("sizes", ((4,),))

@@ -42,7 +42,7 @@ def _stands_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_store, "_store_error", lambda: StoreError)
 
 
-def find_missing(store: Any, rank: int, size: int = 20) -> list[str] | None:  # noqa: ANN401 - torch's
+def find_missing(store: Any, rank: int, size: int = 20) -> list[str] | None:
     """Return the ranks that one rank finds missing."""
     return torch_store._find_missing(store, size, "barrier", rank, lambda number: f"host{number}", timedelta(seconds=1))
 
@@ -80,11 +80,11 @@ def test_only_free_ports_are_tried_again(monkeypatch: pytest.MonkeyPatch, port: 
     monkeypatch.setattr(distributed, "_make_torch_store", make)
     monkeypatch.setattr(distributed, "get_free_port", lambda: 1000 + len(asked))
     with pytest.raises(RuntimeError, match=r"^port \d+ of node0 is taken$"):
-        distributed.create_c10d_store(True, "node0", port)  # noqa: FBT003 - torch's signature
+        distributed.create_c10d_store(True, "node0", port)
     assert asked == ([29500] if port > 0 else [1000, 1001, 1002])[:tries]
     words = "no route"
     with pytest.raises(RuntimeError, match=r"^no route$"):
-        distributed.create_c10d_store(True, "node0", port)  # noqa: FBT003 - ditto
+        distributed.create_c10d_store(True, "node0", port)
     assert len(asked) == tries + 1
 
 
@@ -118,4 +118,4 @@ def test_a_store_is_there_when_all_have_come(monkeypatch: pytest.MonkeyPatch, *,
 def test_a_store_that_nobody_could_find_is_refused(options: dict[str, Any]) -> None:
     """With several ranks the port must be known, and at least one try must be allowed."""
     with pytest.raises(ValueError, match=r"server_port has to be given for a world of 2|at least 1, got 0"):
-        distributed.create_c10d_store(True, "node0", **options)  # noqa: FBT003 - torch's signature
+        distributed.create_c10d_store(True, "node0", **options)

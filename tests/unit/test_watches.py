@@ -31,7 +31,7 @@ def make_round(alive: set[int]) -> Round:
 ROUND = make_round(set())
 
 
-def make_watches(**options: Any) -> Watches:  # noqa: ANN401 - the options' own
+def make_watches(**options: Any) -> Watches:
     """Make the watches of an agent without a job of several nodes."""
     chosen = SimpleNamespace(**{"stuck_timeout": 0.0, "agent_config": AgentConfig(), **options})
     return Watches(

@@ -57,7 +57,7 @@ class Store:
             raise RuntimeError(message)
 
 
-def make_barrier(store: Any, rank: int, size: int = 2, *, serves_store: bool = False) -> RankBarrier:  # noqa: ANN401 - torch's
+def make_barrier(store: Any, rank: int, size: int = 2, *, serves_store: bool = False) -> RankBarrier:
     """Return the barrier of a rank."""
     place = Place(rank, size, 0, 1, "environment", serves_store=serves_store)
     return RankBarrier(place, store, dt.timedelta(seconds=1))

@@ -34,7 +34,7 @@ class Numbers(Dataset[int]):
         return index
 
 
-def run_life(size: int, ranks: int, state: dict[str, Any] | None, *, batch: int, steps: int, **options: Any) -> Any:  # noqa: ANN401
+def run_life(size: int, ranks: int, state: dict[str, Any] | None, *, batch: int, steps: int, **options: Any) -> Any:
     """Let all ranks of one life take some steps, and return what they took and the state that any of them saves."""
     samplers = [ElasticSampler(size, rank=rank, world_size=ranks, **options) for rank in range(ranks)]
     taken: list[list[int]] = [[] for _ in range(ranks)]
@@ -48,7 +48,7 @@ def run_life(size: int, ranks: int, state: dict[str, Any] | None, *, batch: int,
     return taken, states
 
 
-def run_epoch(size: int, lives: Sequence[tuple[int, int, int]], **options: Any) -> tuple[list[int], list[int]]:  # noqa: ANN401
+def run_epoch(size: int, lives: Sequence[tuple[int, int, int]], **options: Any) -> tuple[list[int], list[int]]:
     """Go through an epoch in several lives, and return all samples and how many each rank of the last one took."""
     state, everything = None, []
     for ranks, batch, steps in lives:
@@ -116,7 +116,7 @@ def test_by_default_no_life_costs_a_sample(size: int, lives: list[tuple[int, int
 
 @settings(deadline=None, max_examples=100)
 @given(size=st.integers(0, 60), ranks=st.integers(1, 6), batch=st.integers(1, 4), tail=st.sampled_from(["once", "pad"]))
-def test_full_batches_only_are_equally_many(size: int, ranks: int, batch: int, tail: Any) -> None:  # noqa: ANN401
+def test_full_batches_only_are_equally_many(size: int, ranks: int, batch: int, tail: Any) -> None:
     """With the loader's drop_last all ranks take equally many full batches, and no sample twice but to fill one."""
     taken = []
     for rank in range(ranks):

@@ -168,7 +168,7 @@ class AgentContext:
     def adopt_orphans(self) -> bool:
         """Let orphans of the workers' descendants come to this process, the launcher's own; return whether they do."""
         if not self.adopts_orphans and self.options.adopts_orphans:
-            from elastic_run.multiprocessing.process.subreaper import become_subreaper  # noqa: PLC0415 - the workers come first
+            from elastic_run.multiprocessing.process.subreaper import become_subreaper
 
             self.adopts_orphans = become_subreaper()
         return self.adopts_orphans
@@ -207,7 +207,7 @@ class AgentContext:
         """Set the limit of descriptors of a worker that was started with this process's raised limit."""
         if self.worker_limit is None:
             return
-        import resource  # noqa: PLC0415
+        import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
@@ -264,7 +264,7 @@ class AgentContext:
         elif not self.options.agent_config.flight_recorder:
             return
         if self.flight_recorder is None:
-            from elastic_run.agent.driver.flight_recorder import FlightRecorder  # noqa: PLC0415 - only with the flag
+            from elastic_run.agent.driver.flight_recorder import FlightRecorder
 
             self.flight_recorder = FlightRecorder()
         self.flight_recorder.switch_on(envs, logs, os.environ)
@@ -274,7 +274,7 @@ class AgentContext:
         if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
             return
         if self.timers is None:
-            from elastic_run.agent.driver.timers import WorkerTimers  # noqa: PLC0415 - only where the user asks for it
+            from elastic_run.agent.driver.timers import WorkerTimers
 
             self.timers = WorkerTimers(self._announced, os.environ)
             if self.timers.own_directory:

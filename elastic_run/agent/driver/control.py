@@ -17,13 +17,13 @@ def open_control(parts: AgentParts, rounds: RoundDriver, *, started: float) -> C
     """Open the control socket. If it can't be opened, the job goes on, and commands don't find it."""
 
     def stop(number: int, sender: str) -> None:
-        from elastic_run.core.agent.messages import Signalled  # noqa: PLC0415 - imported by now
+        from elastic_run.core.agent.messages import Signalled
 
         parts.senders.name(number, sender)
         parts.feed(Signalled(number))
 
     def make_view() -> AgentView:
-        from elastic_run.agent.agent_view import AgentView  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.agent_view import AgentView
 
         return AgentView(
             loop=parts.loop,
@@ -46,8 +46,8 @@ def open_control(parts: AgentParts, rounds: RoundDriver, *, started: float) -> C
 
 def serve_control(parts: AgentParts, server: ControlServer) -> None:
     """Import what answers, watch the socket, and answer the questions of other nodes, also those that came before."""
-    import elastic_run.agent.control_connection  # noqa: F401, PLC0415 - the workers come first
-    from elastic_run.agent.job_questions import answer_question  # noqa: PLC0415 - ditto
+    import elastic_run.agent.control_connection  # noqa: F401 - the workers come first
+    from elastic_run.agent.job_questions import answer_question
 
     server.watch(os.environ)
     if parts.job is not None:

@@ -74,7 +74,7 @@ def _own_environment(spec: WorkerSpec, worker: Worker, parent: Mapping[str, str]
     }
     if spec.virtual_local_rank:
         env[contract.ENV_LOCAL_RANK] = "0"
-        from elastic_run.cluster.devices import virtual_device  # noqa: PLC0415 - only with the flag
+        from elastic_run.cluster.devices import virtual_device
 
         env |= virtual_device(worker.local_rank, parent)
     return env

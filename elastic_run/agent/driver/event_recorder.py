@@ -107,7 +107,7 @@ class EventRecorder:
 
     def describe_gap(self, lines: int) -> bytes:
         """Return the line that says how many lines are missing; may be called in any thread."""
-        import time  # noqa: PLC0415 - rarely
+        import time
 
         return _encode(self._document((time.time(), time.monotonic()), "lines_lost", {"lines": lines}))
 
@@ -130,7 +130,7 @@ class EventRecorder:
             **fields,
         }
 
-    def _put(self, moment: Moment, name: str, **fields: Any) -> None:  # noqa: ANN401 - as the schema has it
+    def _put(self, moment: Moment, name: str, **fields: Any) -> None:
         document = self._document(moment, name, fields)
         for sink in self.sinks:
             sink(document)
@@ -267,7 +267,7 @@ class EventRecorder:
 
     def hang_found(self, moment: Moment, found: Hang, action: str) -> None:
         """The job hangs, as far as this node knows."""
-        from elastic_run.report.hang_lines import detail, find_odd_rank  # noqa: PLC0415 - only if the job hangs
+        from elastic_run.report.hang_lines import detail, find_odd_rank
 
         self._put(
             moment,

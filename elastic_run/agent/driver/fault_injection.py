@@ -226,7 +226,7 @@ class _Injection:
 
 def _find_child(pid: int) -> int | None:
     """Return the newest living process below a process, or None."""
-    import psutil  # noqa: PLC0415 - only for this fault
+    import psutil
 
     with suppress(psutil.Error, OSError):
         for child in sorted(psutil.Process(pid).children(recursive=True), key=psutil.Process.create_time, reverse=True):

@@ -181,12 +181,12 @@ class FlightRecorder:
             aborted: Ranks that got data of another size than their collective takes.
             is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.
         """
-        from elastic_run.core.failure.evidence import RecorderFinding  # noqa: PLC0415 - only after a failure
-        from elastic_run.diagnosis.dump_files import find_dumps  # noqa: PLC0415
-        from elastic_run.diagnosis.dump_format import DumpError  # noqa: PLC0415
-        from elastic_run.diagnosis.trace_analysis import analyse  # noqa: PLC0415
-        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, NO_SENDER  # noqa: PLC0415
-        from elastic_run.diagnosis.trace_text import first_line  # noqa: PLC0415
+        from elastic_run.core.failure.evidence import RecorderFinding
+        from elastic_run.diagnosis.dump_files import find_dumps
+        from elastic_run.diagnosis.dump_format import DumpError
+        from elastic_run.diagnosis.trace_analysis import analyse
+        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, NO_SENDER
+        from elastic_run.diagnosis.trace_text import first_line
 
         try:
             found = find_dumps(list(self._fresh()))

@@ -227,7 +227,7 @@ class MultiNodeJob:
         session = self._session
         if session is None:
             return
-        import threading  # noqa: PLC0415 - not for one node
+        import threading
 
         timeout = max(barrier, _SHORTEST_BARRIER) if self.ended is not None and not self._has_left else _LAST_WORDS
         if self._is_unhealthy:
@@ -247,7 +247,7 @@ class MultiNodeJob:
 
     def _open_worker_store(self, session: Session, host: str) -> StoreAddress:
         """Open the first round's store; the session's thread asks, and the loop's thread owns stores."""
-        import threading  # noqa: PLC0415 - not for one node
+        import threading
 
         opened: list[StoreAddress | OSError] = []
         is_done = threading.Event()
@@ -329,7 +329,7 @@ class MultiNodeJob:
             self._end_wait("")
             return
         if self._wait_line is None:
-            from elastic_run.report.wait_line import WaitLine  # noqa: PLC0415 - only on a terminal
+            from elastic_run.report.wait_line import WaitLine
 
             self._wait_line = WaitLine(self._loop, self._console)
         # Workers own the terminal: beside their progress bars there is no room for a line that is rewritten.

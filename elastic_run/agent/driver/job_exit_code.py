@@ -38,7 +38,7 @@ def failure_of(root: WorkerEnd, uptime: float, rule: Rule | None) -> Failure:
         uptime: Seconds that the round lived.
         rule: The user's rule that fits it, which may decide whether the job is restarted; or None.
     """
-    from elastic_run.core.failure.root_cause import (  # noqa: PLC0415 - only after a failure
+    from elastic_run.core.failure.root_cause import (
         failure_signature,
         is_deterministic,
         is_unguarded_launch,

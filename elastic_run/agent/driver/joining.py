@@ -64,7 +64,7 @@ class Joining:
         if self._round_join.is_immediate:
             self._ask_handler(number)
         else:
-            import threading  # noqa: PLC0415 - only for handlers that block
+            import threading
 
             threading.Thread(target=self._ask_handler, args=(number,), daemon=True).start()
 
@@ -78,7 +78,7 @@ class Joining:
             self._round_join.take_place()
             event = RoundFormed(number)
         except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
-            from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - only on this way
+            from elastic_run.utils.exceptions import describe_exception
 
             self.handler_error = error
             is_exit = is_kind(error, RendezvousGracefulExitError)

@@ -57,7 +57,7 @@ class Observation:
         """Begin to write; call it when the first workers run, or when it is certain that none will."""
         if not self._is_wanted or self._recorder is not None:
             return
-        from elastic_run.agent.driver.event_recorder import open_recorder  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.driver.event_recorder import open_recorder
 
         self._recorder = open_recorder(self._context, self._loop, self._say)
         if notice := getattr(self._context.logs_specs, "notice", ""):

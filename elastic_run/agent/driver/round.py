@@ -156,7 +156,7 @@ class Round:
         self._note_exit(local_rank, _Exit(time.time() - (now - at), at - self.started, _UNCAUGHT, was_stopped=False))
 
     def _take_uncaught(self, local_rank: int, text: str) -> None:
-        from elastic_run.core.failure.uncaught import read_uncaught  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.uncaught import read_uncaught
 
         told = read_uncaught(text)
         if told is not None and local_rank not in self.uncaught:
@@ -171,7 +171,7 @@ class Round:
         function = self._launched.workers[local_rank].function
         if function is None:
             return False
-        from elastic_run.multiprocessing.functions.results import VALUE  # noqa: PLC0415 - imported by now
+        from elastic_run.multiprocessing.functions.results import VALUE
 
         function.result.finish()
         return function.result.kind == VALUE
@@ -214,7 +214,7 @@ class Round:
         exitcode = self._exits[local_rank].exitcode
         if exitcode < 0 and exitcode != _ABORTED:
             return False  # lost peers make collectives raise, or abort
-        from elastic_run.core.failure.root_cause import has_lost_rank  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import has_lost_rank
 
         self.output.catch_up(local_rank)
         worker = next(worker for worker in self._context.group.workers if worker.local_rank == local_rank)
@@ -224,7 +224,7 @@ class Round:
     def listen_for_stacks(self) -> StackRequests:
         """Read the pipes for the workers' stacks from now on; no worker waits for the import then."""
         if self._stacks is None:
-            from elastic_run.diagnosis.stack_requests import StackRequests  # noqa: PLC0415 - see above
+            from elastic_run.diagnosis.stack_requests import StackRequests
 
             pipes, self._launched.wiring.stacks = self._launched.wiring.stacks, {}
             self._stacks = StackRequests(self._loop, pipes, self._take_uncaught)
@@ -281,7 +281,7 @@ class Round:
         """
         if self._launched.functions is None:
             return {}
-        from elastic_run.multiprocessing.functions.launch import read_value  # noqa: PLC0415 - imported by now
+        from elastic_run.multiprocessing.functions.launch import read_value
 
         ranks = self.global_ranks
         functions = {local: started.function for local, started in sorted(self._launched.workers.items())}
@@ -296,8 +296,8 @@ class Round:
         return bool(self.output_files(local_rank))
 
     def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
-        from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd  # noqa: PLC0415 - only after a failure
-        from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd
+        from elastic_run.multiprocessing.errors import find_exception
 
         rank = worker.local_rank
         ended = self._exits[rank]
@@ -330,8 +330,8 @@ class Round:
 
     def _explain_failure(self, rank: int, found: ErrorFile) -> ErrorFile:
         """Complete the exception of a worker that has failed and lived on, and say for how long."""
-        from elastic_run.core.failure.uncaught import confirm, describe_survival  # noqa: PLC0415 - imported by now
-        from elastic_run.report.lines import lived_on  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.uncaught import confirm, describe_survival
+        from elastic_run.report.lines import lived_on
 
         told, stopped_at = self.uncaught[rank], self.workers.stopped_at
         seconds = (self._loop.now() if stopped_at is None else stopped_at) - told.at
@@ -343,7 +343,7 @@ class Round:
 def _with_timer(end: WorkerEnd) -> WorkerEnd:
     """Add the timer that ended the worker, if one did; it can be asked for once."""
     if end.exitcode and "elastic_run.timer.expiries" in sys.modules:
-        from elastic_run.agent.driver.timers import timer_exception  # noqa: PLC0415 - only where timers are used
+        from elastic_run.agent.driver.timers import timer_exception
 
         end.exception = timer_exception(end.pid, end.exception)
     return end

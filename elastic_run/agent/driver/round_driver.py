@@ -164,7 +164,7 @@ class RoundDriver:
         )
 
     def _tell_start_failed(self, number: int, error: OSError | ValueError) -> None:
-        from elastic_run.agent.driver.start_errors import start_failed  # noqa: PLC0415 - only after a failure
+        from elastic_run.agent.driver.start_errors import start_failed
 
         self.start_error = error
         spec = self._context.group.spec
@@ -173,7 +173,7 @@ class RoundDriver:
 
     def _inject_faults(self, current: Round) -> None:
         if faults := self._options.faults:
-            from elastic_run.agent.driver.fault_injection import inject_faults  # noqa: PLC0415 - only when asked for
+            from elastic_run.agent.driver.fault_injection import inject_faults
 
             self._end_faults = inject_faults(faults, current, self._context.group, loop=self._loop, say=self._say)
 
@@ -229,7 +229,7 @@ class RoundDriver:
 
     def _read_resources(self) -> None:
         """Write to the event log what the workers have used."""
-        from elastic_run.agent.driver.resource_readings import read_usage  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.driver.resource_readings import read_usage
 
         if (current := self.current) is not None:
             usage = read_usage(current)
@@ -275,7 +275,7 @@ class RoundDriver:
         self._feed(messages.RoundHalted(number))
 
     def _react_to_hang(self, current: Round, found: Hang) -> None:
-        from elastic_run.agent.driver.hang_reaction import HangReaction  # noqa: PLC0415 - only if the job hangs
+        from elastic_run.agent.driver.hang_reaction import HangReaction
 
         reaction = HangReaction(
             self._context,
@@ -330,7 +330,7 @@ class RoundDriver:
         recorder = self._context.flight_recorder
 
         if self._find_agent().stop_reason == machine.AFTER_SIGNAL:
-            from elastic_run.agent.driver.last_words import keep_last_words  # noqa: PLC0415 - imported by now, mostly
+            from elastic_run.agent.driver.last_words import keep_last_words
 
             keep_last_words(current, self._loop.now())
 

@@ -71,7 +71,7 @@ class StackReports:
             return True
         if self._find_state() not in (machine.JOINING, machine.PAUSING):
             return False
-        from elastic_run.report.stack_lines import no_workers  # noqa: PLC0415 - only when asked for
+        from elastic_run.report.stack_lines import no_workers
 
         self._console.say(no_workers(self._find_state(), _TWICE))
         return True
@@ -94,12 +94,12 @@ class StackReports:
             current.ask_stacks(_WAIT_BEFORE_KILL, self._show_overdue)
 
     def _add_silences(self, dumps: dict[int, Dump], current: Round) -> dict[int, Dump]:
-        from elastic_run.agent.driver.last_output import add_silences  # noqa: PLC0415 - only when asked for
+        from elastic_run.agent.driver.last_output import add_silences
 
         return add_silences(dumps, current, self._context.group.workers, self._loop.now())
 
     def _show(self, dumps: dict[int, Dump]) -> None:
-        from elastic_run.report.stack_lines import closing, details, summary  # noqa: PLC0415 - only when asked for
+        from elastic_run.report.stack_lines import closing, details, summary
 
         path = self.write(dumps)
         self._console.say(summary(dumps))
@@ -110,7 +110,7 @@ class StackReports:
         self._console.say(closing(path, _TWICE if goes_on else None))
 
     def _show_overdue(self, dumps: dict[int, Dump]) -> None:
-        from elastic_run.report.stack_lines import overdue  # noqa: PLC0415 - ditto
+        from elastic_run.report.stack_lines import overdue
 
         if dumps:
             self._keep(dumps)
@@ -118,7 +118,7 @@ class StackReports:
 
     def write(self, dumps: Mapping[int, Dump]) -> str:
         """Write all stacks into a file of the log directory; return its path, or "" where there is none."""
-        from elastic_run.diagnosis.stack_files import write_stacks  # noqa: PLC0415 - ditto
+        from elastic_run.diagnosis.stack_files import write_stacks
 
         directory = self._context.log_directory
         try:

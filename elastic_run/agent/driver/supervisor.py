@@ -168,7 +168,7 @@ class Supervisor:
         }
         if self._job is None:
             return performers  # the machine reports to a job only if it follows one
-        from elastic_run.agent.driver.job_reports import JobReports  # noqa: PLC0415 - one node needs none of it
+        from elastic_run.agent.driver.job_reports import JobReports
 
         reports = JobReports(
             self._parts, self._job, find_failure=lambda: self._rounds.failure, check_first=self._check_first
@@ -190,7 +190,7 @@ class Supervisor:
     def _watch_time_limit(self) -> None:
         """Stop the workers in time, if the scheduler will end the job."""
         if self._options.stop_time:
-            from elastic_run.agent.driver.time_limit import watch_time_limit  # noqa: PLC0415 - only if there is a limit
+            from elastic_run.agent.driver.time_limit import watch_time_limit
 
             stop = self._options.signals[0] if self._options.signals else SIGTERM
             watch_time_limit(
@@ -205,7 +205,7 @@ class Supervisor:
         worker_pool = self._context.worker_pool
         if worker_pool is None:
             return None
-        from elastic_run.agent.driver.held_round import HeldRound  # noqa: PLC0415 - only with --preload
+        from elastic_run.agent.driver.held_round import HeldRound
 
         worker_pool.attach(self._loop, self.console.say)
         return HeldRound(worker_pool, self._machine.feed)
@@ -214,7 +214,7 @@ class Supervisor:
         """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
         if not hasattr(self._group.spec.rdzv_handler, "open_session"):
             return None
-        from elastic_run.agent.driver.job import MultiNodeJob  # noqa: PLC0415 - one node needs none of it
+        from elastic_run.agent.driver.job import MultiNodeJob
 
         return MultiNodeJob(
             self._group, self._options, self._round_join, loop=self._loop, feed=self._feed, console=self.console
@@ -252,13 +252,13 @@ class Supervisor:
         return self._conclude()
 
     def _open_control(self) -> None:
-        from elastic_run.agent.driver.control import open_control  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.driver.control import open_control
 
         self._control = open_control(self._parts, self._rounds, started=self._started)
 
     def _settle(self) -> None:
-        from elastic_run.agent.driver import late_imports  # noqa: F401, PLC0415 - the workers come first
-        from elastic_run.agent.driver.control import serve_control  # noqa: PLC0415 - imported by now
+        from elastic_run.agent.driver import late_imports  # noqa: F401 - the workers come first
+        from elastic_run.agent.driver.control import serve_control
 
         if self._control is not None:
             serve_control(self._parts, self._control)
@@ -303,7 +303,7 @@ class Supervisor:
         if isinstance(error, KeyboardInterrupt):
             self._feed(messages.Signalled(SIGINT))
         else:
-            from elastic_run.utils.exceptions import describe_exception  # noqa: PLC0415 - only after a defect
+            from elastic_run.utils.exceptions import describe_exception
 
             # The caller tells the exception; a line says before why workers that run are stopped.
             self._is_quiet = self._rounds.current is None or not self._rounds.current.workers.alive
@@ -386,7 +386,7 @@ class Supervisor:
     def _history(self) -> History:
         """The history; its modules are imported after the first worker was started: no worker waits for them."""
         if self._lazy_history is None:
-            from elastic_run.agent.history import History  # noqa: PLC0415
+            from elastic_run.agent.history import History
 
             self._lazy_history = History(self._context, self._senders, self.console.say)
         return self._lazy_history
@@ -424,7 +424,7 @@ class Supervisor:
         if not (self._options.node_config.health_check or former):
             go_on()
             return
-        from elastic_run.agent.driver.round_checks import RoundChecks  # noqa: PLC0415 - only when there is something to check
+        from elastic_run.agent.driver.round_checks import RoundChecks
 
         self._checks = RoundChecks(
             self._loop,

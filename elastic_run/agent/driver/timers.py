@@ -218,9 +218,9 @@ def start_timer_server(
     Raises:
         OSError: The pipe can't be made.
     """
-    import tempfile  # noqa: PLC0415 - only for foreign agents
+    import tempfile
 
-    from elastic_run.timer import FileTimerServer  # noqa: PLC0415 - ditto
+    from elastic_run.timer import FileTimerServer
 
     path = os.environ.get(contract.ENV_TIMER_FILE)
     if not path or has_reader(path):
@@ -232,7 +232,7 @@ def start_timer_server(
 
 def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) -> Event:
     """Make torch's event of a timer."""
-    import json  # noqa: PLC0415 - events are rare
+    import json
 
     details = {"watchdog_event": name}
     if request is not None:

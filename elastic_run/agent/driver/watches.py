@@ -139,7 +139,7 @@ class Watches:
     def add_failed(self, current: Round, local_rank: int) -> None:
         """Watch a worker that has told of the exception which has ended its main thread."""
         if self._failed is None:
-            from elastic_run.agent.driver.failed_ranks import FailedRanks  # noqa: PLC0415 - only after a failure
+            from elastic_run.agent.driver.failed_ranks import FailedRanks
 
             self._failed = FailedRanks(
                 self._loop,
@@ -151,7 +151,7 @@ class Watches:
         self._failed.add(local_rank)
 
     def _watch_last_words(self, current: Round) -> None:
-        from elastic_run.agent.driver.last_words import LastWords  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.driver.last_words import LastWords
 
         self._last_words = LastWords(self._loop, current)
 
@@ -161,7 +161,7 @@ class Watches:
             self._last_words.note_output(local_rank)
 
     def _watch_d_state(self, current: Round) -> DStateWatch:
-        from elastic_run.agent.driver.d_state import DStateWatch  # noqa: PLC0415 - see above
+        from elastic_run.agent.driver.d_state import DStateWatch
 
         workers = current.workers
         return DStateWatch(
@@ -172,7 +172,7 @@ class Watches:
         )
 
     def _watch_quiet(self, current: Round) -> None:
-        from elastic_run.agent.driver.quiet_watch import QuietWatch  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.driver.quiet_watch import QuietWatch
 
         workers = current.workers
         read = self._read_resources if self._resources is None else None
@@ -184,7 +184,7 @@ class Watches:
         )
 
     def _watch_resources(self, read: Callable[[], None]) -> None:
-        from elastic_run.agent.driver.resource_readings import ResourceReader  # noqa: PLC0415 - see above
+        from elastic_run.agent.driver.resource_readings import ResourceReader
 
         self._resources = ResourceReader(self._loop, read)
 
@@ -206,7 +206,7 @@ class Watches:
         self._on_hang(current, found)
 
     def _watch_hang(self, current: Round, *, quiet_for: float = 0.0) -> None:
-        from elastic_run.agent.driver.hang_detection import HangDetection  # noqa: PLC0415 - see above
+        from elastic_run.agent.driver.hang_detection import HangDetection
 
         context = self._context
         self._hang = HangDetection(
@@ -224,7 +224,7 @@ class Watches:
 
     def describe_hang(self) -> dict[str, Any]:
         """Return what the other nodes need to know of this node's ranks to judge whether the job hangs."""
-        from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET  # noqa: PLC0415 - only when asked
+        from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET
 
         if self._hang is not None:
             return self._hang.answer()
@@ -235,7 +235,7 @@ class Watches:
         return {"round": number, "timeout": timeout, "age": 0.0, "workers": []}
 
     def _watch_timers(self, timers: WorkerTimers) -> TimerWatch:
-        from elastic_run.agent.driver.timers import TimerWatch  # noqa: PLC0415 - see above
+        from elastic_run.agent.driver.timers import TimerWatch
 
         return TimerWatch(self._loop, timers.file, ranks=self._ranks, say=self._say, on_event=self._on_timer)
 
@@ -249,7 +249,7 @@ class Watches:
         return {pids[worker.local_rank]: worker.global_rank for worker in workers if worker.local_rank in alive}
 
     def _watch_waiting_nodes(self, calls: PluginCalls, number: int) -> WaitingNodesWatch:
-        from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch  # noqa: PLC0415 - see above
+        from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch
 
         spec = self._context.group.spec
         return WaitingNodesWatch(

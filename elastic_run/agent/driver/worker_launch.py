@@ -126,7 +126,7 @@ def _launch(
     context.serve_timers(envs)
     context.switch_on_recorders(envs, launched.logs)
     if any(fault.is_of_worker for fault in context.options.faults):
-        from elastic_run.agent.driver.fault_sockets import open_to_faults  # noqa: PLC0415 - only when asked for
+        from elastic_run.agent.driver.fault_sockets import open_to_faults
 
         launched.fault_sockets = open_to_faults(envs, group.workers, context.options.faults, restart_count)
     if not context.guardian.pid:
@@ -151,8 +151,8 @@ def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launch
     specs = context.logs_specs
     if type(specs) is DefaultLogsSpecs:
         return specs.lay_out(envs)
-    from elastic_run.agent.plugin_calls import HungCallError, is_ours, name_call  # noqa: PLC0415 - only for a plug-in
-    from elastic_run.multiprocessing.output.plugin_logs import check_logs  # noqa: PLC0415 - ditto
+    from elastic_run.agent.plugin_calls import HungCallError, is_ours, name_call
+    from elastic_run.multiprocessing.output.plugin_logs import check_logs
 
     def reify() -> LogsDest:
         if context.mask is None:
@@ -176,8 +176,8 @@ def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launch
 
 
 def _prepare_functions(context: AgentContext) -> Functions:
-    from elastic_run.multiprocessing.functions.launch import Functions  # noqa: PLC0415 - a command needs no multiprocessing
-    from elastic_run.utils import macros  # noqa: PLC0415 - see `_command`
+    from elastic_run.multiprocessing.functions.launch import Functions
+    from elastic_run.utils import macros
 
     spec: Any = context.group.spec
     args = {rank: macros.substitute(list(spec.args), str(rank)) for rank in range(spec.local_world_size)}
@@ -189,7 +189,7 @@ def _command(spec: WorkerSpec, rank: int) -> list[str]:
     words = [str(spec.entrypoint), *map(str, spec.args)]
     if not any("$" in word for word in words[1:]):
         return words
-    from elastic_run.utils import macros  # noqa: PLC0415 - most commands name no local rank
+    from elastic_run.utils import macros
 
     return [words[0], *macros.substitute(words[1:], str(rank))]
 

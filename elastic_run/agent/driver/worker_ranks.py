@@ -35,7 +35,7 @@ def assign_ranks(
         worker.world_size, worker.role_world_size = world_size, role_world_size
 
 
-def exchange_ranks(group: WorkerGroup, found: Any) -> None:  # noqa: ANN401 - a foreign handler's class
+def exchange_ranks(group: WorkerGroup, found: Any) -> None:
     """Give a group's workers their ranks in a round of which only the nodes' ranks are known."""
     place = ask_for_ranks(found.store, found.rank, found.world_size, group.spec)
     base_rank, world_size, role_rank, role_world_size = place
@@ -51,7 +51,7 @@ def exchange_ranks(group: WorkerGroup, found: Any) -> None:  # noqa: ANN401 - a 
 
 
 def ask_for_ranks(
-    store: Any,  # noqa: ANN401 - ditto
+    store: Any,
     group_rank: int,
     group_world_size: int,
     spec: WorkerSpec,
@@ -67,11 +67,11 @@ def ask_for_ranks(
     size = spec.local_world_size
     if group_world_size == 1:
         return 0, size, 0, size
-    import json  # noqa: PLC0415 - one node tells nobody
+    import json
 
     store.set(_SIZE_KEY.format(group_rank), json.dumps([spec.role, size]))
     if group_rank == 0:
-        from elastic_run.core.job.ranks import assign_worker_ranks  # noqa: PLC0415 - ditto
+        from elastic_run.core.job.ranks import assign_worker_ranks
 
         told = [json.loads(store.get(_SIZE_KEY.format(rank))) for rank in range(group_world_size)]
         sizes = [(str(role), int(size)) for role, size in told]

@@ -136,10 +136,10 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
 
     The result has the rank of this node, or no rank if the nodes did not meet.
     """
-    import json  # noqa: PLC0415 - only for several nodes
-    import tempfile  # noqa: PLC0415 - ditto
+    import json
+    import tempfile
 
-    from elastic_run.launcher import LaunchConfig, launch_job  # noqa: PLC0415 - ditto
+    from elastic_run.launcher import LaunchConfig, launch_job
 
     with tempfile.TemporaryDirectory(prefix="elastic-run-doctor-") as directory:
         path = os.path.join(directory, "own.json")

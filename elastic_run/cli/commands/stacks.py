@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     args = make_parser().parse_args(words)
     job = find_job(os.environ, args.run)
     if args.native:
-        from elastic_run.cli.commands.native_stacks import show_native_stacks  # noqa: PLC0415 - only when asked for
+        from elastic_run.cli.commands.native_stacks import show_native_stacks
 
         return show_native_stacks(job, args.rank, is_json=args.json)
     nodes, errors = ask_nodes(job, JOB_STACKS)

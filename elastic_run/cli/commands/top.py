@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         message = f"--interval: {args.interval} must be {_SHORTEST} or more seconds"
         raise UsageError(message)
     try:
-        from rich.live import Live  # noqa: PLC0415 - an extra: only this command needs it
+        from rich.live import Live
     except ImportError:
         message = "it needs rich: pip install 'elastic-run[live]' (`elastic-run status` prints the same once)"
         raise UsageError(message) from None
@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> int:
 
 def _draw(job: RunningJob, width: int) -> Text | None:
     """Return the table as it is now, or None where no agent of the job is there any more."""
-    from rich.text import Text  # noqa: PLC0415 - see above
+    from rich.text import Text
 
     nodes, errors = ask_nodes(job, JOB_STATUS)
     if not nodes:

@@ -121,7 +121,7 @@ class Agent:
     start_failure: RoundFailed | None = None
     ending: Finish | None = None
 
-    def replace(self, **changes: Any) -> Agent:  # noqa: ANN401 - values of any field
+    def replace(self, **changes: Any) -> Agent:
         """Return a copy with some fields changed."""
         return replace(self, **changes)
 

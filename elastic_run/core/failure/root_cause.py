@@ -129,7 +129,7 @@ def parse_exception(text: str, *, exitcode: int | None = None) -> ExceptionText 
     Returns:
         The exception; of a program that ended with exit code 1 the last one, certain or not; or None.
     """
-    from elastic_run.core.failure.traceback_text import find_exception  # noqa: PLC0415 - only after a failure
+    from elastic_run.core.failure.traceback_text import find_exception
 
     return find_exception(text, exitcode)
 
@@ -200,7 +200,7 @@ def got_other_size(end: WorkerEnd) -> bool:
     Returns:
         Whether the cause is a call of this rank, or of its peer.
     """
-    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - as above
+    from elastic_run.core.failure import secondary_failures
 
     return end.signal == SIGABRT and secondary_failures.is_of_other_size(end.stderr_tail)
 
@@ -217,7 +217,7 @@ def severity(end: WorkerEnd) -> int:
     exception = end.exception
     if exception is None and (end.signal != SIGABRT or end.kernel_line):
         return BARE_END
-    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
+    from elastic_run.core.failure import secondary_failures
 
     if exception is None:
         return LOST_RANK if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
@@ -303,7 +303,7 @@ def is_unguarded_launch(end: WorkerEnd) -> bool:
 def _failed_before_its_stop(end: WorkerEnd) -> bool:
     if end.exception is None or severity(end) != OWN_EXCEPTION:
         return False
-    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
+    from elastic_run.core.failure import secondary_failures
 
     return not secondary_failures.is_obedience(end.exception.type, end.exception.message)
 
@@ -321,6 +321,6 @@ def _order(end: WorkerEnd) -> tuple[int, float, int]:
 
 
 def _normalise(text: str) -> str:
-    import re  # noqa: PLC0415 - not before something failed
+    import re
 
     return re.sub(_VARYING, "#", text[:4096].strip())

@@ -56,7 +56,7 @@ def _write_probe(place: str) -> OSError | None:
 
 def judge_failure(path: str, error: OSError) -> Finding:
     """Return the finding about a failed attempt to write."""
-    import errno  # noqa: PLC0415 - its names say the remedies
+    import errno
 
     remedies = {
         errno.EROFS: "mount -o remount,rw, or name another directory (--log-dir, TMPDIR)",

@@ -76,7 +76,7 @@ def _judge_missing_program(subject: Subject) -> Finding:
 
 def ask(program: str, query: str) -> tuple[str, str]:
     """Return the answer of nvidia-smi, and the reason if there is none."""
-    import subprocess  # noqa: PLC0415 - only where there is a GPU
+    import subprocess
 
     command = [program, query, "--format=csv,noheader,nounits"]
     try:

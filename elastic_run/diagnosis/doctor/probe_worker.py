@@ -110,12 +110,12 @@ def reduce_all(rank: int, size: int) -> float | str:
 
 def _reduce(rank: int, size: int) -> float | str:
     try:
-        import gc  # noqa: PLC0415 - with torch
-        from datetime import timedelta  # noqa: PLC0415 - ditto
+        import gc
+        from datetime import timedelta
 
         gc.disable()  # its looks at all of torch, during the import and at the end, take a third of this process's time
-        import torch  # noqa: PLC0415 - slow, and not needed where the network is broken
-        import torch.distributed as dist  # noqa: PLC0415 - ditto
+        import torch
+        import torch.distributed as dist
 
         gc.freeze()
 

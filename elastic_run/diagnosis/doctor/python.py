@@ -58,7 +58,7 @@ def check(subject: Subject) -> list[Finding]:
 
 def find_version(package: str) -> str:
     """Return the version of an installed package; "" where it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version(package)

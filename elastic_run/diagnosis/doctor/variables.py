@@ -72,7 +72,7 @@ def judge_settings(environ: Mapping[str, str]) -> list[Finding]:
 
 def judge_names(environ: Mapping[str, str], known: frozenset[str]) -> list[Finding]:
     """Judge names that begin as the launcher's variables and are none of them."""
-    import difflib  # noqa: PLC0415 - slow
+    import difflib
 
     found = []
     for name in sorted(environ):

@@ -55,7 +55,7 @@ def read_error_file(path: str) -> ErrorFile:
     """
     if not path:
         return ErrorFile()
-    import json  # noqa: PLC0415 - most workers leave none, and the imports of json would delay the end of a young job
+    import json
 
     try:
         data = json.loads(_read(path))
@@ -96,7 +96,7 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
     path = environ.get(ENV_ERROR_FILE)
     if not path:
         return
-    import json  # noqa: PLC0415 - only where it was asked for
+    import json
 
     data = read_error_file(root.error_file).data or compose_error(root)
     if isinstance(data["message"], dict) and root.exitcode:

@@ -52,7 +52,7 @@ class ErrorHandler:
 
     def initialize(self) -> None:
         """Prepare to record: Python's faulthandler writes the stack of a crash in native code to stderr."""
-        import faulthandler  # noqa: PLC0415
+        import faulthandler
 
         try:
             faulthandler.enable(all_threads=True)
@@ -134,7 +134,7 @@ _LOGGED = 16 * 1024
 
 
 def _load(path: str) -> dict[str, Any]:
-    from elastic_run.multiprocessing.errors.error_file import read_error_file  # noqa: PLC0415 - it imports this module
+    from elastic_run.multiprocessing.errors.error_file import read_error_file
 
     file = read_error_file(path)
     if file.data is not None:
@@ -144,9 +144,9 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _format(error: BaseException) -> str:
-    import traceback  # noqa: PLC0415 - only after a failure
+    import traceback
 
-    from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.errors.own_frames import skip_own_frames
 
     return "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
 
@@ -164,12 +164,12 @@ def _text(error: BaseException) -> str:
 
 
 def _warn(text: str) -> None:
-    import warnings  # noqa: PLC0415 - only where something is wrong
+    import warnings
 
     warnings.warn(text, stacklevel=3)
 
 
-def _log() -> Any:  # noqa: ANN401 - a logger, whose module is imported only here
-    import logging  # noqa: PLC0415
+def _log() -> Any:
+    import logging
 
     return logging.getLogger(__name__)

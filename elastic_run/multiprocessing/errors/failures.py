@@ -64,7 +64,7 @@ class ProcessFailure:
             self.message = self._own_message(problem)
 
     def _read_error_file(self) -> str:
-        from elastic_run.multiprocessing.errors.error_file import read_error_file  # noqa: PLC0415 - if there is one
+        from elastic_run.multiprocessing.errors.error_file import read_error_file
 
         file = read_error_file(self.error_file)
         if file.data is None:
@@ -89,7 +89,7 @@ class ProcessFailure:
         Returns:
             `SIGKILL`, or "<N/A>" if none did or it has no name.
         """
-        import signal  # noqa: PLC0415
+        import signal
 
         try:
             return signal.Signals(-self.exitcode).name
@@ -219,13 +219,13 @@ def _traceback(failure: ProcessFailure) -> list[str]:
 
 def _enrich(message: str, error_file: str) -> str:
     """Let a handler of the program's own add to what a failure by a signal says."""
-    from elastic_run.multiprocessing.errors import handlers  # noqa: PLC0415 - only after a failure
+    from elastic_run.multiprocessing.errors import handlers
 
     handler = handlers.get_error_handler()
     try:
         return str(handler.maybe_enrich_signal_failure_message(message, error_file))
     except Exception:  # any program's code; the failure has to be told
-        import logging  # noqa: PLC0415 - only on this way
+        import logging
 
         logging.getLogger(__name__).warning("%s adds nothing to a failure", type(handler).__name__, exc_info=True)
         return message

@@ -62,7 +62,7 @@ def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> No
         raise RuntimeError(message)
 
 
-def _ranks(ranks: Any) -> str:  # noqa: ANN401 - keys of whatever the user gave
+def _ranks(ranks: Any) -> str:
     return ", ".join(map(str, ranks)) or "none"
 
 

@@ -43,7 +43,7 @@ class GroupContext(PContext):
         return {} if self._group is None else self._group.pids
 
     def _start(self) -> None:
-        from elastic_run.multiprocessing.functions.process_group import ProcessGroup  # noqa: PLC0415 - it imports the loop
+        from elastic_run.multiprocessing.functions.process_group import ProcessGroup
 
         if self._is_started:
             message = f"{self.name} was started already: a context starts its processes once"
@@ -72,16 +72,16 @@ class GroupContext(PContext):
     def _affinities(self) -> dict[int, frozenset[int]]:
         if self._numa_options is None:
             return {}
-        from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only where the user asks for it
-        from elastic_run.multiprocessing.process.interpreter import own_interpreter  # noqa: PLC0415
+        from elastic_run.cluster.numa import worker_affinities
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter
 
         return worker_affinities(self._numa_options, self.nprocs, python=own_interpreter())
 
     def _listen(self, group: ProcessGroup, wiring: Wiring) -> None:
         if not any(wiring.lines.values()):
             return
-        from elastic_run.multiprocessing.output.console import Console  # noqa: PLC0415 - only for tees
-        from elastic_run.multiprocessing.output.worker_output import WorkerOutput  # noqa: PLC0415
+        from elastic_run.multiprocessing.output.console import Console
+        from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 
         console = Console(group.loop)
         output = WorkerOutput(group.loop, console, wiring)
@@ -97,7 +97,7 @@ class GroupContext(PContext):
 
     @staticmethod
     def _say(text: str) -> None:
-        import logging  # noqa: PLC0415 - rarely
+        import logging
 
         logging.getLogger(__name__).warning("%s", text)
 

@@ -57,7 +57,7 @@ class ServedExit:
 
     __slots__ = ("_popen", "descriptor")
 
-    def __init__(self, popen: Any) -> None:  # noqa: ANN401 - a class that multiprocessing doesn't show
+    def __init__(self, popen: Any) -> None:
         self._popen = popen
         self.descriptor: int = popen.sentinel
 
@@ -105,7 +105,7 @@ class StartedFunction:
             os.close(self.start_pipe)
 
 
-def read_value(result: ResultReader, rank: int) -> Any:  # noqa: ANN401 - whatever the function returned
+def read_value(result: ResultReader, rank: int) -> Any:
     """Return the value of a worker's function.
 
     Returns:
@@ -250,7 +250,7 @@ class Functions:
         return pid, None
 
     def _serve(self, worker: FunctionWorker, options: SpawnOptions, _: Callable[[], None]) -> tuple[int, ServedExit]:
-        from multiprocessing.popen_forkserver import Popen  # noqa: PLC0415 - for this start method only
+        from multiprocessing.popen_forkserver import Popen
 
         result, start_pipe = worker.result, worker.start_pipe
         streams = (_Passed(options.stdout), _Passed(options.stderr))
@@ -297,7 +297,7 @@ def _become_worker(
     worker: FunctionWorker, fork_setup: ForkSetup, settle: Callable[[], None], *, parent_alive: int
 ) -> None:
     """Run a worker in the process that was just forked; never returns."""
-    import atexit  # noqa: PLC0415 - a C module
+    import atexit
 
     code = 1
     try:

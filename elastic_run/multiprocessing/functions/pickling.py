@@ -26,7 +26,7 @@ class _ChildPickler:
 
     def DupFd(self, number: int) -> object:  # noqa: N802 - multiprocessing's name
         """Return the object that becomes the descriptor in the child, from the result of `duplicate_for_child`."""
-        from multiprocessing import popen_forkserver, popen_spawn_posix  # noqa: PLC0415 - rarely needed
+        from multiprocessing import popen_forkserver, popen_spawn_posix
 
         kind: Any = popen_forkserver if self._is_served else popen_spawn_posix
         return kind.Popen.DupFd(number)

@@ -51,7 +51,7 @@ def send_result(fd: int, kind: bytes, payload: bytes) -> None:
 
 
 def _enlarge(fd: int) -> None:
-    import fcntl  # noqa: PLC0415 - for large results only
+    import fcntl
 
     try:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)

@@ -179,8 +179,8 @@ def spawn(
     fn: Callable[..., Any],
     args: tuple[Any, ...] = (),
     nprocs: int = 1,
-    join: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    daemon: bool = False,  # noqa: FBT001, FBT002 - ditto
+    join: bool = True,
+    daemon: bool = False,
     start_method: str = "spawn",
 ) -> ProcessContext | None:
     """Run `fn(index, *args)` in `nprocs` processes.

@@ -56,7 +56,7 @@ class MultiprocessContext(GroupContext):
         self._functions: Functions | None = None
 
     def _prepare(self) -> None:
-        from elastic_run.multiprocessing.functions.launch import Functions  # noqa: PLC0415 - it imports multiprocessing
+        from elastic_run.multiprocessing.functions.launch import Functions
 
         entrypoint: Any = self.entrypoint
         self._functions = Functions(entrypoint, self.args, self.start_method)
@@ -75,7 +75,7 @@ class MultiprocessContext(GroupContext):
         return starter.start_function(self._functions, local_rank, self._environments[local_rank], on_fork=give_up)
 
     def _values(self, group: ProcessGroup) -> dict[int, Any]:
-        from elastic_run.multiprocessing.functions.launch import read_value  # noqa: PLC0415 - ditto
+        from elastic_run.multiprocessing.functions.launch import read_value
 
         return {rank: read_value(group.results[rank], rank) for rank in sorted(group.pids)}
 
@@ -113,7 +113,7 @@ class SubprocessContext(GroupContext):
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
 
     def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
-        from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler  # noqa: PLC0415 - ditto
+        from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler
 
         args: Any = self.args[local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
         argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]

@@ -132,7 +132,7 @@ class FunctionWorker(Process):
             self.fork_setup.perform()
         os.environ.update(self.env)
         result, start_pipe = (fd if isinstance(fd, int) else fd.detach() for fd in (self.result, self.start_pipe))
-        os.set_inheritable(result, False)  # noqa: FBT003 - the function's own signature
+        os.set_inheritable(result, False)
         if self._start_method == "spawn":
             _watch_parent()
         is_known = os.read(start_pipe, 1)
@@ -142,7 +142,7 @@ class FunctionWorker(Process):
         try:
             kind, payload = self._call_recorded() if self.is_recorded else self._call_plainly()
         except Exception as error:  # noqa: BLE001 - the function's; it is recorded by now
-            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - after a failure
+            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames
 
             shown = error.with_traceback(skip_own_frames(error))
             tell_uncaught(shown)
@@ -157,7 +157,7 @@ class FunctionWorker(Process):
             sys.exit(1)
 
     def _call_recorded(self) -> tuple[bytes, bytes]:
-        from elastic_run.multiprocessing.errors import get_error_handler, record  # noqa: PLC0415 - not for `spawn`
+        from elastic_run.multiprocessing.errors import get_error_handler, record
 
         try:
             payload = record(self._call)()
@@ -172,9 +172,9 @@ class FunctionWorker(Process):
         except KeyboardInterrupt:
             return VALUE, pickle.dumps(None)  # as torch's: the user who interrupts the workers knows it
         except Exception as error:  # noqa: BLE001 - the function's, which is told
-            import traceback  # noqa: PLC0415 - only after a failure
+            import traceback
 
-            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - ditto
+            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames
 
             text = "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
             sys.last_value = error  # as above

@@ -62,7 +62,7 @@ def open_terminal(model: int) -> tuple[int, int]:
     Raises:
         OSError: There is none to be had (kernel.pty.max, no /dev/pts).
     """
-    import termios  # noqa: PLC0415 - only on a terminal
+    import termios
 
     master, slave = os.openpty()
     mode = termios.tcgetattr(slave)
@@ -77,7 +77,7 @@ def open_terminal(model: int) -> tuple[int, int]:
 
 def copy_window_size(model: int, terminal: int) -> None:
     """Give a terminal the window size of another; does nothing when one is gone."""
-    import termios  # noqa: PLC0415 - only on a terminal
+    import termios
 
     try:
         size = fcntl.ioctl(model, termios.TIOCGWINSZ, bytes(_WINDOW_SIZE_BYTES))
@@ -88,7 +88,7 @@ def copy_window_size(model: int, terminal: int) -> None:
 
 def bytes_in(pipe: int) -> int:
     """Return how many bytes are in a pipe."""
-    import termios  # noqa: PLC0415 - only where a worker floods
+    import termios
 
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 

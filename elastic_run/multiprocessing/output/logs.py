@@ -65,7 +65,7 @@ def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Std]:
     Returns:
         A value for each rank; `Std.NONE` if the map does not have the rank.
     """
-    from elastic_run.multiprocessing.output.std import Std  # noqa: PLC0415 - see `__getattr__`
+    from elastic_run.multiprocessing.output.std import Std
 
     streams = _by_rank(val_or_map, range(local_world_size))
     return {rank: Std(value) for rank, value in streams.items()}
@@ -370,7 +370,7 @@ def _values(setting: Streams) -> tuple[int, ...]:
 
 def _shown(setting: Streams) -> object:
     """Return a setting as torch shows it."""
-    from elastic_run.multiprocessing.output.std import Std  # noqa: PLC0415 - see `__getattr__`
+    from elastic_run.multiprocessing.output.std import Std
 
     return Std(setting) if isinstance(setting, int) else {rank: Std(value) for rank, value in setting.items()}
 

@@ -48,7 +48,7 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
     """
     interpreter = ""
     if is_exec:
-        from elastic_run.multiprocessing.process.interpreter import find_interpreter  # noqa: PLC0415 - a fork needs none
+        from elastic_run.multiprocessing.process.interpreter import find_interpreter
 
         interpreter = find_interpreter()
     pid = _spawn(interpreter, sources) if interpreter else os.fork()
@@ -66,8 +66,8 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
 
 
 def _spawn(interpreter: str, sources: Sequence[Source]) -> int:
-    from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors  # noqa: PLC0415 - ditto
-    from elastic_run.multiprocessing.process.fork_exec import start_process  # noqa: PLC0415 - a fork doesn't need it
+    from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
+    from elastic_run.multiprocessing.process.fork_exec import start_process
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     words = [f"{source.reading}:{','.join(map(str, source.targets))}" for source in sources]
@@ -85,7 +85,7 @@ def main() -> None:
 
 def _run(sources: Sequence[Source]) -> None:
     """In the new process: fork once more, so that the launcher is not its parent, and pass the output on."""
-    from elastic_run.multiprocessing.process.daemon import become_daemon  # noqa: PLC0415 - not for the launcher's side
+    from elastic_run.multiprocessing.process.daemon import become_daemon
 
     if os.fork():
         return

@@ -58,7 +58,7 @@ class CautiousSink(Sink):
     """A blocking descriptor of somebody else's, given only what it surely takes."""
 
     def __init__(self, fd: int) -> None:
-        import re  # noqa: PLC0415 - few people's terminal can't be opened again
+        import re
 
         super().__init__(fd)
         self._step = re.compile(_TERMINAL_STEP) if os.isatty(fd) else None
@@ -94,7 +94,7 @@ class SocketSink(Sink):
     """A socket, written to with a flag instead of a mode."""
 
     def __init__(self, fd: int) -> None:
-        import socket  # noqa: PLC0415 - few people's stdout is one
+        import socket
 
         is_blocking = os.get_blocking(fd)
         self._socket = socket.socket(fileno=os.dup(fd))

@@ -105,7 +105,7 @@ class WorkerOutput:
                     raise
                 self._tell_loss(path, error)
             else:
-                from elastic_run.multiprocessing.output.filters import FilteredCopy  # noqa: PLC0415 - only where asked for
+                from elastic_run.multiprocessing.output.filters import FilteredCopy
 
                 self._copies[fd] = FilteredCopy(self._log_file(file, path), filters)
 
@@ -169,7 +169,7 @@ class WorkerOutput:
         """Show equal KeyboardInterrupts of the workers once from now on; to be called when they get SIGINT."""
         if self._fold is not None or len(self._shown_stderr) < 2:  # noqa: PLR2004 - nothing to fold
             return
-        from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold  # noqa: PLC0415 - rarely
+        from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold
 
         fold = self._fold = InterruptFold(self._loop)
         for local_rank, channel in self._shown_stderr:
@@ -190,7 +190,7 @@ class WorkerOutput:
         Returns:
             The session of that process; empty if none is needed.
         """
-        from elastic_run.multiprocessing.output.remainder import Source, leave  # noqa: PLC0415 - rarely
+        from elastic_run.multiprocessing.output.remainder import Source, leave
 
         opened = [(each, self._targets[each]) for channels in self._channels.values() for each in channels]
         sources = [Source(channel.fd, targets) for channel, targets in opened if channel.is_open and targets]

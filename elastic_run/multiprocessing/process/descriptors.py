@@ -18,7 +18,7 @@ def ensure_standard_descriptors() -> None:
             os.fstat(fd)
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-            os.set_inheritable(opened, True)  # noqa: FBT003 - the function's own signature
+            os.set_inheritable(opened, True)
 
 
 def inheritable_descriptors() -> list[int]:
@@ -49,7 +49,7 @@ def open_unnamed() -> int:
         return os.memfd_create("elastic-run")
     except (AttributeError, OSError):
         # Not in a Python that was built for an old C library, as conda's.
-        import tempfile  # noqa: PLC0415 - only then
+        import tempfile
 
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())

@@ -125,7 +125,7 @@ def _leave_here(fd: int) -> bool:
     """Set a descriptor beyond the limit to close-on-exec; return whether it is beyond the limit."""
     is_beyond = fd >= allowed_descriptors()
     if is_beyond:
-        os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
+        os.set_inheritable(fd, False)
     return is_beyond
 
 
@@ -133,7 +133,7 @@ def _limit_descriptors(soft: int | None) -> int | None:
     """Set this process's soft limit of descriptors; return the former limit, or None if nothing was changed."""
     if soft is None:
         return None
-    import resource  # noqa: PLC0415 - only where there are many workers
+    import resource
 
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -290,8 +290,8 @@ def _spawn(interpreter: str, reader: int, token: str, since: int) -> int:
     )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors  # noqa: PLC0415
-        from elastic_run.multiprocessing.process.fork_exec import start_process  # noqa: PLC0415 - a fork needs neither
+        from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
+        from elastic_run.multiprocessing.process.fork_exec import start_process
 
         argv = [interpreter, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
         closed = inheritable_descriptors()

@@ -179,7 +179,7 @@ class _Launcher:
         if not orders.is_over:
             sweep(orders.sessions, self.token, self.since, time.monotonic)
         if orders.directory:
-            import shutil  # noqa: PLC0415 - only after a disaster
+            import shutil
 
             shutil.rmtree(orders.directory, ignore_errors=True)
         orders.release()
@@ -291,7 +291,7 @@ def _has_ended(pidfd: int | None) -> bool:
 def make_pipe() -> tuple[int, int]:
     """Return both ends of a pipe that can carry descriptors; writing never blocks."""
     reading, writing = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    writing.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    writing.setblocking(False)
     writing.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, _PIPE_SIZE)
     return reading.detach(), writing.detach()
 
@@ -318,7 +318,7 @@ def end_connection(descriptor: int) -> None:
     """End a connection that this process holds: the other side reads the end of the stream, and not an error."""
     connected = _socket.socket(fileno=descriptor)
     try:
-        connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        connected.setblocking(False)
         # What nobody has read would make the kernel reset the connection.
         while connected.recv(1 << 16):
             pass

@@ -26,7 +26,7 @@ def apply_tracer(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Sequence[
     found: list[tuple[Sequence[str], Mapping[str, str]]] = []
 
     class Kept(subprocess.Popen):  # type: ignore[misc]  # the class is known at run time only
-        def _execute_child(self, args: Any, _executable: object, *rest: Any) -> None:  # noqa: ANN401 - Popen's own
+        def _execute_child(self, args: Any, _executable: object, *rest: Any) -> None:
             # Every Python since 3.3 calls it by position; gevent replaces it as well.
             self.pid = 0
             found.append((args if isinstance(args, (list, tuple)) else [args], rest[_ENVIRONMENT]))
@@ -35,7 +35,7 @@ def apply_tracer(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Sequence[
     return found[-1] if found else (argv, env)
 
 
-def _is_wrapped(subprocess: Any) -> bool:  # noqa: ANN401 - a module
+def _is_wrapped(subprocess: Any) -> bool:
     """Whether Popen is not the standard class; a wrapper's other attributes may all be copies of the original's."""
     popen = subprocess.Popen
     if not isinstance(popen, type):

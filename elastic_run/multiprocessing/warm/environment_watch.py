@@ -65,7 +65,7 @@ class EnvironmentWatch:
             self._watch(environ)
         self._references = self._count_references()
 
-    def _watch(self, environ: Any) -> None:  # noqa: ANN401 - private to `os`
+    def _watch(self, environ: Any) -> None:
         """Put functions in the place of its own; no methods, since a deep copy of the environment has them too."""
         encode, decode, decode_value = environ.encodekey, environ.decodekey, environ.decodevalue
         note_read, copiers, stand_ins = self._note_read, self._copiers, self._stand_ins
@@ -74,13 +74,13 @@ class EnvironmentWatch:
         if self._marks:
             passed[raw_name] = name if environ is os.environ else raw_name
 
-        def encode_key(key: Any) -> Any:  # noqa: ANN401 - str or bytes
+        def encode_key(key: Any) -> Any:
             raw = encode(key)
             if passed.get(raw) is not key and (text := os.fsdecode(key)) in _WATCHED:
                 note_read(text)
             return raw
 
-        def decode_key(raw: Any) -> Any:  # noqa: ANN401 - ditto
+        def decode_key(raw: Any) -> Any:
             if environ is not os.environ:
                 key = decode(raw)
             else:
@@ -134,7 +134,7 @@ class EnvironmentWatch:
     def _is_copied(self) -> bool:
         if self._count_references() == self._references:
             return False
-        import gc  # noqa: PLC0415 - a C module
+        import gc
 
         gc.collect()
         return any(now > before for now, before in zip(self._count_references(), self._references, strict=True))
@@ -143,7 +143,7 @@ class EnvironmentWatch:
         return [*map(sys.getrefcount, self._marks)]
 
 
-def _make_marks(environ: Any) -> tuple[Any, ...]:  # noqa: ANN401 - private to `os`
+def _make_marks(environ: Any) -> tuple[Any, ...]:
     """Return name and value of the secret variable: the objects in the environment, and the objects in copies."""
     raw_name = next((raw for raw in environ._data if raw == os.fsencode(contract.ENV_TOKEN)), None)  # noqa: SLF001
     if raw_name is None:
@@ -175,7 +175,7 @@ class _StandIn(str):
 
 
 def _make_stand_ins(
-    environ: Any,  # noqa: ANN401 - private to `os`
+    environ: Any,
     note_comparison: Callable[[str], None],
 ) -> dict[bytes, _StandIn]:
     """Give the environment a stand-in for each variable that it lacks; return their names as copies have them."""

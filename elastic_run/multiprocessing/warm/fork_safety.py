@@ -146,7 +146,7 @@ def _list_shared_memory() -> list[str]:
 
 
 def _find_threads() -> str:
-    import _thread  # noqa: PLC0415 - built in
+    import _thread
 
     if _thread._count():  # noqa: SLF001 - what `threading` knows is less
         return f"starts a thread{_name_python_threads()}, {_NOT_SURVIVED}"

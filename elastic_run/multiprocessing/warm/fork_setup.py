@@ -66,7 +66,7 @@ def begin_session(stdout: int, stderr: int) -> None:
 
 def start_by_exec(document: dict[str, Any]) -> None:
     """Become a worker by exec, in this process; never returns."""
-    from elastic_run import signals  # noqa: PLC0415 - most workers need none
+    from elastic_run import signals
 
     for number in signals.IGNORED_BY_PYTHON:
         signals.default_signal(number)
@@ -110,7 +110,7 @@ def _look_anew() -> None:
 
     Since then an earlier attempt may have made the one and replaced the other.
     """
-    import zipimport  # noqa: PLC0415 - frozen, and imported at Python's own start
+    import zipimport
 
     finders = sys.path_importer_cache
     for path, finder in list(finders.items()):
@@ -127,7 +127,7 @@ def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:
     os.environ.update({name: value for name, value in now.items() if name not in kept or name in imported} | imported)
 
 
-def _renew_stream(stream: Any, descriptor: int, name: str) -> None:  # noqa: ANN401 - a stream of Python's own
+def _renew_stream(stream: Any, descriptor: int, name: str) -> None:
     """Set up a standard stream for its descriptor as Python does at start: a terminal, a pipe and a file differ.
 
     The text stream stays the same object, since modules may hold it; what is beneath notes for ever whether it can be
@@ -165,7 +165,7 @@ def _draw_anew() -> None:
     if "multiprocessing.process" in modules:
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if "logging" in modules:
-        import time  # noqa: PLC0415 - a C module
+        import time
 
         logging: Any = modules["logging"]
         # Nanoseconds since Python 3.13.

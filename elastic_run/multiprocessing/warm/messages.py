@@ -29,7 +29,7 @@ _BYTE_ORDER = sys.byteorder
 def open_pair() -> tuple[_socket.socket, _socket.socket]:
     """Open two connected sockets, closed on exec: the agent's own, which doesn't block, and the other's."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
-    ours.setblocking(False)  # noqa: FBT003 - the function's own signature
+    ours.setblocking(False)
     return ours, theirs
 
 
@@ -39,7 +39,7 @@ def adopt(descriptor: int) -> _socket.socket:
     Where a module has called `socket.setdefaulttimeout`, Python has made it one that doesn't, for all who share it.
     """
     channel = _socket.socket(fileno=descriptor)
-    channel.setblocking(True)  # noqa: FBT003 - ditto
+    channel.setblocking(True)
     return channel
 
 
@@ -85,7 +85,7 @@ def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def put_into_file(document: dict[str, Any]) -> int:
     """Put a document of any size into a file without a name."""
-    from elastic_run.multiprocessing.process.descriptors import open_unnamed  # noqa: PLC0415 - a template needs none
+    from elastic_run.multiprocessing.process.descriptors import open_unnamed
 
     descriptor = open_unnamed()
     view = memoryview(marshal.dumps(document))

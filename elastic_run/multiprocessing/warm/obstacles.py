@@ -75,7 +75,7 @@ def _leave_out_user_site(options: Sequence[str]) -> bool:
 
 def _has_start_file(*, is_user_site_read: bool) -> bool:
     """Whether the file is where Python reads it at its start; Python reads no .pth file in PYTHONPATH, for example."""
-    import site  # noqa: PLC0415 - imported at Python's own start
+    import site
 
     is_user_site_read = is_user_site_read and bool(site.ENABLE_USER_SITE)
     read = {*site.getsitepackages(), *([site.getusersitepackages()] if is_user_site_read else ())}

@@ -35,7 +35,7 @@ class StartupReplay:
 
     def __init__(self) -> None:
         self._channel, theirs = reversed(messages.open_pair())
-        os.set_inheritable(theirs.fileno(), True)  # noqa: FBT003 - the function's own signature
+        os.set_inheritable(theirs.fileno(), True)
         program = _PROGRAM.format(root=_ROOT, descriptor=theirs.fileno())
         argv = [*sys.orig_argv[: _count_options() + 1], "-S", "-c", program]
         null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in range(3)]
@@ -61,10 +61,10 @@ def _count_options() -> int:
 
 def replay_startup(descriptor: int) -> None:
     """Go through Python's own start under watch, and end."""
-    import site  # noqa: PLC0415 - under -S it does nothing by itself
+    import site
 
     channel = messages.adopt(descriptor)
-    os.set_inheritable(descriptor, False)  # noqa: FBT003 - the function's own signature
+    os.set_inheritable(descriptor, False)
     watch = EnvironmentWatch()
     try:
         site.main()
@@ -76,7 +76,7 @@ def replay_startup(descriptor: int) -> None:
 
 def has_earlier_lines() -> bool:
     """Whether code of others may have run before our .pth file, at this moment of Python's own start."""
-    import site  # noqa: PLC0415 - it is running
+    import site
 
     # The environment's own directory comes first, and is among the others only afterwards.
     directories = {

@@ -36,7 +36,7 @@ class Subreaper:
 
     def __init__(self) -> None:
         try:
-            import ctypes  # noqa: PLC0415 - 5 ms that only warm workers need
+            import ctypes
         except ImportError as error:
             message = "this Python has no ctypes"
             raise OSError(message) from error

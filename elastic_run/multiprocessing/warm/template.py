@@ -49,7 +49,7 @@ def begin() -> None:
     # Popped first: Python reads the .pth files of a virtual environment twice, and imports may start processes.
     channel = messages.adopt(int(os.environ.pop(contract.ENV_TEMPLATE)))
     watch = ImportWatch()
-    os.set_inheritable(channel.fileno(), False)  # noqa: FBT003 - the function's own signature
+    os.set_inheritable(channel.fileno(), False)
     sys.addaudithook(_Hook(channel, watch, StartupReplay() if has_earlier_lines() else None))
 
 
@@ -82,7 +82,7 @@ class _Hook:
 
         The list of hooks is hidden from the garbage collector, but not the iterator that goes over it at this moment.
         """
-        import gc  # noqa: PLC0415 - a C module
+        import gc
 
         for iterator in gc.get_objects():
             if type(iterator) is _LIST_ITERATOR:
@@ -127,7 +127,7 @@ class Template:
 
     def _import(self, modules: Sequence[str], left_out: Sequence[str], own: Sequence[str]) -> bool:
         """Import the modules, and report the progress to the agent; return whether workers can be forked."""
-        import importlib  # noqa: PLC0415 - imported by site already
+        import importlib
 
         chosen = self._choose(modules, left_out)
         if not chosen:
@@ -155,7 +155,7 @@ class Template:
         """Return the modules, with the program's own in place of `auto`, and without packages that are left out."""
         if _AUTO not in names:
             return list(names)
-        from elastic_run.multiprocessing.warm.automatic_preload import choose_modules  # noqa: PLC0415 - it imports ast
+        from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
 
         own = [name for name in choose_modules(self._kind, self._program) if _package(name) not in left_out]
         return [*dict.fromkeys(each for name in names for each in (own if name == _AUTO else [name]))]
@@ -259,8 +259,8 @@ def _freeze() -> None:
     Up to a worker's end: there Python finds what nobody has closed by a collection, and `__main__` is among what is
     frozen. So files would keep what wasn't written yet, and finalizers wouldn't run.
     """
-    import atexit  # noqa: PLC0415 - a C module
-    import gc  # noqa: PLC0415 - ditto
+    import atexit
+    import gc
 
     gc.collect()
     gc.freeze()

@@ -180,7 +180,7 @@ class WorkerPool:
         """Tell once how much memory is saved; call it when the workers of a round are up."""
         if not self._worker_pids:
             return
-        from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing  # noqa: PLC0415 - the workers run by now
+        from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing
 
         pids, self._worker_pids, self._has_told_sharing = self._worker_pids, [], True
         saved = measure_sharing(pids, [template.pid for template in self._templates.values()])

@@ -244,7 +244,7 @@ class CoordinatorThread:
     def _open_worker_store(
         self, sockets: Sequence[_socket.socket]
     ) -> Callable[[_socket.socket, tuple[str, int]], None]:
-        from elastic_run.store.tcpstore.server import StoreServer  # noqa: PLC0415 - only where the port is shared
+        from elastic_run.store.tcpstore.server import StoreServer
 
         server = StoreServer(self._loop, sockets[0], separates_groups=True, is_fed=True)
         self._coordinator.clear_workers = server.reset

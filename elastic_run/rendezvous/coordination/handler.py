@@ -160,7 +160,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
             RendezvousStateError: This node is not taken in.
         """
         if self._rounds is None:
-            from elastic_run.rendezvous.torch_rounds import TorchStyleRounds  # noqa: PLC0415 - for agents not ours
+            from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
             self._rounds = TorchStyleRounds(self.open_session(_torch_style_setup()))
         return self._rounds.next_round()

@@ -96,7 +96,7 @@ class Link:
         self._owes = False  # whether a document was read that is not acknowledged yet
         self._silence: Timer | None = None
         self._error: OSError | None = None
-        connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        connected.setblocking(False)
         loop.add_reader(self._fd, self._receive)
 
     def fileno(self) -> int:

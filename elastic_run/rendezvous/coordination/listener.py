@@ -144,7 +144,7 @@ class Listener:
                     self._pause()
                 return
             connected = socket.socket(listening.family, listening.type, listening.proto, fd)
-            connected.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            connected.setblocking(False)
             host = str(address[0]).removeprefix("::ffff:")
             peer = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
             visitor = _Visitor(peer, self._loop.now(), connected)
@@ -283,13 +283,13 @@ class Listener:
         if not hello.nonce:
             self._tell_refused("it has no token, and this job has one", visitor.peer)
             return Answer(REFUSED, nonce=nonce)
-        from elastic_run.rendezvous.coordination.token_proof import SERVER  # noqa: PLC0415 - only with a token
+        from elastic_run.rendezvous.coordination.token_proof import SERVER
 
         proof = self._credentials.prove(SERVER, hello.nonce, nonce)
         return replace(answer, nonce=nonce, proof=proof)
 
     def _check_proof(self, visitor: _Visitor, link: Link, hello: Hello, message: dict[str, object]) -> None:
-        from elastic_run.rendezvous.coordination.token_proof import NODE  # noqa: PLC0415 - only with a token
+        from elastic_run.rendezvous.coordination.token_proof import NODE
 
         if self._credentials is None:
             self._close(visitor, "it says more than an opening has")

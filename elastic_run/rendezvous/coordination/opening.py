@@ -140,7 +140,7 @@ class Credentials:
     def prove(self, role: bytes, client_nonce: str, server_nonce: str) -> str:
         """Return the proof of one side."""
         # Imported only with a token: hashing costs milliseconds to import.
-        from elastic_run.rendezvous.coordination import token_proof  # noqa: PLC0415
+        from elastic_run.rendezvous.coordination import token_proof
 
         if self._key is None:
             self._key = token_proof.derive_key(self._token)
@@ -148,7 +148,7 @@ class Credentials:
 
     def is_proof(self, proof: object, role: bytes, client_nonce: str, server_nonce: str) -> bool:
         """Tell whether a proof is the right one, in a time that doesn't depend on the proof."""
-        import hmac  # noqa: PLC0415 - see above
+        import hmac
 
         expected = self.prove(role, client_nonce, server_nonce)
         return isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
@@ -156,7 +156,7 @@ class Credentials:
 
 def make_nonce() -> str:
     """Return random digits that were never used before."""
-    import os  # noqa: PLC0415 - only with a token
+    import os
 
     return os.urandom(32).hex()
 
@@ -220,7 +220,7 @@ def ask(
             connected.close()
             return answer, None, b""
         if credentials is not None:
-            from elastic_run.rendezvous.coordination.token_proof import NODE  # noqa: PLC0415 - only with a token
+            from elastic_run.rendezvous.coordination.token_proof import NODE
 
             proof = credentials.prove(NODE, hello.nonce, answer.nonce)
             connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": proof}))
@@ -269,7 +269,7 @@ def _check_token(answer: Answer, hello: Hello, credentials: Credentials | None, 
             message = f"the job at {name} has a token, and this node was given none"
             raise StoreTokenError(message)
         return
-    from elastic_run.rendezvous.coordination.token_proof import SERVER  # noqa: PLC0415 - only with a token
+    from elastic_run.rendezvous.coordination.token_proof import SERVER
 
     if not answer.nonce:
         message = f"the job at {name} has no token, and this node was given one"

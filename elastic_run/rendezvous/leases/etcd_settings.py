@@ -71,7 +71,7 @@ def read_tls(conf: Mapping[str, Any]) -> ssl.SSLContext | None:
             message = f"rendezvous setting protocol=http doesn't go with a certificate ({given}): give protocol=https"
             raise ValueError(message)
         return None
-    import ssl  # noqa: PLC0415 - imported when used
+    import ssl
 
     authority, certificate, key = files
     try:

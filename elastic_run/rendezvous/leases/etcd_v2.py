@@ -126,7 +126,7 @@ class EtcdV2Lease(LeaseStore):
     def close(self) -> None:
         self._servers.close()
 
-    def _call(self, method: Callable[..., Any], name: str, *values: str | None, **options: object) -> Any:  # noqa: ANN401 - python-etcd has no types
+    def _call(self, method: Callable[..., Any], name: str, *values: str | None, **options: object) -> Any:
         """Make one call of python-etcd's client about a key of the job; `..` is what holds the jobs.
 
         Returns:

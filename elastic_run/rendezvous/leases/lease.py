@@ -137,7 +137,7 @@ class Seal:
         expected = self._sign(key, text)
         if proof == expected == _NO_TOKEN:
             return text
-        import hmac  # noqa: PLC0415 - imported when used
+        import hmac
 
         if hmac.compare_digest(proof.encode(), expected.encode()):
             return text
@@ -152,7 +152,7 @@ class Seal:
     def _sign(self, key: str, text: str) -> str:
         if self._secret is None:
             return _NO_TOKEN
-        import hmac  # noqa: PLC0415 - imported when used
+        import hmac
 
         # With their lengths: no two different lists of parts give the same bytes.
         parts = b"".join(b"%d:" % len(part) + part for part in (self._run_id.encode(), key.encode(), text.encode()))

@@ -70,7 +70,7 @@ def render_page(job: Job, logs: Logs, others: list[str]) -> str:
     Raises:
         ModuleNotFoundError: jinja2 is not installed.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - an extra
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(os.path.dirname(__file__)),

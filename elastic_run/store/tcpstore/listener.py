@@ -144,7 +144,7 @@ def bind_port(host: str, port: int, *, is_dual_stack: bool = False) -> _socket.s
     family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
     bound = _socket.socket(family, _socket.SOCK_STREAM)
     try:
-        bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        bound.setblocking(False)
         bound.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         if is_dual_stack:
             bound.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
@@ -180,7 +180,7 @@ def find_port_owner(port: int) -> str:
         "pid 123 (name)"; "" where it can't be seen, as another user's.
     """
     try:
-        import psutil  # noqa: PLC0415 - only for a message about a port that is taken
+        import psutil
 
         listening = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
         pid = next((each.pid for each in listening if each.pid and each.laddr and each.laddr.port == port), None)
@@ -201,7 +201,7 @@ def raise_descriptor_limit() -> int:
     Returns:
         The soft limit before, which workers should get back: select() breaks above 1024.
     """
-    import resource  # noqa: PLC0415 - only where many clients are expected
+    import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

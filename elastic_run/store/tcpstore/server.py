@@ -213,7 +213,7 @@ class StoreServer:
             # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.
             return None
         socket = _socket.socket(listener.family, listener.type, listener.proto, fd)
-        socket.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        socket.setblocking(False)
         try:
             socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         except OSError:

@@ -24,7 +24,7 @@ def main() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     end_with_agent()
     # Takes a second, and the agent may be gone by then.
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
         "127.0.0.1",
@@ -44,7 +44,7 @@ def main() -> None:
 
 def limit_memory() -> None:
     """Bound what this process may take from now on; where the system can't say what it has, nothing is bounded."""
-    import resource  # noqa: PLC0415
+    import resource
 
     try:
         with open("/proc/self/status", encoding="utf-8") as file:
@@ -62,7 +62,7 @@ def end_with_agent() -> None:
     A thread that reads the pipe would have to wait for the interpreter's lock, which loading a library of hundreds of
     megabytes holds for long.
     """
-    import fcntl  # noqa: PLC0415
+    import fcntl
 
     if hasattr(os, "O_ASYNC"):
         fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())

@@ -151,7 +151,7 @@ def open_worker_store(
         return _AgentStore(port or 0, on_unknown_operation, host, on_refusal)
     host = LOOPBACK if host == LOCALHOST else host
     if mode == "torch":
-        from elastic_run.store.tcpstore.torch_server import TorchServer  # noqa: PLC0415 - not on the usual way
+        from elastic_run.store.tcpstore.torch_server import TorchServer
 
         def start(loop: Loop, listener: _socket.socket) -> TorchServer:
             return TorchServer(loop, listener, python=python, env=env, on_lost=on_lost, on_refusal=on_refusal)
@@ -210,7 +210,7 @@ class _AgentStore(_ListeningStore):
             loop.add_reader(listener.fileno(), lambda: self._begin(loop))
 
     def _begin(self, loop: Loop) -> None:
-        from elastic_run.store.tcpstore.server import StoreServer  # noqa: PLC0415 - not on the way to the first worker
+        from elastic_run.store.tcpstore.server import StoreServer
 
         for listener in (self._listener, *self._further):
             loop.remove_reader(listener.fileno())

@@ -121,7 +121,7 @@ def _describe(host: str, config: JobConfig) -> dict[str, Any]:
 
 def _connect(loop: Loop, address: tuple[str, int], on_connected: Callable[[socket.socket], None]) -> None:
     connecting = socket.socket()
-    connecting.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    connecting.setblocking(False)
     connecting.connect_ex(address)
 
     def go_on() -> None:

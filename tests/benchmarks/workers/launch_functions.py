@@ -21,9 +21,9 @@ def work() -> int:
 def main() -> None:
     """Launch once, as a program does."""
     if sys.argv[1] == "torchrun":
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415 - one of the two
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
     else:
-        from elastic_run import LaunchConfig, elastic_launch  # type: ignore[assignment]  # noqa: PLC0415 - the other
+        from elastic_run import LaunchConfig, elastic_launch  # type: ignore[assignment]
     nproc = int(sys.argv[3])
     options = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "functions", "max_restarts": 0}
     config = LaunchConfig(1, 1, nproc, start_method=sys.argv[2], **options)  # type: ignore[arg-type]

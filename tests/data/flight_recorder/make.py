@@ -46,7 +46,7 @@ def main(scenarios: list[str]) -> None:
 
 def run_rank(scenario: str) -> None:
     """Run one rank of a scenario."""
-    import torch.distributed as dist  # noqa: PLC0415 - only in ranks
+    import torch.distributed as dist
 
     dist.init_process_group("gloo")
     threading.Thread(target=_dump_and_end, args=(scenario, dist.get_rank())).start()
@@ -55,7 +55,7 @@ def run_rank(scenario: str) -> None:
 
 
 def _dump_and_end(scenario: str, rank: int) -> None:
-    from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # noqa: PLC0415 - only in ranks
+    from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
         _dump_fr_trace,
         _dump_fr_trace_json,
     )
@@ -76,7 +76,7 @@ def _dump_and_end(scenario: str, rank: int) -> None:
 
 
 def _missing_rank(dist: Any, rank: int) -> None:
-    import torch  # noqa: PLC0415 - only in ranks
+    import torch
 
     for _ in range(3):
         dist.all_reduce(torch.ones(4))
@@ -85,7 +85,7 @@ def _missing_rank(dist: Any, rank: int) -> None:
 
 
 def _missing_in_subgroup(dist: Any, rank: int) -> None:
-    import torch  # noqa: PLC0415 - only in ranks
+    import torch
 
     groups = [dist.new_group([0, 1], group_desc="left"), dist.new_group([2, 3], group_desc="right")]
     dist.all_reduce(torch.ones(4))
@@ -95,7 +95,7 @@ def _missing_in_subgroup(dist: Any, rank: int) -> None:
 
 
 def _other_operation(dist: Any, rank: int) -> None:
-    import torch  # noqa: PLC0415 - only in ranks
+    import torch
 
     dist.all_reduce(torch.ones(4))
     if rank == 1:
@@ -105,14 +105,14 @@ def _other_operation(dist: Any, rank: int) -> None:
 
 
 def _other_size(dist: Any, rank: int) -> None:
-    import torch  # noqa: PLC0415 - only in ranks
+    import torch
 
     dist.all_reduce(torch.ones(4))
     dist.all_reduce(torch.ones(1_000_000 if rank == 2 else 4))
 
 
 def _other_order(dist: Any, rank: int) -> None:
-    import torch  # noqa: PLC0415 - only in ranks
+    import torch
 
     dist.all_reduce(torch.ones(4))
     one, two = dist.new_group([0, 1], group_desc="one"), dist.new_group([0, 1], group_desc="two")
@@ -121,7 +121,7 @@ def _other_order(dist: Any, rank: int) -> None:
 
 
 def _all_joined(dist: Any, rank: int) -> None:
-    import torch  # noqa: PLC0415 - only in ranks
+    import torch
 
     dist.all_reduce(torch.ones(4))
     dist.barrier()

@@ -10,8 +10,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 def train(share: int) -> float:
     """Add up the ranks, each with a share."""
-    import torch  # noqa: PLC0415 - in the worker only
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     dist.init_process_group("gloo")
     total = torch.tensor(float(dist.get_rank() + share))

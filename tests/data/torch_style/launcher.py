@@ -19,8 +19,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 @record
 def train(how: str) -> float:
     """Add the ranks up with the other workers."""
-    import torch  # noqa: PLC0415 - in the worker only
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     if how == "fail" and os.environ["RANK"] == "1":
         message = "out of luck"

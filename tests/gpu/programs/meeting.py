@@ -26,8 +26,8 @@ def join(*, seconds: float = 600.0, has_own_host: bool = True) -> None:
     """
     if has_own_host:
         os.environ["NCCL_HOSTID"] = f"host-{RANK}"
-    import torch  # noqa: PLC0415 - NCCL reads the variable
-    import torch.distributed as dist  # noqa: PLC0415 - ditto
+    import torch
+    import torch.distributed as dist
 
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", timeout=timedelta(seconds=seconds))

@@ -49,7 +49,7 @@ class Defined:
     number = 7
 
 
-def child(answer: Any) -> None:  # noqa: ANN401 - a connection of multiprocessing's
+def child(answer: Any) -> None:
     """Tell what a child process sees."""
     main = sys.modules["__main__"]
     answer.send([main.__name__, getattr(main, "__file__", None), Defined.__module__, sys.argv, Defined.number])

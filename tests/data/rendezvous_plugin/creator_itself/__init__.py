@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 
-def create_rendezvous_handler(params: Any) -> Any:  # noqa: ANN401 - torch's, which are imported late
+def create_rendezvous_handler(params: Any) -> Any:
     """Return torch's own c10d handler, under the entry point's name."""
-    from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415 - as such packages do
+    from torch.distributed.elastic.rendezvous import (
         RendezvousConnectionError,
         RendezvousParameters,
     )
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend  # noqa: PLC0415
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler  # noqa: PLC0415
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
     if not isinstance(params, RendezvousParameters):
         message = f"params must be RendezvousParameters, not {type(params)}"

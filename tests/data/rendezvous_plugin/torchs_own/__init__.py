@@ -15,7 +15,7 @@ class TorchsOwn:
         params: What the launcher passes on.
     """
 
-    def __init__(self, params: Any) -> None:  # noqa: ANN401 - ours, where torch's are meant
+    def __init__(self, params: Any) -> None:
         backend, store = create_backend(params)
         self._handler: DynamicRendezvousHandler = create_handler(store, backend, params)
 
@@ -23,7 +23,7 @@ class TorchsOwn:
         """Return the entry point's name."""
         return "torchs-own"
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever torch's has
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
 
 
