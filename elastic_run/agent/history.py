@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.senders import Senders
     from elastic_run.agent.user_rules import UserRules
     from elastic_run.core.agent.messages import Command
-    from elastic_run.core.diagnosis.stack_groups import Dump, Place
-    from elastic_run.core.failure.evidence import RecorderFinding, Rule
-    from elastic_run.core.failure.oom_kills import OomKills
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.diagnosis.stacks import Dump, Place
+    from elastic_run.core.failure.diagnose import RecorderFinding, Rule
+    from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
     from elastic_run.core.job.restart_policy import Failure
     from elastic_run.core.protocol.decisions import End, EqualErrors
     from elastic_run.core.protocol.facts import NodeEnds
@@ -76,7 +75,6 @@ class History:
 
             import elastic_run.cluster.kernel_log
             import elastic_run.core.failure.diagnose
-            import elastic_run.core.failure.secondary_failures
             import elastic_run.core.failure.traceback_text
             import elastic_run.multiprocessing.errors.error_file
             import elastic_run.report.failure
@@ -148,8 +146,7 @@ class History:
         dumps, self._overdue = self._overdue, {}
         before, self._before_stop = self._before_stop, {}
         if dumps:
-            from elastic_run.core.diagnosis.stack_groups import find_place, has_not_moved
-            from elastic_run.core.diagnosis.stack_text import parse_stacks
+            from elastic_run.core.diagnosis.stacks import find_place, has_not_moved, parse_stacks
 
             for end in self._ends:
                 dump = dumps.get(end.rank) if end.was_stopped else None
@@ -391,8 +388,7 @@ def _is_disk_full(directory: str) -> bool:
 def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:
     """Note at each worker that failed what the kernel's log of the last seconds says of it."""
     from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log
-    from elastic_run.core.failure.diagnose import last_words
-    from elastic_run.core.failure.kernel_log import find_line, may_tell
+    from elastic_run.core.failure.diagnose import find_line, last_words, may_tell
 
     failed = [(end, last_words(end)) for end in ends if end.exitcode != 0 and not end.was_stopped]
     asked = [(end, words) for end, words in failed if may_tell(end, words)]

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elastic_run.core.failure.evidence import Rule
+    from elastic_run.core.failure.diagnose import Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 #: Seconds of CPU time for the search of one rule; rules that may take longer; seconds for all, on a busy machine.

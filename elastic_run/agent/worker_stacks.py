@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.agent.driver.last_output import add_silences
-from elastic_run.core.diagnosis.stack_text import shorten_stacks
+from elastic_run.core.diagnosis.stacks import shorten_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.agent_view import AgentView, Request
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
 
     Document = dict[str, Any]
 

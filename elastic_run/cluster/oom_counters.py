@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.cluster.cpus import ROOT, cgroup_entries, read_text
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.failure.root_cause import OomKills
 
 
 def read_oom_kills(*, root: str = ROOT) -> OomKills:

@@ -13,7 +13,7 @@ import json
 import pickle
 import re
 
-from elastic_run.core.failure.traceback_blocks import FOREIGN_PATHS
+from elastic_run.core.failure.traceback_text import FOREIGN_PATHS
 from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED, STARTED, Collective
 from elastic_run.records import dataclass
 

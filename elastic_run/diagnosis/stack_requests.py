@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.core.diagnosis.stack_groups import Dump
+from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.records import dataclass, field
 from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL

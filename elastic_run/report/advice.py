@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from elastic_run.core.failure.evidence import LOG_DISK_FULL
+from elastic_run.core.failure.diagnose import LOG_DISK_FULL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import os
 import time
 
 from elastic_run.contract import HANG
-from elastic_run.core.failure.evidence import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
+from elastic_run.core.failure.diagnose import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
 from elastic_run.report.advice import advice
@@ -25,9 +25,8 @@ from elastic_run.report.wording import count, end_verb, exception_line, ranks, s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.failure.evidence import Cause
-    from elastic_run.core.failure.exception_text import ExceptionText
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.failure.diagnose import Cause
+    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.report.job_result import Attempt, JobResult
 
 MOST_LINES = 25

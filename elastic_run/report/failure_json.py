@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.core.diagnosis.stack_groups import Place
-    from elastic_run.core.failure.evidence import Cause
-    from elastic_run.core.failure.exception_text import ExceptionText
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.diagnosis.stacks import Place
+    from elastic_run.core.failure.diagnose import Cause
+    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.report.job_result import Attempt, JobResult
 
 VERSION = 1

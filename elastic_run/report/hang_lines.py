@@ -5,7 +5,7 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import (
+from elastic_run.core.diagnosis.stacks import (
     FAILED,
     HAS_ENDED,
     WAITS,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from elastic_run.core.diagnosis.hang import Stillness
-    from elastic_run.core.diagnosis.stack_groups import Group
-    from elastic_run.core.failure.evidence import RecorderFinding
+    from elastic_run.core.diagnosis.stacks import Group
+    from elastic_run.core.failure.diagnose import RecorderFinding
 
 #: Groups of ranks that are shown.
 _GROUPS = 12

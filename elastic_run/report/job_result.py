@@ -8,8 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_run.core.diagnosis.stack_groups import Place
-    from elastic_run.core.failure.evidence import Cause, RecorderFinding, Rule
+    from elastic_run.core.diagnosis.stacks import Place
+    from elastic_run.core.failure.diagnose import Cause, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.protocol.decisions import EqualErrors
 
@@ -98,8 +98,7 @@ class JobResult:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """The causes of the failure, the likeliest first."""
-        from elastic_run.core.failure.diagnose import diagnose
-        from elastic_run.core.failure.evidence import Evidence
+        from elastic_run.core.failure.diagnose import Evidence, diagnose
         from elastic_run.report.failure_rules import built_in_rules
 
         return diagnose(

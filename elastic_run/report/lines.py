@@ -12,8 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.failure.exception_text import ExceptionText
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 
 #: Characters of an exception that a line shows.
 _EXCEPTION_LIMIT = 120

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.core.failure.diagnose import has_failed, is_stuck
 from elastic_run.core.failure.root_cause import compute_error_number
 from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import group_places
+from elastic_run.core.diagnosis.stacks import group_places
 from elastic_run.core.failure.diagnose import find_early_ends, find_stuck
 from elastic_run.core.failure.root_cause import failure_signature, has_equal_error, has_lost_rank
 from elastic_run.report.stack_lines import describe
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from elastic_run.core.diagnosis.stack_groups import Place
+    from elastic_run.core.diagnosis.stacks import Place
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.protocol.decisions import EqualErrors
 

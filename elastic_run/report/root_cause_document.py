@@ -6,9 +6,14 @@ is too long is cut. Long texts are cut before they are sent, because each node o
 
 from __future__ import annotations
 
-from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.oom_kills import OomKills
-from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd, compute_error_number, severity
+from elastic_run.core.failure.root_cause import (
+    STDERR_TAIL_LINES,
+    ExceptionText,
+    OomKills,
+    WorkerEnd,
+    compute_error_number,
+    severity,
+)
 from elastic_run.core.protocol.codec import to_document
 from elastic_run.report.lines import failed
 

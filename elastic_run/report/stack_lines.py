@@ -5,7 +5,7 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import group_dumps, shorten_groups
+from elastic_run.core.diagnosis.stacks import group_dumps, shorten_groups
 from elastic_run.report.text import printable
 from elastic_run.report.wording import ranks, span
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from elastic_run.core.diagnosis.stack_groups import Dump, Group
+    from elastic_run.core.diagnosis.stacks import Dump, Group
 
 #: Groups that a line names, and calls of each that are shown.
 _GROUPS = 8

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from elastic_run.core.failure.traceback_blocks import FOREIGN_PATHS
+from elastic_run.core.failure.traceback_text import FOREIGN_PATHS
 from elastic_run.records import dataclass, field
 from elastic_run.report.text import elide, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.failure.exception_text import ExceptionText
+    from elastic_run.core.failure.root_cause import ExceptionText
 
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?(?=/python3))/")

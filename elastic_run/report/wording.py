@@ -12,8 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_run.core.failure.exception_text import ExceptionText
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 
 #: The place in C++ code that gloo and NCCL put before their messages.
 _CPP_PLACE = re.compile(r"^\[/?\S+\.\w+:\d+\] ")

@@ -14,7 +14,8 @@ import pytest
 from elastic_run.cli.flags import FLAGS
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
-from elastic_run.core.failure.root_cause import WorkerEnd, parse_exception
+from elastic_run.core.failure.root_cause import WorkerEnd
+from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.report import Attempt, JobResult, failure_document
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR, ENV_RDZV_TOKEN
 from elastic_run.control.socket_directory import find_sockets
-from elastic_run.core.diagnosis.stack_groups import Dump
+from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.report.stack_lines import summary
 from tests.support.launch import launch as start
 from tests.support.sessions import free_port

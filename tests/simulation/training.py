@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.hang import HangWatch, Look, Signs
-from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.diagnosis.stacks import Place
 
 RANKS = 4
 #: Shortest and longest of each pause in seconds, where the timeout is 300.

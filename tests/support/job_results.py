@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elastic_run.core.failure.root_cause import WorkerEnd, find_root_cause, parse_exception
+from elastic_run.core.failure.root_cause import WorkerEnd, find_root_cause
+from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.report import JobResult
 
 STDERR = Path(__file__).parents[1] / "data" / "stderr"

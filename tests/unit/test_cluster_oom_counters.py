@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.cluster.oom_counters import read_oom_kills
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.failure.root_cause import OomKills
 
 if TYPE_CHECKING:
     from pathlib import Path

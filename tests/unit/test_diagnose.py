@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import EXIT_HUNG, HANG
-from elastic_run.core.diagnosis.stack_groups import STOPPED, Dump, Place, has_not_moved
-from elastic_run.core.failure import evidence as kinds
-from elastic_run.core.failure.diagnose import diagnose, find_stuck
-from elastic_run.core.failure.evidence import Evidence, RecorderFinding, Rule
-from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.diagnosis.stacks import STOPPED, Dump, Place, has_not_moved
+from elastic_run.core.failure import diagnose as kinds
+from elastic_run.core.failure.diagnose import Evidence, RecorderFinding, Rule, diagnose, find_stuck
+from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.protocol.facts import NodeEnds, StuckRank
 from elastic_run.report import JobResult, render
 from elastic_run.report.node_ends import describe_ends, read_places

@@ -11,8 +11,7 @@ from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.resource_readings import Usage
 from elastic_run.agent.driver.step import Step
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.root_cause import WorkerEnd
+from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 from elastic_run.core.job.config import JobConfig
 from elastic_run.report.event_schema import find_mistake
 

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.diagnosis import hang
-from elastic_run.core.diagnosis.hang import HangWatch, Look, Signs, Stillness
-from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET, Owner, describe_rank, join_nodes
-from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.diagnosis.hang import (
+    NO_DETECTION,
+    NOT_YET,
+    HangWatch,
+    Look,
+    Owner,
+    Signs,
+    Stillness,
+    describe_rank,
+    join_nodes,
+)
+from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.core.protocol.node_status import HANG as NODE_STATUS_HANG
 from elastic_run.core.protocol.node_status import is_sound
 from elastic_run.records import replace

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elastic_run.core.diagnosis.hang import Stillness
-from elastic_run.core.diagnosis.stack_groups import Place
-from elastic_run.core.failure.evidence import RecorderFinding
+from elastic_run.core.diagnosis.stacks import Place
+from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.records import replace
 from elastic_run.report import hang_lines
 

@@ -22,9 +22,8 @@ from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
 from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, SignReader, follow, sample_processes
 from elastic_run.agent.driver.process_counters import ProcessCounters
-from elastic_run.core.diagnosis.hang import Stillness
-from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, describe_rank
-from elastic_run.core.diagnosis.stack_groups import Dump, Place
+from elastic_run.core.diagnosis.hang import NO_DETECTION, Stillness, describe_rank
+from elastic_run.core.diagnosis.stacks import Dump, Place
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
 

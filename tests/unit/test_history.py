@@ -11,8 +11,7 @@ from elastic_run import contract
 from elastic_run.agent import history as module
 from elastic_run.agent.history import History
 from elastic_run.cluster import denied_paths, oom_counters
-from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.protocol.decisions import End

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log
-from elastic_run.core.failure import evidence as kinds
-from elastic_run.core.failure.diagnose import diagnose, last_words
-from elastic_run.core.failure.evidence import Evidence, Rule
-from elastic_run.core.failure.kernel_log import find_line, may_tell
+from elastic_run.core.failure import diagnose as kinds
+from elastic_run.core.failure.diagnose import Evidence, Rule, diagnose, find_line, last_words, may_tell
 from elastic_run.core.failure.root_cause import find_root_cause, is_secondary
 from elastic_run.report import failure_document, render
 from elastic_run.report.failure_rules import built_in_rules

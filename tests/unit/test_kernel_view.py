@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.diagnosis.stack_groups import STOPPED
+from elastic_run.core.diagnosis.stacks import STOPPED
 from elastic_run.diagnosis import kernel_view
 from elastic_run.signals import STACK_SIGNAL
 

@@ -14,7 +14,7 @@ from elastic_run.agent import WorkerSpec, health_check_server, local_elastic_age
 from elastic_run.agent.driver.worker_ranks import assign_ranks
 from elastic_run.agent.failures import describe_failure
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.multiprocessing.functions import start_processes
 from elastic_run.rendezvous.local import LocalRendezvousHandler

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.core.failure.root_cause import parse_exception
+from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.multiprocessing.output import last_exception
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 

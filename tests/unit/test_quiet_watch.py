@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run.agent.driver import quiet_watch
 from elastic_run.agent.driver.quiet_watch import QuietWatch, read_activity
-from elastic_run.core.diagnosis.quiet import Activity, is_quiet
+from elastic_run.core.diagnosis.hang import Activity, is_quiet
 from elastic_run.loop import Loop
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.failure.diagnose import find_rule
-from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.report import JobResult, render
 from elastic_run.report.advice import advice
 from elastic_run.report.failure_rules import built_in_rules, read_rules

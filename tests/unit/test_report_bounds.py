@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastic_run import contract
-from elastic_run.core.failure.evidence import RecorderFinding
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.diagnose import RecorderFinding
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report import Attempt, JobResult, render
 from elastic_run.report.text import columns
 from tests.support.job_results import STDERR, captured, result, stopped, worker_end

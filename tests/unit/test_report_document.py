@@ -7,7 +7,7 @@ import resource
 import signal
 from typing import TYPE_CHECKING
 
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.failure.root_cause import OomKills
 from elastic_run.report import Attempt, failure_document, write_failure_file
 from tests.support.job_results import NOON, captured, result, stopped, worker_end
 

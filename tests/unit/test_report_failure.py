@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.failure.evidence import RecorderFinding
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.failure.diagnose import RecorderFinding
+from elastic_run.core.failure.root_cause import OomKills
 from elastic_run.report import Attempt, JobResult, render
 from tests.support.job_results import NOON, captured, result, stopped, worker_end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run import contract
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report import lines
 from elastic_run.report.wording import end_verb
 from tests.support.job_results import captured, worker_end

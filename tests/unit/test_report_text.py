@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report.text import columns, elide, printable, shorten, shows_colors, wrap
 from elastic_run.report.trace import trace_lines
 from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.failure.oom_kills import OomKills
+from elastic_run.core.failure.root_cause import OomKills
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.report import render
 from elastic_run.report.root_cause_document import decode_root_cause, encode_root_cause

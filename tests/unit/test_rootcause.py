@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.root_cause import (
     BARE_END,
     LOST_RANK,
     OWN_EXCEPTION,
+    ExceptionText,
     WorkerEnd,
     failure_signature,
     find_root_cause,
@@ -19,9 +19,9 @@ from elastic_run.core.failure.root_cause import (
     is_deterministic,
     is_secondary,
     is_unguarded_launch,
-    parse_exception,
     severity,
 )
+from elastic_run.core.failure.traceback_text import parse_exception
 
 DATA = Path(__file__).parents[1] / "data" / "stderr"
 OWN = ExceptionText("ValueError", "bad batch 17", where="train.py:9")

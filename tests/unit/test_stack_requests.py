@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.diagnosis.stack_groups import Dump
+from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.diagnosis.stack_requests import StackRequests
 from elastic_run.loop import Loop

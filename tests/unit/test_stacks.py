@@ -11,8 +11,18 @@ from pathlib import Path
 import pytest
 
 from elastic_run import contract, worker_start
-from elastic_run.core.diagnosis.stack_groups import Dump, Group, Place, find_place, group_dumps
-from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread, parse_stacks, shorten_stacks
+from elastic_run.core.diagnosis.stacks import (
+    Dump,
+    Frame,
+    Group,
+    Place,
+    Stacks,
+    Thread,
+    find_place,
+    group_dumps,
+    parse_stacks,
+    shorten_stacks,
+)
 from elastic_run.diagnosis.kernel_view import describe_threads
 from elastic_run.diagnosis.stack_files import render_stacks, write_stacks
 from elastic_run.report import stack_lines

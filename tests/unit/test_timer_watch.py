@@ -14,7 +14,7 @@ import pytest
 from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers, timer_exception
 from elastic_run.agent.removal_watch import RemovalWatch
 from elastic_run.contract import TIMER_EXPIRED
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.loop import Loop
 from elastic_run.timer import FileTimerClient, expiries
 from elastic_run.timer.requests import FileTimerRequest

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import LOST_LINES
-from elastic_run.core.failure.root_cause import parse_exception
-from elastic_run.core.failure.torn_names import TORN_MESSAGE
-from elastic_run.multiprocessing.output.tail import Tail
+from elastic_run.core.failure.traceback_text import parse_exception
 
 if TYPE_CHECKING:
-    from elastic_run.core.failure.exception_text import ExceptionText
+    from elastic_run.core.failure.root_cause import ExceptionText
 
 DATA = Path(__file__).parents[1] / "data" / "stderr"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    step()\n'
@@ -209,66 +207,6 @@ def test_a_frame_behind_a_dot_of_progress_has_its_place() -> None:
     """The dot has no end of a line."""
     text = TRACEBACK.replace("  File", ".  File") + "ValueError: x\n"
     assert parse(text) == ("ValueError", "x", "train.py:3 in main")
-
-
-#: Stderr of an unbuffered Python 3.11 with four writing threads, without most of their whole lines -> as above.
-TORN = {
-    "before_the_name": ("ShardError", "batch 17 is broken", "torn.py:5 in load"),
-    "both_sides_of_the_name": ("ShardError", TORN_MESSAGE, "torn.py:5 in load"),
-    "every_part": ("ValueError", TORN_MESSAGE, "torn.py:6 in load"),
-    "frame_and_name": ("ValueError", TORN_MESSAGE, "torn.py:6 in load"),
-    "innermost_frame": ("ShardError", "batch 17 is broken", "torn.py:5 in load"),
-    "message_far_below": ("ValueError", TORN_MESSAGE, "torn.py:6 in load"),
-    "name_and_message": ("ValueError", TORN_MESSAGE, "torn.py:6 in load"),
-    "no_end_of_line": ("ValueError", TORN_MESSAGE, "torn.py:6 in load"),
-}
-
-
-@pytest.mark.parametrize("after", [0, 40_000])
-@pytest.mark.parametrize("name", TORN)
-def test_an_exception_is_found_in_torn_lines(name: str, after: int) -> None:
-    """Other threads wrote between the parts of its lines; type and place are told, and that they aren't certain."""
-    assert {path.stem for path in (DATA / "torn").glob("*.txt")} == set(TORN)
-    tail = Tail()
-    for line in (DATA / "torn" / f"{name}.txt").read_bytes().splitlines(keepends=True) + [b"step 7\n"] * after:
-        tail.add(line)
-    text = tail.read().decode()
-    exception = parse_exception(text, exitcode=1)
-    assert exception is not None
-    assert (exception.type, exception.message.partition("\n")[0], exception.where) == TORN[name]
-    assert not exception.is_certain
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("step 1" + TRACEBACK + "step 10\nValueError: x\n", "ValueError"),
-        (TRACEBACK + "ValueErrorstep 3\n", "ValueError"),
-        (TRACEBACK + "step 3ValueError: x\n", "ValueError"),
-        (TRACEBACK + "step 3ValueErrorstep 4\n: x\n", "ValueError"),
-        (TRACEBACK + " 9%|#  | 12.1it/s]zlib.error\n 9%|#| 1/9ValueError: x\n", "ValueError"),
-        (TRACEBACK + "    raise lib.Oops(3)\nstep 3lib.Oops: x\n", "Oops"),
-        (TRACEBACK + "    raise lib.Oops(3)\nretry after Oops in step 3\n", None),
-        (TRACEBACK + "queue.Fullstep 3\nTimeoutErrorstep 4\n", "TimeoutError"),
-        (TRACEBACK + "torchstep 3\n.step 4\nstep 5OutOfMemoryErrorstep 6\n", "OutOfMemoryError"),
-        (TRACEBACK + "main.<locals>.MyErrorstep 3\n", "main.<locals>.MyError"),
-        (TRACEBACK + 'step 3TimeoutError\nstep 4  File "a.py", line 1, in f\nValueErrorstep 5\n', "ValueError"),
-        (TRACEBACK + "retry after ValueError in step 3\n(ValueError)\nValueError()\n", None),
-        (TRACEBACK + 'step 3raise ValueError("x")\nexcept ValueError: pass\n', None),
-        ("step 3\nValueErrorstep 3\n", None),
-        ("Traceback (most recent call last):\nValueErrorstep 3\n", None),
-        (TRACEBACK + "KeyErrorstep 3\nValueError: x\n", "ValueError"),
-        (TRACEBACK + "ValueError: x\nKeyErrorstep 3\n", "ValueError"),
-        (TRACEBACK + "ValueError: x\n" + TRACEBACK + "retry after KeyError in step 3\n", "ValueError"),
-    ],
-)
-def test_a_torn_name_counts_only_where_nothing_else_names_the_exception(text: str, expected: str | None) -> None:
-    """It stands behind a frame and touches other output; a whole line is preferred, and another exit code says no."""
-    exception = parse_exception(text, exitcode=1)
-    assert (exception.type if exception else None) == expected
-    for exitcode in (None, 2, -6, -9):
-        exception = parse_exception(text, exitcode=exitcode)
-        assert exception is None or exception.summary == "ValueError: x"
 
 
 @pytest.mark.parametrize(

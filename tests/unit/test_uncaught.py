@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.diagnosis.stack_groups import Dump, Place
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.diagnosis.stacks import Dump, Place
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.core.failure.uncaught import (
     Uncaught,
     confirm,

@@ -10,7 +10,7 @@ import pytest
 from elastic_run.agent.driver import d_state
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET
+from elastic_run.core.diagnosis.hang import NO_DETECTION, NOT_YET
 from elastic_run.core.protocol.node_status import HANG, is_sound
 from tests.support.stream_bench import Clockwork
 

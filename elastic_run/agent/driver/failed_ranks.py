@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.loop import Loop, Timer
 
 #: Seconds from an exception to the line about it; most workers have ended by then.

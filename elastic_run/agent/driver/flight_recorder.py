@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from elastic_run.core.failure.evidence import RecorderFinding
+    from elastic_run.core.failure.diagnose import RecorderFinding
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.logs import LogsDest
 
@@ -181,7 +181,7 @@ class FlightRecorder:
             aborted: Ranks that got data of another size than their collective takes.
             is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.
         """
-        from elastic_run.core.failure.evidence import RecorderFinding
+        from elastic_run.core.failure.diagnose import RecorderFinding
         from elastic_run.diagnosis.dump_files import find_dumps
         from elastic_run.diagnosis.dump_format import DumpError
         from elastic_run.diagnosis.trace_analysis import analyse

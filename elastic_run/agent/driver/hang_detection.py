@@ -27,7 +27,7 @@ from elastic_run.agent.driver.hang_signs import (
 )
 from elastic_run.agent.gpu_question import ask_gpu_use
 from elastic_run.core.diagnosis import hang
-from elastic_run.core.diagnosis.job_stillness import NOT_YET, count_wait, describe_rank, join_nodes
+from elastic_run.core.diagnosis.hang import NOT_YET, count_wait, describe_rank, join_nodes
 from elastic_run.core.protocol.node_status import HANG
 from elastic_run.records import dataclass, replace
 
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.cluster.gpu_use import GpuUse
-    from elastic_run.core.diagnosis.hang import Stillness
-    from elastic_run.core.diagnosis.job_stillness import JobStillness, Owner
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.hang import JobStillness, Owner, Stillness
+    from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.loop import Loop, Timer
 
 #: Seconds that workers get for their stacks; a verdict waits for them.

@@ -12,9 +12,8 @@ import time
 
 from elastic_run import contract
 from elastic_run.core.agent import messages
-from elastic_run.core.diagnosis.stack_groups import FAILED, rank_suspicion
-from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd
+from elastic_run.core.diagnosis.stacks import FAILED, rank_suspicion
+from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, ExceptionText, WorkerEnd
 from elastic_run.report import hang_lines
 
 TYPE_CHECKING = False
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.hang_detection import Hang
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
-    from elastic_run.core.diagnosis.stack_groups import Dump
-    from elastic_run.core.failure.evidence import RecorderFinding
+    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.diagnose import RecorderFinding
     from elastic_run.loop import Loop
 
 __all__ = ["HangReaction"]

@@ -19,8 +19,7 @@ from elastic_run import contract
 from elastic_run.agent.driver.last_words import find_last_words
 from elastic_run.agent.driver.process_counters import ProcessCounters
 from elastic_run.core.diagnosis.hang import Look, Signs
-from elastic_run.core.diagnosis.stack_groups import find_place
-from elastic_run.core.diagnosis.stack_text import parse_stacks
+from elastic_run.core.diagnosis.stacks import find_place, parse_stacks
 from elastic_run.core.failure.uncaught import place_failed, place_last_words
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.multiprocessing.process.process_table import list_running_threads, read_stat
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
 
 _TICK = os.sysconf("SC_CLK_TCK")
 #: Seconds without sleep in which a thread computes. A thread that polls sleeps sooner, also if it has to wait for a

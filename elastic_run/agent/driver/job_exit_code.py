@@ -8,7 +8,7 @@ from elastic_run.core.job.restart_policy import STOP_JOB, Failure
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.agent import messages
-    from elastic_run.core.failure.evidence import Rule
+    from elastic_run.core.failure.diagnose import Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}

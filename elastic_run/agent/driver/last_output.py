@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
 
 #: Bytes of a log file in which its last line is looked for.
 _READ = 512

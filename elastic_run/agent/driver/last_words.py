@@ -10,17 +10,16 @@ Of both the last words are shown only where the job hangs or is stopped; nothing
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import is_in_shutdown
-from elastic_run.core.diagnosis.stack_text import parse_stacks
-from elastic_run.core.failure.root_cause import parse_exception
+from elastic_run.core.diagnosis.stacks import is_in_shutdown, parse_stacks
+from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.multiprocessing.output.activity import SILENCE
 from elastic_run.report.lines import last_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stack_groups import Dump
-    from elastic_run.core.failure.exception_text import ExceptionText
+    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.root_cause import ExceptionText
     from elastic_run.loop import Loop, Timer
 
 __all__ = ["LastWords", "find_last_words", "keep_last_words"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.core.diagnosis.quiet import Activity, is_quiet
+from elastic_run.core.diagnosis.hang import Activity, is_quiet
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.multiprocessing.process.process_table import read_stat
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.failure.uncaught import Uncaught
     from elastic_run.diagnosis.stack_requests import StackRequests

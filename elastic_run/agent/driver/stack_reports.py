@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
 

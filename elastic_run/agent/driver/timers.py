@@ -16,7 +16,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.agent.removal_watch import RemovalWatch
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
 from elastic_run.signals import signal_name
 from elastic_run.timer import expiries

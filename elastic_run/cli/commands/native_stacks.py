@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_run.control.jobs import RunningJob
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
 
 __all__ = ["show_native_stacks"]
 

@@ -10,7 +10,7 @@ from elastic_run.cli.commands.nodes import JOB_STACKS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.stdout import print_text
 from elastic_run.control.jobs import RUN_HELP, find_job
-from elastic_run.core.diagnosis.stack_groups import Dump
+from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
 from elastic_run.report.stack_lines import details, rank_lines, summary

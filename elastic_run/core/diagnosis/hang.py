@@ -18,16 +18,21 @@ Rules
 - The job hangs when every rank that runs has been still for the timeout. One rank with progress is enough for none.
 - If the observer itself did not run, it has seen nothing: all begins anew.
 - `auto`: the timeout is `_RHYTHM` times the longest stillness of this round that ended by itself, at least `FLOOR`.
+- Of several nodes, each reports what its last look has shown, in seconds of its own clock, so no two clocks are
+  compared. There is no verdict before all nodes of the round have answered.
 """
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    Document = Mapping[str, Any]
 
 #: Part of a processor that the background threads and processes of a rank that waits take at most.
 _IDLE = 0.02
@@ -60,46 +65,27 @@ _RHYTHM = 10
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What is read of a rank at each tick.
+    """What is read of a rank at each tick."""
 
-    Args:
-        marks: Counts of its heartbeats and of its output: a change is progress.
-        cpu: Seconds of processor time of the worker's process.
-    """
-
-    marks: tuple[int, ...]
-    cpu: float
+    marks: tuple[int, ...]  # Counts of its heartbeats and of its output: a change is progress
+    cpu: float  # Seconds of processor time of the worker's process
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One rank at one moment.
+    """One rank at one moment."""
 
-    Args:
-        stack: Equal where the main thread is at the same place of the same calls, or is unknown for the same reason.
-        place: That place.
-        collectives: What the flight recorder has counted; "" where it doesn't tell.
-        is_open: Whether it tells of a collective that has not ended.
-        is_running: Whether a thread of the worker's process has a processor, or waits for one.
-        has_running_child: Whether one of its descendants does so.
-        wakes: Times that the main thread has slept and gone on.
-        cpu: Seconds of processor time of the worker's process.
-        children_cpu: The same of its descendants.
-        moved: Bytes that all of them have read and written.
-        is_gpu_busy: Whether a GPU that the worker's process uses has computed lately.
-    """
-
-    stack: str
-    place: Place = Place()
-    collectives: str = ""
-    is_open: bool = False
-    is_running: bool = False
-    has_running_child: bool = False
-    wakes: int = 0
-    cpu: float = 0.0
-    children_cpu: float = 0.0
-    moved: int = 0
-    is_gpu_busy: bool = False
+    stack: str  # Equal where the main thread is at the same place of the same calls, or is unknown for the same reason
+    place: Place = Place()  # That place
+    collectives: str = ""  # What the flight recorder has counted; "" where it doesn't tell
+    is_open: bool = False  # Whether it tells of a collective that has not ended
+    is_running: bool = False  # Whether a thread of the worker's process has a processor, or waits for one
+    has_running_child: bool = False  # Whether one of its descendants does so
+    wakes: int = 0  # Times that the main thread has slept and gone on
+    cpu: float = 0.0  # Seconds of processor time of the worker's process
+    children_cpu: float = 0.0  # The same of its descendants
+    moved: int = 0  # Bytes that all of them have read and written
+    is_gpu_busy: bool = False  # Whether a GPU that the worker's process uses has computed lately
 
     @property
     def waits(self) -> bool:
@@ -109,19 +95,12 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Stillness:
-    """How long a rank has been without progress.
+    """How long a rank has been without progress."""
 
-    Args:
-        place: Where it is.
-        waits: Whether it waits for others.
-        same: Seconds in which stack, collectives and signs did not change.
-        idle: The part of them, up to now, in which its processes did nothing either.
-    """
-
-    place: Place
-    waits: bool
-    same: float
-    idle: float
+    place: Place  # Where it is
+    waits: bool  # Whether it waits for others
+    same: float  # Seconds in which stack, collectives and signs did not change
+    idle: float  # The part of them, up to now, in which its processes did nothing either
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,33 +115,20 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True)
 class HangWatch:
-    """The watch over one round's ranks of one node.
+    """The watch over one round's ranks of one node."""
 
-    Args:
-        given: The timeout in seconds; 0 for `auto`.
-        longest_tick: Seconds between two ticks, at most.
-        signs: Of the last tick, by rank.
-        busy: Ranks that used a processor in the tick before the last look.
-        calmed: Ranks that did so in the tick before the look before, and not in that of the last look.
-        ranks: What is known of ranks since their last progress.
-        ticked_at: When the last tick was, or None.
-        previous_at: When the tick before that was.
-        looked_at: When the last look since the last sign was, or None.
-        longest: The longest stillness that ended by itself.
-        told: The looks of the hang that was told, or None.
-    """
-
-    given: float
-    longest_tick: float = _LONGEST_TICK
-    signs: Mapping[int, Signs] = field(default_factory=dict)
-    busy: frozenset[int] = frozenset()
+    given: float  # The timeout in seconds; 0 for `auto`
+    longest_tick: float = _LONGEST_TICK  # Seconds between two ticks, at most
+    signs: Mapping[int, Signs] = field(default_factory=dict)  # Of the last tick, by rank
+    busy: frozenset[int] = frozenset()  # Ranks that used a processor in the tick before the last look
+    #: Ranks that did so in the tick before the look before, and not in that of the last look
     calmed: frozenset[int] = frozenset()
-    ranks: Mapping[int, _Rank] = field(default_factory=dict)
-    ticked_at: float | None = None
-    previous_at: float = 0.0
-    looked_at: float | None = None
-    longest: float = 0.0
-    told: Mapping[int, Look] | None = None
+    ranks: Mapping[int, _Rank] = field(default_factory=dict)  # What is known of ranks since their last progress
+    ticked_at: float | None = None  # When the last tick was, or None
+    previous_at: float = 0.0  # When the tick before that was
+    looked_at: float | None = None  # When the last look since the last sign was, or None
+    longest: float = 0.0  # The longest stillness that ended by itself
+    told: Mapping[int, Look] | None = None  # The looks of the hang that was told, or None
 
     @property
     def timeout(self) -> float:
@@ -176,16 +142,7 @@ class HangWatch:
 
 
 def tick(watch: HangWatch, now: float, signs: Mapping[int, Signs]) -> tuple[HangWatch, bool]:
-    """Take what a tick has read.
-
-    Args:
-        watch: What is known.
-        now: Monotonic seconds.
-        signs: Of each rank that runs.
-
-    Returns:
-        What is known now, and whether to look at the ranks.
-    """
+    """Return what is known after a tick has read the signs of each rank that runs, and whether to look at the ranks."""
     if watch.ticked_at is None:
         return replace(watch, signs=signs, ticked_at=now), False
     seconds, before = now - watch.ticked_at, watch.signs
@@ -203,12 +160,7 @@ def tick(watch: HangWatch, now: float, signs: Mapping[int, Signs]) -> tuple[Hang
 
 
 def count_pause(watch: HangWatch, now: float) -> float:
-    """Return the seconds until the next tick: the period, or less if no rank will have made progress for the timeout.
-
-    Args:
-        watch: What is known.
-        now: Monotonic seconds.
-    """
+    """Return the seconds until the next tick: less than the period if the timeout will be over before."""
     if watch.looked_at is None or watch.told is not None:
         return watch.period
     beyond = count_seconds(measure(watch, now + watch.period)) - watch.timeout
@@ -216,13 +168,7 @@ def count_pause(watch: HangWatch, now: float) -> float:
 
 
 def look(watch: HangWatch, now: float, looks: Mapping[int, Look]) -> HangWatch:
-    """Take what a look has shown.
-
-    Args:
-        watch: What is known.
-        now: Monotonic seconds.
-        looks: Of each rank that runs.
-    """
+    """Take what a look has shown."""
     ranks = {rank: _follow(watch, rank, seen, now) for rank, seen in looks.items()}
     has_progress = any(
         ranks[rank].idle_since > known.idle_since for rank, known in watch.ranks.items() if rank in ranks
@@ -240,12 +186,7 @@ def tell(watch: HangWatch) -> HangWatch:
 
 
 def measure(watch: HangWatch, now: float) -> dict[int, Stillness]:
-    """Return how long each rank has been still; those with a sign since the last look are not.
-
-    Args:
-        watch: What is known.
-        now: Monotonic seconds.
-    """
+    """Return how long each rank has been still; those with a sign since the last look are not."""
     found = {}
     for rank in watch.signs:
         known = watch.ranks.get(rank)
@@ -258,11 +199,7 @@ def measure(watch: HangWatch, now: float) -> dict[int, Stillness]:
 
 
 def count_seconds(ranks: Mapping[int, Stillness]) -> float:
-    """Return for how many seconds no rank has made progress.
-
-    Args:
-        ranks: All ranks that run, of one node or of a whole job.
-    """
+    """Return for how many seconds no rank has made progress."""
     waiting = {rank for rank, still in ranks.items() if still.waits}
     return min((_count(still, others_wait=bool(waiting - {rank})) for rank, still in ranks.items()), default=0.0)
 
@@ -322,3 +259,113 @@ def _is_look_due(watch: HangWatch, now: float, *, has_change: bool) -> bool:
 def _longest(watch: HangWatch, now: float) -> float:
     """Return the longest stillness, where the present one has just ended."""
     return max(watch.longest, count_seconds(measure(watch, now)))
+
+
+# --- all nodes of a job -----------------------------------------------------------------------------------------------
+#: Seconds after which a node of a large job takes it that no other node asks the nodes for their ranks, and the seconds
+#: that each further node waits for those before it.
+_UNASKED = 45.0
+_TURN = 0.1
+#: The timeout of a node that detects no hangs, and of one that can't tell yet.
+NO_DETECTION = -1
+NOT_YET = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The worker that has a rank: its node's name, its pid, and its number on the node."""
+
+    host: str
+    pid: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStillness:
+    """The ranks of all nodes."""
+
+    seconds: float  # For how long no rank has made progress; 0 where that is not known of all nodes
+    timeout: float  # The longest timeout of all nodes, in seconds
+    ranks: Mapping[int, Stillness]  # How long each rank has been still, by global rank
+    owners: Mapping[int, Owner]  # The worker of each rank
+    #: Seconds until `seconds` may reach the timeout, at the earliest; below 0 where a node's next look is due
+    left: float = 0.0
+    without: tuple[str, ...] = ()  # Names of nodes that detect no hangs
+
+
+def count_wait(group_rank: int, *, over_for: float, unasked_for: float) -> float:
+    """Return the seconds until a node of a large job asks all nodes itself; 0 or less if it is its turn.
+
+    If each of 1,000 nodes asked all nodes, there would be a million answers. The node with rank 0 asks at once, unless
+    its workers have ended. Then it never asks, and the next node gets its turn a moment later.
+    """
+    turn = group_rank * _TURN
+    return 0.0 if group_rank == 0 else max(turn - over_for, _UNASKED + turn - unasked_for)
+
+
+def describe_rank(rank: int, still: Stillness, *, pid: int, local_rank: int) -> dict[str, Any]:
+    """Return what a node tells of one of its ranks; `core.protocol.node_status` has the types."""
+    place = still.place
+    return {
+        "rank": rank,
+        "pid": pid,
+        "local_rank": local_rank,
+        "same": still.same,
+        "idle": still.idle,
+        "waits": still.waits,
+        "function": place.function,
+        "file": place.file,
+        "line": place.line,
+        "is_waiting": place.is_waiting,
+        "problem": place.problem,
+    }
+
+
+def join_nodes(documents: Sequence[Document], *, expected: int, round_number: int) -> JobStillness:
+    """Put the answers of the nodes together."""
+    ranks, owners, now = {}, {}, {}
+    for document in documents:
+        for worker in document["workers"]:
+            ranks[worker["rank"]] = still = _read_rank(worker)
+            now[worker["rank"]] = replace(still, same=still.same + document["age"], idle=still.idle + document["age"])
+            owners[worker["rank"]] = Owner(document["host"], worker["pid"], worker["local_rank"])
+    timeouts = [document["timeout"] for document in documents]
+    timeout, is_complete = max(timeouts, default=0.0), len(documents) == expected
+    is_judged = min(timeouts, default=NOT_YET) >= 0 and all(one["round"] == round_number for one in documents)
+    return JobStillness(
+        seconds=count_seconds(ranks) if is_complete and is_judged else 0.0,
+        timeout=timeout,
+        ranks=ranks,
+        owners=owners,
+        left=(timeout - count_seconds(now) if is_judged else timeout) if is_complete else 0.0,
+        without=tuple(document["host"] for document in documents if document["timeout"] == NO_DETECTION),
+    )
+
+
+def _read_rank(worker: Document) -> Stillness:
+    place = Place(worker["function"], worker["file"], worker["line"], worker["is_waiting"], worker["problem"])
+    return Stillness(place, worker["waits"], worker["same"], worker["idle"])
+
+
+# --- a quiet round ----------------------------------------------------------------------------------------------------
+#: Part of one processor that all background threads of a worker take at most while it waits.
+_QUIET = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the processes of a round have done so far."""
+
+    cpu: float  # Seconds of processor time
+    written: int  # Bytes that they have written to files, pipes and terminals
+    workers: int  # Workers that run
+
+
+def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
+    """Whether nothing happened between two moments.
+
+    Processes that have ended take their time with them, so less is a change too.
+    """
+    if not after.workers or before.workers != after.workers or before.written != after.written:
+        return False
+    return abs(after.cpu - before.cpu) <= _QUIET * after.workers * seconds

@@ -1,14 +1,18 @@
-"""Evidence to causes, the likeliest first. Pure, and imported only after a failure.
+"""Evidence of a failed attempt to its causes, the likeliest first. Pure, and imported only after a failure.
 
 Rules
-- A failure of a worker's own, by `severity`, is the cause. The kernel's log, else the OOM killer's counters, tell where
+- A failure of a worker's own, by `severity`, is the cause. The kernel's log, else the OOM killer's counters, show where
   a SIGKILL came from.
 - If all failures are of a lost peer, the cause is elsewhere: at nodes that the job has lost, at a rank that had ended
   with code 0 while the others went on, at the rank that the flight recorder names, or at a rank that did not stop and
   waited for nobody. A rank that had ended and that the flight recorder names, too, comes first.
 - A flight recorder that has not seen all ranks of the job accuses nobody above the failure itself.
-- Different versions of torch on the nodes are possible causes of any failure: they are told beside it.
+- Different versions of torch on the nodes are possible causes of any failure: they are reported beside it.
 - Failures that are equal (`has_equal_error`) are one cause of several ranks.
+
+Sources of the kernel's lines: mm/oom_kill.c, arch/x86/mm/fault.c, arch/x86/kernel/traps.c, arch/arm64/kernel/traps.c,
+and NVIDIA's list of Xid errors. The kernel logs a crash with the number of the thread, which is the pid in the main
+thread only.
 """
 
 from __future__ import annotations
@@ -16,53 +20,91 @@ from __future__ import annotations
 import re
 
 from elastic_run.contract import HANG
-from elastic_run.core.failure.evidence import (
-    CERTAIN,
-    COLLECTIVE,
-    EARLY_EXIT,
-    END,
-    EXCEPTION,
-    GPU_DEFECT,
-    HUNG,
-    LIKELY,
-    LOG_DISK_FULL,
-    LOST_PEER,
-    NODE_EVENT,
-    OOM_KILL,
-    OTHER_VERSION,
-    OWN_ADDRESS,
-    POSSIBLE,
-    STUCK,
-    Cause,
-)
-from elastic_run.core.failure.exit_code_hints import help_against_end
-from elastic_run.core.failure.kernel_log import is_gpu_defect, is_oom_kill
-from elastic_run.core.failure.root_cause import has_equal_error, has_lost_rank, is_secondary
+from elastic_run.core.failure.root_cause import FATAL_ERROR, has_equal_error, has_lost_rank, is_secondary
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from elastic_run.core.diagnosis.stack_groups import Place
-    from elastic_run.core.failure.evidence import Evidence, Rule
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.diagnosis.stacks import Place
+    from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
+
+# Kinds of causes.
+EXCEPTION = "exception"
+END = "end"
+OOM_KILL = "oom_kill"
+GPU_DEFECT = "gpu_defect"
+LOG_DISK_FULL = "log_disk_full"
+OTHER_VERSION = "other_version"
+EARLY_EXIT = "early_exit"
+STUCK = "stuck"
+HUNG = "hang"
+NODE_EVENT = "node_event"
+COLLECTIVE = "collective"
+LOST_PEER = "lost_peer"
+#: Kind of a rule, not of a cause: the program meets at another address than that of the job's store.
+OWN_ADDRESS = "own_address"
+#: How far a cause is proved, the surest first.
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What helps against one kind of failure."""
+
+    match: str  # A regular expression that is searched for in what the worker said
+    help: str  # What the user can do
+    decision: str = ""  # What follows: one of `restart_policy.RULE_DECISIONS`, or "" for what the flags say
+    cause: str = ""  # The only kind of cause that the rule is for, `OWN_ADDRESS`, or ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderFinding:
+    """What the dumps of the flight recorder say first."""
+
+    text: str  # One sentence
+    ranks: tuple[int, ...] = ()  # The ranks at which the cause lies; empty where no rank is accused
+    is_whole_job: bool = True  # Whether all ranks of the job were asked for their dumps
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a failed attempt."""
+
+    root: WorkerEnd | None  # The worker whose failure came first, or None
+    ends: tuple[WorkerEnd, ...] = ()  # How the workers of this node ended
+    #: Where the ranks of a job of several nodes were that did not stop; None if this node knows only its own
+    stuck: Mapping[int, Place] | None = None
+    recorder: RecorderFinding | None = None  # What the flight recorder says, or None
+    node_event: str = ""  # Which nodes the job has lost, or why this one has to go, if that has ended it; or ""
+    versions: str = ""  # Which nodes have which version of torch; "" where all have the same
+    is_log_disk_full: bool = False  # Whether nothing more fits on the disk of the root cause's log files
+    rule: Rule | None = None  # The user's rule that fits the failure, or None
+    rules: tuple[Rule, ...] = ()  # The rules of elastic-run on what helps against known failures
+    #: Port of the workers' store if an agent serves it, so that each rank is a client; or None
+    store_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of a failure."""
+
+    kind: str  # One of the kinds above
+    ranks: tuple[int, ...]  # The ranks at which it lies; those with an equal failure are folded
+    confidence: str  # CERTAIN, LIKELY or POSSIBLE
+    why: tuple[str, ...]  # From which evidence it follows, a clause each
+    help: str = ""  # What the user can do, or ""
+
 
 #: Characters of a text in which a rule's expression is searched for.
 _MOST = 8 * 1024
-SIGKILL = 9
 #: The address at which a client of torch's store has found nobody.
 _UNANSWERED = re.compile(r"client socket has [^()\n]*\([^()\n]*, (\d{1,5})\)")
 
 
 def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the causes of a failure.
-
-    Args:
-        evidence: What is known.
-
-    Returns:
-        The likeliest first; none where nothing points anywhere.
-    """
+    """Return the causes of a failure, the likeliest first; none where nothing points anywhere."""
     root = evidence.root
     event = (Cause(NODE_EVENT, (), CERTAIN, (evidence.node_event,)),) if evidence.node_event else ()
     if root is None:
@@ -74,20 +116,13 @@ def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
         return (*first, *versions, *_collective(evidence, POSSIBLE))
     early, collective = _early_exit(root, evidence), _collective(evidence, LIKELY)
     accused = {rank for cause in collective for rank in cause.ranks}
-    elsewhere = [*early, *collective] if accused & {rank for cause in early for rank in cause.ranks} else None
-    if elsewhere is None:
-        elsewhere = [*collective, *early]
+    names_early = bool(accused & {rank for cause in early for rank in cause.ranks})
+    elsewhere = [*early, *collective] if names_early else [*collective, *early]
     return (*event, *elsewhere, *_stuck(root, evidence), _own_failure(root, evidence), *versions)
 
 
 def find_rule(rules: Sequence[Rule], said: str, kind: str = "") -> Rule | None:
-    """Return the first rule that fits, or None.
-
-    Args:
-        rules: In their order.
-        said: The exception of the worker, or the end of its stderr.
-        kind: The kind of the cause.
-    """
+    """Return the first rule that fits, or None."""
     return next((rule for rule in rules if rule.cause in ("", kind) and re.search(rule.match, said)), None)
 
 
@@ -128,11 +163,6 @@ def find_stuck(
 
     If those are as many as the ranks that failed, or more, only those count that had been there before the stop: many
     workers that do not stop are busy with the stop itself. They save a checkpoint, for example.
-
-    Args:
-        root: The first failure; only if that is a lost peer, others are asked for the cause.
-        ends: How the workers of this node ended.
-        of_job: The places that a job of several nodes has found at its end, or None.
     """
     if not has_lost_rank(root):
         return {}
@@ -209,3 +239,116 @@ def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:
 def _equal_ranks(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> tuple[int, ...]:
     """Return the ranks that failed like a worker, its own first."""
     return (root.rank, *sorted(end.rank for end in ends if end.rank != root.rank and has_equal_error(end, root)))
+
+
+# --- the kernel's log -------------------------------------------------------------------------------------------------
+#: ILL, TRAP, ABRT, BUS, FPE, KILL, SEGV.
+_CRASHES = frozenset((4, 5, 6, 7, 8, 9, 11))
+#: Xid errors of a GPU, its memory or its link: double-bit errors, failed repairs, NVLink errors, a GPU that fell off
+#: the bus, no answer of its GSP. Others, such as 13, 31 and 43, are mostly errors of the program.
+_DEFECTS = frozenset((48, 63, 64, 74, 79, 94, 95, 110, 119, 120, 140))
+_OOM_KILL = re.compile(r"\bKilled process (\d+)\b")
+_CRASH = re.compile(r"\[(\d+)\]:? (?:segfault at|trap |general protection|unhandled )")
+_XID = re.compile(r"\bNVRM: Xid \([^)]*\): (\d+),")
+_GPU = re.compile(r"CUDA|NCCL|cuDNN|NVML|\bGPU\b", re.IGNORECASE)
+#: A process of the worker whose death the worker tells: `DataLoader worker (pid 4711) is killed by signal: Killed`.
+_CHILD = re.compile(r"\bpid(?:\(s\))?:? (\d+)")
+
+
+def may_tell(end: WorkerEnd, words: str) -> bool:
+    """Whether the kernel's log may say something of a worker's failure."""
+    return end.signal in _CRASHES or _GPU.search(words) is not None or _CHILD.search(words) is not None
+
+
+def find_line(end: WorkerEnd, words: str, lines: Sequence[str], *, has_own_pids: bool) -> str:
+    """Return the line that tells the cause of a worker's failure, or ""."""
+    pids = {str(end.pid), *_CHILD.findall(words)} if has_own_pids else frozenset[str]()
+    for pattern in (_OOM_KILL, _CRASH):
+        for line in lines:
+            found = pattern.search(line)
+            if found is not None and found[1] in pids:
+                return line
+    is_of_gpu = end.signal in _CRASHES or _GPU.search(words) is not None
+    return next(filter(is_gpu_defect, lines), "") if is_of_gpu else ""
+
+
+def is_oom_kill(line: str) -> bool:
+    """Whether a line tells a kill by the OOM killer."""
+    return _OOM_KILL.search(line) is not None
+
+
+def is_gpu_defect(line: str) -> bool:
+    """Whether a line tells a defect of a GPU, rather than an error of the program that used it."""
+    found = _XID.search(line)
+    return found is not None and int(found[1]) in _DEFECTS
+
+
+# --- hints for an end that says nothing but its number ----------------------------------------------------------------
+SIGHUP, SIGINT, SIGILL, SIGABRT, SIGBUS, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 4, 6, 7, 9, 11, 13, 15
+SIGUSR1, SIGUSR2 = 10, 12
+SIGXCPU, SIGXFSZ, SIGSYS = 24, 25, 31
+
+_SIGNALS: dict[int, str] = {
+    SIGBUS: (
+        "SIGBUS most often means that /dev/shm is full: run the container with --ipc=host or a larger "
+        "--shm-size, or use fewer DataLoader workers. Another cause is that a mapped file was truncated."
+    ),
+    SIGSEGV: (
+        "Native code crashed. PYTHONFAULTHANDLER=1 makes Python show where; a library built for another "
+        "version of PyTorch or CUDA is the usual reason."
+    ),
+    SIGABRT: "Native code aborted; its last lines are above. PYTHONFAULTHANDLER=1 makes Python show where.",
+    SIGILL: "The program was built for another CPU: install a build for this machine.",
+    SIGTERM: "elastic-run did not send SIGTERM: the scheduler (preemption, time limit) or a person did.",
+    SIGINT: "elastic-run did not send SIGINT: another program or a person did.",
+    SIGHUP: "elastic-run did not send SIGHUP: a terminal was closed, or the scheduler sent it.",
+    SIGPIPE: "The worker wrote to a pipe whose reader has ended.",
+    SIGXCPU: "The worker's limit of CPU time is used up: look at `ulimit -t` and the scheduler's limits.",
+    SIGXFSZ: "The worker wrote a file larger than allowed: look at `ulimit -f`.",
+    SIGSYS: "The worker made a system call that the sandbox forbids: look at the container's seccomp profile.",
+}
+_WARNINGS = {SIGUSR1: "SIGUSR1", SIGUSR2: "SIGUSR2"}
+_PASSED_ON = (
+    "The script has no handler for this signal: install one, or leave the signal out of --forward-signals and "
+    "--scale-up-signal."
+)
+_WARNED = (
+    "elastic-run did not send {name}, and the script has no handler for it: the scheduler sent it as a warning before "
+    "a limit (Slurm: --signal=B:… warns only the batch script), or a person did."
+)
+_CODES: dict[int, str] = {
+    126: (
+        "The system refused to execute a program that the worker ran: make it executable with `chmod +x`, or check "
+        "whether its file system is mounted noexec."
+    ),
+    127: "A program that the worker ran was not found: check PATH and the names in the script.",
+}
+
+
+def help_against_end(end: WorkerEnd) -> str:
+    """Return what helps against the way in which a worker ended."""
+    if end.signal == SIGKILL:
+        return _help_against_kill(end.oom_kills)
+    if end.signal == SIGSEGV and end.exception is not None and end.exception.type == FATAL_ERROR:
+        return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
+    if end.signal in _WARNINGS:
+        return _PASSED_ON if end.remark else _WARNED.format(name=_WARNINGS[end.signal])
+    if end.signal is not None:
+        return _SIGNALS.get(end.signal, "")
+    return _CODES.get(end.exitcode, "")
+
+
+def _help_against_kill(oom_kills: OomKills | None) -> str:
+    if oom_kills is not None and oom_kills.group:
+        return "Use a smaller batch or fewer DataLoader workers, or ask for more memory."
+    if oom_kills is not None and oom_kills.machine:
+        return "Use less memory, or ask for more. To be sure: `dmesg | grep -i oom`"
+    if oom_kills is not None and oom_kills.machine == 0:
+        return (
+            "The kernel's OOM killer did not do this: the scheduler, the container's runtime, a limit of CPU time "
+            "(`ulimit -Ht`) or a person sent SIGKILL."
+        )
+    return (
+        "The kernel's OOM killer, the scheduler or a person sent SIGKILL: `dmesg | grep -i oom` shows whether it was "
+        "the kernel."
+    )

@@ -1,4 +1,4 @@
-"""Which worker's failure was the first cause of all the others, and whether two failures are the same.
+"""The end of a worker; which end was the first cause of all the others, and whether two failures are the same.
 
 Pure. A rank that fails takes its peers with it: they lose a connection or wait for a collective until it times out, and
 often they are the ones that shout. So failures are ranked before they are ordered by time:
@@ -12,11 +12,15 @@ A worker that the agent had already told to stop is no cause, with one exception
 and a stopped worker ended with an exception of its own, that one was first (its interpreter was still going down).
 A secondary failure without any other failure counts as the cause.
 
-Imported by the agent before the first worker starts: cheap, and expressions are compiled on first use.
+Sources of the words about a lost peer: the messages of torch 2.13's TCPStore, ProcessGroupNCCL and gloo, read in its
+source or made by killing a peer, and those of older releases in public issue threads.
+
+Jobs of several nodes import this module before the first worker starts: expressions are compiled at their first use.
 """
 
 from __future__ import annotations
 
+import re
 from binascii import crc32
 
 from elastic_run.contract import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE, EXIT_USAGE, HANG
@@ -26,9 +30,55 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.diagnosis.stack_groups import Place
-    from elastic_run.core.failure.exception_text import ExceptionText
-    from elastic_run.core.failure.oom_kills import OomKills
+    from elastic_run.core.diagnosis.stacks import Place
+
+#: The type of what faulthandler writes: the place of a crash, and not an exception that the program may have handled.
+FATAL_ERROR = "Fatal Python error"
+
+
+@dataclass(slots=True)
+class ExceptionText:
+    """An exception as a worker wrote it down."""
+
+    type: str  # Name of its class, `ImportError`; a C++ type or "Fatal Python error" where it is one of those
+    message: str = ""  # Its message, lines and all
+    #: The last lines of its traceback, the oldest first, with the line of type and message at the end
+    lines: tuple[str, ...] = ()
+    where: str = ""  # The innermost line of the user's own code, `train.py:12 in main`, or ""
+    #: The exception with which its chain began, in one line, with the one that it was raised from where that is
+    #: another, or ""
+    cause: str = ""
+    #: Whether the worker died of it. Otherwise it is the last one on its stderr, and more was written after it or
+    #: into its lines, or the stop's signal came before the end: the program may have handled it.
+    is_certain: bool = True
+
+    @property
+    def name(self) -> str:
+        """The class's name without its module."""
+        return self.type.replace("::", ".").rpartition(".")[2]
+
+    @property
+    def summary(self) -> str:
+        """Type and the first line of the message."""
+        first = self.message.partition("\n")[0]
+        return f"{self.type}: {first}" if first else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """Kills by the OOM killer; None where the kernel doesn't tell."""
+
+    group: int | None = None  # In this process's cgroup and below
+    machine: int | None = None  # On the whole machine
+
+    def since(self, before: OomKills) -> OomKills:
+        """Return the kills between an earlier reading and this one."""
+
+        def subtract(now: int | None, earlier: int | None) -> int | None:
+            return None if now is None or earlier is None else max(0, now - earlier)
+
+        return OomKills(subtract(self.group, before.group), subtract(self.machine, before.machine))
+
 
 #: Severity of a failure, the cause first.
 OWN_EXCEPTION = 0
@@ -52,57 +102,82 @@ _GUARD_CHECKS = ("in _check_not_importing_main", "in refuse_unguarded_main")
 #: What differs between two runs of the same failure: paths of temporary files, hex, and every number.
 _VARYING = r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
+#: Characters of a message in which signs of a lost peer are searched for.
+_LIMIT = 4096
+#: Types that only ever come from talking to another process.
+_TYPES = frozenset(
+    (
+        *("BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"),
+        *("DistBackendError", "DistNetworkError", "DistStoreError"),
+    )
+)
+#: What gloo says of data that is longer than its receiver's collective takes.
+_OTHER_SIZE = "Received data size doesn't match expected size"
+#: What NCCL says of the same, where it goes through sockets. It calls that an invalid usage.
+_TRUNCATED = "message truncated : receiving"
+#: Texts of a lost or late peer. The hints for them stand in report/failure_rules.toml.
+_LOST_PEER = (
+    r"(?i)connection (?:was )?(?:likely )?(?:closed|reset|refused|aborted)"
+    r"|broken pipe"
+    r"|failed to recv|recvvalue|sendbytes|recvbytes"
+    r"|socket timeout|client socket has timed out"
+    r"|timed out waiting \d+ ?ms for (?:send|recv)"
+    r"|timed out after \d+ seconds waiting for clients"
+    r"|wait timeout after|application timeout caused pair closure"
+    r"|caught collective operation timeout"
+    r"|heartbeat monitor timed out|unable to get heartbeat"
+    r"|ncclremoteerror|remote process exited or there was a network error"
+    r"|(?:nccl )?communicator (?:was|has been) aborted"
+    r"|failed to pass monitoredbarrier"
+    rf"|{_OTHER_SIZE}|{_TRUNCATED}"
+)
+#: Types whose message, where it matches, is torch's: a program that talks to a database or to a web server of its own
+#: sees the same words, but in exceptions of Python or of a library.
+_TORCH_TYPES = frozenset(
+    (
+        *("DistBackendError", "DistNetworkError", "DistStoreError"),
+        *("RuntimeError", "Error", "runtime_error", "system_error"),
+        *("IoException", "TimeoutException", "EnforceNotMet"),
+    )
+)
+#: The same types, but the rank's own fault.
+_OWN_FAULT = (
+    r"(?i)eaddrinuse|address already in use|duplicate gpu|ncclinvalid"
+    r"|unhandled cuda error|out of memory|no backend type"
+)
+#: How a program ends that obeys a signal, or whose DataLoader processes were stopped with it.
+_OBEDIENCE = r"(?s)^KeyboardInterrupt|SignalException|SIGTERM|SIGINT|SIGHUP|DataLoader worker .*(?:exited|killed)"
+
 
 @dataclass(slots=True)
 class WorkerEnd:
-    """How one worker ended.
-
-    Args:
-        rank: Its number in the job.
-        local_rank: Its number on its node.
-        role: Name of its role.
-        host: Name of its node.
-        pid: Its process.
-        exitcode: Its exit code, or minus the number of the signal that ended it.
-        ended_at: Wall clock, seconds since the epoch, for display.
-        uptime: Monotonic seconds from the round's start on its node to its end: for order and durations.
-        restart_count: The attempt it belonged to.
-        was_stopped: Whether the agent had told it to stop before it ended.
-        exception: What it wrote down, or None; of a worker that was stopped the exception at the end of its stderr, not
-            certain where the stop's signal ended it.
-        error_file: Path of its error.json, or "".
-        stderr_tail: The last lines of its stderr, at most STDERR_TAIL_LINES.
-        stderr_target: Where its stderr went if the agent has not seen it, or "".
-        log_file: Path of the file that holds its stderr, or "".
-        remark: A short clause for the report, such as that error.json could not be read, or "".
-        kernel_line: The line of the kernel's log that tells why, or "".
-        oom_kills: Kills by the OOM killer on its node during its round, or None if they are not known.
-        stuck_at: Where it was at the end of its grace period, before SIGKILL, or None.
-        last_words: Clause about an exception that it had written last when a signal stopped the job, or "".
-        is_unmoved: Whether it had been in the same calls before it was told to stop; see `stack_groups.has_not_moved`.
-    """
+    """How one worker ended."""
 
     rank: int
     local_rank: int
     role: str
     host: str
     pid: int
-    exitcode: int
-    ended_at: float
-    uptime: float
+    exitcode: int  # Its exit code, or minus the number of the signal that ended it
+    ended_at: float  # Wall clock, seconds since the epoch, for display
+    uptime: float  # Monotonic seconds from the round's start on its node to its end: for order and durations
     restart_count: int = 0
-    was_stopped: bool = False
+    was_stopped: bool = False  # Whether the agent had told it to stop before it ended
+    #: What it wrote down, or None; of a worker that was stopped the exception at the end of its stderr, not certain
+    #: where the stop's signal ended it
     exception: ExceptionText | None = None
-    error_file: str = ""
-    stderr_tail: tuple[str, ...] = ()
-    stderr_target: str = ""
-    log_file: str = ""
-    remark: str = ""
-    kernel_line: str = ""
+    error_file: str = ""  # Path of its error.json, or ""
+    stderr_tail: tuple[str, ...] = ()  # The last lines of its stderr, at most STDERR_TAIL_LINES
+    stderr_target: str = ""  # Where its stderr went if the agent has not seen it, or ""
+    log_file: str = ""  # Path of the file that holds its stderr, or ""
+    remark: str = ""  # A short clause for the report, such as that error.json could not be read, or ""
+    kernel_line: str = ""  # The line of the kernel's log that tells why, or ""
+    #: Kills by the OOM killer on its node during its round, or None if they are not known
     oom_kills: OomKills | None = None
-    stuck_at: Place | None = None
+    stuck_at: Place | None = None  # Where it was at the end of its grace period, before SIGKILL, or None
+    #: Whether it had been in the same calls before it was told to stop; see `stacks.has_not_moved`
     is_unmoved: bool = False
-    last_words: str = ""
+    last_words: str = ""  # Clause about an exception that it had written last when a signal stopped the job, or ""
 
     @property
     def certain_exception(self) -> ExceptionText | None:
@@ -118,31 +193,8 @@ class WorkerEnd:
         return self.exitcode - EXIT_SIGNAL_BASE if is_reported else None
 
 
-def parse_exception(text: str, *, exitcode: int | None = None) -> ExceptionText | None:
-    """Find the exception with which a program's stderr ends.
-
-    Args:
-        text: The end of its stderr; it may begin anywhere and hold anything.
-        exitcode: How the program ended, if known: one that was killed, or that chose an exit code of its own and wrote
-            on after a traceback, did not die of that traceback.
-
-    Returns:
-        The exception; of a program that ended with exit code 1 the last one, certain or not; or None.
-    """
-    from elastic_run.core.failure.traceback_text import find_exception
-
-    return find_exception(text, exitcode)
-
-
 def find_root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
-    """Return the worker whose failure came first, or None if none failed by itself.
-
-    Args:
-        ends: How the workers of one attempt ended.
-
-    Returns:
-        The root cause.
-    """
+    """Return the worker whose failure came first, or None if none failed by itself."""
     failed = [end for end in ends if end.exitcode != 0]
     suspects = [end for end in failed if not end.was_stopped]
     hidden = find_hidden_cause(ends) if suspects and all(map(is_secondary, suspects)) else None
@@ -156,23 +208,13 @@ def find_hidden_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 
     Its interpreter was still going down, and the peers that it took with it were seen first. Only where nothing but
     consequences is found in the whole job it is the cause.
-
-    Args:
-        ends: How the workers of one attempt ended.
     """
     hidden = [end for end in ends if end.exitcode != 0 and end.was_stopped and _failed_before_its_stop(end)]
     return min(hidden, key=_order, default=None)
 
 
 def is_secondary(end: WorkerEnd) -> bool:
-    """Whether a failure may be what other ranks see of a rank that died; narrower is `has_lost_rank`.
-
-    Args:
-        end: The failed worker.
-
-    Returns:
-        Whether another worker with another failure is more likely the cause.
-    """
+    """Whether a failure may be what other ranks see of a rank that died; narrower is `has_lost_rank`."""
     return severity(end) >= SECONDARY_FAILURE
 
 
@@ -181,63 +223,38 @@ def has_lost_rank(end: WorkerEnd) -> bool:
 
     For this one others are left running a moment longer, as one of them may have the cause. A connection that the
     program itself had lost, to a database or for its data, stops them at once.
-
-    Args:
-        end: The failed worker.
-
-    Returns:
-        Whether the cause is another rank's.
     """
     return severity(end) == LOST_RANK
 
 
 def got_other_size(end: WorkerEnd) -> bool:
-    """Whether gloo has ended a worker because a peer sent more bytes than its collective takes.
-
-    Args:
-        end: The failed worker.
-
-    Returns:
-        Whether the cause is a call of this rank, or of its peer.
-    """
-    from elastic_run.core.failure import secondary_failures
-
-    return end.signal == SIGABRT and secondary_failures.is_of_other_size(end.stderr_tail)
+    """Whether gloo has ended a worker because a peer sent more bytes than its collective takes."""
+    return end.signal == SIGABRT and any(_OTHER_SIZE in line for line in end.stderr_tail)
 
 
 def severity(end: WorkerEnd) -> int:
-    """Rank a failure: `OWN_EXCEPTION`, `BARE_END`, `SECONDARY_FAILURE` or `LOST_RANK`.
-
-    Args:
-        end: The failed worker.
-
-    Returns:
-        The smaller, the more likely the cause.
-    """
+    """Rank a failure: `OWN_EXCEPTION`, `BARE_END`, `SECONDARY_FAILURE` or `LOST_RANK`."""
     exception = end.exception
     if exception is None and (end.signal != SIGABRT or end.kernel_line):
         return BARE_END
-    from elastic_run.core.failure import secondary_failures
-
     if exception is None:
-        return LOST_RANK if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
-    if secondary_failures.is_secondary(exception.name, exception.message):
+        return LOST_RANK if any(re.search(_LOST_PEER, line) for line in end.stderr_tail) else BARE_END
+    if _looks_like_lost_peer(exception):
         if end.kernel_line:
             return BARE_END  # a GPU that has failed looks from here like a peer that was lost
-        return LOST_RANK if secondary_failures.is_of_torch(exception.name) else SECONDARY_FAILURE
+        return LOST_RANK if exception.name in _TORCH_TYPES else SECONDARY_FAILURE
     return BARE_END if end.exitcode < 0 or not exception.is_certain else OWN_EXCEPTION
 
 
+def _looks_like_lost_peer(exception: ExceptionText) -> bool:
+    message = exception.message[:_LIMIT]
+    if re.search(_OWN_FAULT, message) and _TRUNCATED not in message:
+        return False
+    return exception.name in _TYPES or re.search(_LOST_PEER, message) is not None
+
+
 def failure_signature(end: WorkerEnd) -> tuple[int | str, ...]:
-    """Return what two failures share when they are the same failure.
-
-    Args:
-        end: The failed worker.
-
-    Returns:
-        Exit code, type, message without what varies from run to run, and place; without an exception of which the
-        worker died for certain the exit code and the last line of stderr.
-    """
+    """Return what two failures share when they are the same: the place as well, unlike `compute_error_number`."""
     exception = end.certain_exception
     if exception is not None:
         return (end.exitcode, exception.type, _normalise(exception.message), exception.where)
@@ -247,13 +264,8 @@ def failure_signature(end: WorkerEnd) -> tuple[int | str, ...]:
 def compute_error_number(end: WorkerEnd) -> int | None:
     """Return a number that is equal for workers with the same error, also of different nodes.
 
-    Args:
-        end: A worker that failed, or that was stopped while it was going down.
-
-    Returns:
-        A checksum of the exception's type and of its message without what varies from rank to rank; without an
-        exception, or if the worker may have handled it, of its exit code and its last line on stderr. None if the
-        worker has not failed, or did nothing.
+    It is a checksum of the exception without what varies from rank to rank. Without an exception, or if the worker may
+    have handled it, the exit code and the last line of stderr count. None if the worker has not failed by itself.
     """
     exception = end.exception
     if exception is None or not (exception.is_certain or end.was_stopped):
@@ -269,14 +281,7 @@ def has_equal_error(end: WorkerEnd, root: WorkerEnd) -> bool:
 
 
 def is_deterministic(end: WorkerEnd) -> bool:
-    """Whether a failure can't go away by itself: a missing module or program, a syntax error, wrong arguments.
-
-    Args:
-        end: The failed worker.
-
-    Returns:
-        Whether a restart is pointless.
-    """
+    """Whether a failure can't go away by itself: a missing module or program, a syntax error, wrong arguments."""
     if end.certain_exception is not None:
         return end.certain_exception.name in _DETERMINISTIC_TYPES
     if end.exitcode in (EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND):
@@ -288,14 +293,7 @@ def is_deterministic(end: WorkerEnd) -> bool:
 
 
 def is_unguarded_launch(end: WorkerEnd) -> bool:
-    """Whether a worker has failed because its program starts processes as soon as it is imported.
-
-    Args:
-        end: The failed worker.
-
-    Returns:
-        Whether that is so; each worker of such a program fails.
-    """
+    """Whether a worker has failed because its program starts processes as soon as it is imported."""
     exception = end.certain_exception
     return exception is not None and any(line.rstrip().endswith(_GUARD_CHECKS) for line in exception.lines)
 
@@ -303,9 +301,7 @@ def is_unguarded_launch(end: WorkerEnd) -> bool:
 def _failed_before_its_stop(end: WorkerEnd) -> bool:
     if end.exception is None or severity(end) != OWN_EXCEPTION:
         return False
-    from elastic_run.core.failure import secondary_failures
-
-    return not secondary_failures.is_obedience(end.exception.type, end.exception.message)
+    return re.search(_OBEDIENCE, f"{end.exception.type}: {end.exception.message[:_LIMIT]}") is None
 
 
 def _checksum(kind: str, text: str) -> int:
@@ -321,6 +317,4 @@ def _order(end: WorkerEnd) -> tuple[int, float, int]:
 
 
 def _normalise(text: str) -> str:
-    import re
-
     return re.sub(_VARYING, "#", text[:4096].strip())

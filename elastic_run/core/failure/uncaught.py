@@ -1,4 +1,4 @@
-"""An exception that has ended the main thread of a worker, as the worker itself tells it; its process may live on.
+"""An exception that has ended the main thread of a worker, as the worker itself reports it; its process may live on.
 
 Pure. There is no doubt about such an exception (see `worker_start`): a traceback on stderr may be of one that the
 program has handled. So the agent may count the worker as failed.
@@ -6,14 +6,13 @@ program has handled. So the agent may count the worker as failed.
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import RAISED, WROTE, Place, find_place, is_in_shutdown
-from elastic_run.core.diagnosis.stack_text import parse_stacks
-from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.diagnosis.stacks import RAISED, WROTE, Place, find_place, is_in_shutdown, parse_stacks
+from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.diagnosis.stacks import Dump
 
 #: What the functions wait for that multiprocessing calls at the end of a program.
 _OF_MULTIPROCESSING = {
@@ -27,47 +26,29 @@ _MOST_SUMMARY = 120
 
 @dataclass(frozen=True, slots=True)
 class Uncaught:
-    """An exception that has ended a main thread.
+    """An exception that has ended a main thread."""
 
-    Args:
-        at: Monotonic seconds.
-        exception: Its class and its message, without a traceback.
-        threads: Name of each other thread for which Python waits at its end, by its number in hex.
-    """
-
-    at: float
-    exception: ExceptionText
+    at: float  # Monotonic seconds
+    exception: ExceptionText  # Its class and its message, without a traceback
+    #: Name of each other thread for which Python waits at its end, by its number in hex
     threads: tuple[tuple[str, str], ...] = ()
 
 
 def read_uncaught(text: str) -> Uncaught | None:
-    """Read what a worker has written: the moment, the class, the message, and each thread's number and name.
-
-    Returns:
-        None where it is garbage.
-    """
+    """Read what a worker has written: the moment, the class, the message, and each thread's number and name."""
     at, *fields = text.split("\x1f")
     try:
         name, message, *threads = fields
         exception = ExceptionText(name, message)
         exception.lines = (exception.summary,)
-        return Uncaught(float(at), exception, tuple(_split(thread) for thread in threads))
+        named = (thread.partition(" ") for thread in threads)
+        return Uncaught(float(at), exception, tuple((number, name) for number, _, name in named))
     except ValueError:
         return None
 
 
-def _split(thread: str) -> tuple[str, str]:
-    number, _, name = thread.partition(" ")
-    return number, name
-
-
 def confirm(written: ExceptionText | None, told: Uncaught) -> ExceptionText:
-    """Return the exception that stderr shows, with its traceback, if it is the one that the worker has told; else that.
-
-    Args:
-        written: The last exception on stderr, or None.
-        told: The worker's own word.
-    """
+    """Return the exception that stderr shows, with its traceback, if the worker reports the same; else that."""
     if written is None or written.name != told.exception.name:
         return told.exception
     written.is_certain = True
@@ -75,12 +56,7 @@ def confirm(written: ExceptionText | None, told: Uncaught) -> ExceptionText:
 
 
 def describe_survival(told: Uncaught, dump: Dump | None = None) -> str:
-    """Say in a clause what keeps the process alive, such as `thread loader still runs`.
-
-    Args:
-        told: The worker's own word.
-        dump: Its stacks some time later, or None.
-    """
+    """Say in a clause what keeps the process alive, such as `thread loader still runs`."""
     stacks = parse_stacks("" if dump is None else dump.text)
     frames = () if stacks.main is None else stacks.main.frames
     if frames and not is_in_shutdown(stacks):  # exit functions and destructors come when these threads have ended

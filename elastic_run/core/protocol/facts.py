@@ -110,7 +110,7 @@ class StuckRank:
 
     Args:
         rank: Its global rank.
-        function: What it ran; see `stack_groups.Place`.
+        function: What it ran; see `stacks.Place`.
         file: Path of the user's file, or "".
         line: The line in there.
         problem: The reason why the rank's stacks are not known, such as `has ended`; or "".

@@ -14,8 +14,8 @@ import os
 import stat
 
 from elastic_run.contract import ENV_ERROR_FILE
-from elastic_run.core.failure.exception_text import ExceptionText
-from elastic_run.core.failure.root_cause import LAST_EXCEPTION, parse_exception
+from elastic_run.core.failure.root_cause import LAST_EXCEPTION, ExceptionText
+from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.new_files import open_own
 from elastic_run.records import dataclass
 
