@@ -209,7 +209,7 @@ def _explain(
     config, command, command_args = make_config(quiet, workers, dict(os.environ), tell=lambda _: None)
     from elastic_run.agent_setup import preview_environments
     from elastic_run.cli.explain import render_explanation
-    from elastic_run.cli.stdout import print_text
+    from elastic_run.notices import print_text
 
     text = render_explanation(
         args,

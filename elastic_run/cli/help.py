@@ -1,17 +1,20 @@
-"""The texts of --help and --help-all, and the reference of the docs, all made from the table of flags.
+"""What the table of flags says in other forms: --help, --help-all, the reference of the docs, --print-completion.
 
-Both texts have 80 columns, whatever the terminal's width is. Each flag is a paragraph with its meaning, its default and
-the variable that stands in for it.
+The help has 80 columns, whatever the terminal's width is.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import sys
 import textwrap
 
 from elastic_run import contract
-from elastic_run.cli.commands import COMMANDS
+from elastic_run.cli.commands import COMMANDS, get_function
 from elastic_run.core.job.config import Window
+from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +106,11 @@ def render_all_help(flags: Sequence[Flag]) -> str:
     paragraphs = [_USAGE, render_commands(), _RULES]
     groups = dict.fromkeys(flag.group for flag in flags)
     paragraphs += [_render_group(group, [flag for flag in flags if flag.group == group]) for group in groups]
-    codes = "\n".join(_render_exit_code(code, text) for code, _, text in contract.EXIT_CODES)
+    # Any terminal can show a hyphen.
+    codes = "\n".join(
+        textwrap.fill(f"  {str(code).replace(chr(0x2013), '-'):<8}{text}", WIDTH, subsequent_indent=" " * 10)
+        for code, _, text in contract.EXIT_CODES
+    )
     paragraphs.append(f"Exit codes\n{codes}\n")
     return "\n".join(paragraphs)
 
@@ -114,33 +121,15 @@ def _render_group(title: str, flags: Iterable[Flag]) -> str:
 
 
 def _render_flag(flag: Flag) -> str:
-    text = textwrap.fill(
-        " ".join([flag.text, *_facts(flag)]),
-        WIDTH,
-        initial_indent="      ",
-        subsequent_indent="      ",
-        break_on_hyphens=False,
-    )
-    return f"  {_heading(flag)}\n{text}"
-
-
-def _render_exit_code(code: int | str, text: str) -> str:
-    return textwrap.fill(f"  {_plain(code):<8}{text}", WIDTH, subsequent_indent=" " * 10)
-
-
-def _plain(code: int | str) -> str:
-    """Any terminal can show it."""
-    return str(code).replace("\N{EN DASH}", "-")
+    default = describe_default(flag)
+    facts = [*([f"[default: {default}]"] if default else []), *([f"[{flag.variable}]"] if flag.variable else [])]
+    text = textwrap.fill(" ".join([flag.text, *facts]), WIDTH - 6, break_on_hyphens=False)
+    return f"  {_heading(flag)}\n{textwrap.indent(text, ' ' * 6)}"
 
 
 def _heading(flag: Flag) -> str:
     names = ", ".join(name for name in flag.spellings if "_" not in name)
     return f"{names} {flag.values}".rstrip()
-
-
-def _facts(flag: Flag) -> list[str]:
-    default = describe_default(flag)
-    return [*([f"[default: {default}]"] if default else []), *([f"[{flag.variable}]"] if flag.variable else [])]
 
 
 def describe_default(flag: Flag) -> str:
@@ -150,13 +139,11 @@ def describe_default(flag: Flag) -> str:
     if not flag.is_switch and flag.default in (None, "", [], ()):
         return "none"
     unit = "s" if flag.values in {"TIME", "SECONDS"} else ""
-    return "off" if flag.is_switch else _show(flag.default) + unit
-
-
-def _show(value: object) -> str:
-    if isinstance(value, Window):
-        return f"{value.count}/{value.seconds:g}s"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if flag.is_switch:
+        return "off"
+    if isinstance(flag.default, Window):
+        return f"{flag.default.count}/{flag.default.seconds:g}s"
+    return (f"{flag.default:g}" if isinstance(flag.default, float) else str(flag.default)) + unit
 
 
 def render_markdown(flags: Sequence[Flag]) -> str:
@@ -185,3 +172,78 @@ if __name__ == "__main__":
     from elastic_run.cli.flags import FLAGS
 
     sys.stdout.write(render_markdown(FLAGS))
+
+
+# --- completion -------------------------------------------------------------------------------------------------------
+
+#: Forms of values that shtab completes, and its name of the completion.
+_PATHS = {"FILE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY", "LOGDIR": "DIRECTORY"}
+#: Files beside the commands, and wherever shtab has nothing.
+_WITH_FILES = {
+    "bash": "{prefix}_pos_0_COMPGEN=_shtab_compgen_files",
+    "zsh": """\
+functions[{prefix}_shtab]=$functions[{prefix}]
+{prefix}() {{
+  {prefix}_shtab "$@"
+  (( compstate[nmatches] )) || _files
+}}
+functions[{prefix}_names]=$functions[{prefix}_commands]
+{prefix}_commands() {{
+  {prefix}_names
+  _files
+}}""",
+}
+#: shtab's last rule for tcsh, by which no other word has a completion.
+_NOTHING, _FILES = "'p/*/()/'", "'p/*/f/'"
+
+
+def render_completion(shell: str, flags: Iterable[argparse.Action]) -> str:
+    """Return the script with which a shell completes the command line, made by shtab from an argparse parser.
+
+    The first word may also be a script. shtab knows no such grammar, and completes the commands alone, so some lines
+    of each shell add the names of files.
+
+    Raises:
+        UsageError: shtab is not installed, or does not know the shell.
+    """
+    try:
+        import shtab
+    except ImportError:
+        message = "--print-completion: it needs shtab: pip install 'elastic-run[completion]'"
+        raise UsageError(message) from None
+    if shell not in shtab.SUPPORTED_SHELLS:
+        message = f"--print-completion: {shell!r} is none of {', '.join(shtab.SUPPORTED_SHELLS)}"
+        raise UsageError(message)
+    is_torchrun = os.path.basename(sys.argv[0]) == "torchrun"  # which has no commands of its own
+    program = "torchrun" if is_torchrun else "elastic-run"
+    parser = argparse.ArgumentParser(program, add_help=False)
+    for flag in flags:
+        parser._add_action(_complete(flag))  # noqa: SLF001 - add_argument makes new ones
+    if not is_torchrun:
+        places = parser.add_subparsers()
+        for name, text in COMMANDS.items():
+            own: argparse.ArgumentParser = get_function(name, "make_{}_parser")()
+            for action in own._actions:  # noqa: SLF001 - argparse has no other way to list them
+                _complete(action)
+            places.add_parser(name, help=text, parents=[own], add_help=False)
+    prefix = "_shtab_" + re.sub(r"\W", "_", program)
+    preamble = _WITH_FILES.get(shell, "").format(prefix=prefix)
+    return f"{shtab.complete(parser, shell, preamble=preamble).replace(_NOTHING, _FILES)}\n"
+
+
+def _complete(action: argparse.Action) -> argparse.Action:
+    """Tell shtab how a value is completed. It gets the first sentence of a help, and no form of the value.
+
+    In zsh's descriptions a colon ends the form.
+    """
+    import shtab
+
+    form = action.metavar if isinstance(action.metavar, str) else ""
+    words = [word for word in form.split("|") if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
+    if form in _PATHS:
+        action.complete = getattr(shtab, _PATHS[form])  # type: ignore[attr-defined] # where shtab reads it
+    elif words:
+        action.choices = words
+    action.metavar = None
+    action.help = (action.help or "").partition(". ")[0]
+    return action

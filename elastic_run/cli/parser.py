@@ -275,7 +275,7 @@ class _PrintText(argparse.Action):
         self.flag = flag
 
     def __call__(self, parser: argparse.ArgumentParser, _: object, values: object, *__: object) -> None:
-        from elastic_run.cli.stdout import print_text
+        from elastic_run.notices import print_text
 
         try:
             print_text(_make_text(self.flag, str(values), parser))
@@ -400,7 +400,7 @@ def _make_text(flag: Flag, value: str, parser: argparse.ArgumentParser) -> str:
 
         return f"{parser.prog} {__version__}\n"
     if flag.name == "--print-completion":
-        from elastic_run.cli.completion import render_completion
+        from elastic_run.cli.help import render_completion
 
         return render_completion(value, parser._get_optional_actions())  # noqa: SLF001 - as shtab reads them
     if flag.name == "--help-all" and isinstance(parser, LauncherArgumentParser):

@@ -21,10 +21,6 @@ from elastic_run.diagnosis.dump_format import MOST_BYTES, DumpError, ForeignFile
 from elastic_run.records import dataclass
 from elastic_run.user_file import read_user_file
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 #: Files of a directory that are looked at; a wrong directory may have millions.
 MOST_FILES = 100_000
 _ATTEMPT = re.compile(rf"(?:^|/){contract.ATTEMPT_DIR_PREFIX}(\d+)(?:\.(\d+))?(?=/)")
@@ -46,12 +42,11 @@ class FoundDumps:
     foreign: int
 
 
-def find_dumps(paths: list[str], on_work: Callable[[str, int], None] = lambda *_: None) -> FoundDumps:
+def find_dumps(paths: list[str]) -> FoundDumps:
     """Read the dumps in files and directories.
 
     Args:
         paths: Each a file, or a directory that is searched with those below it.
-        on_work: Called with path and size of each file before it is read; then with all paths, before the analysis.
 
     Returns:
         The dumps, and remarks on the files that were left out.
@@ -62,10 +57,8 @@ def find_dumps(paths: list[str], on_work: Callable[[str, int], None] = lambda *_
     files = [file for path in paths for file in _list(path)]
     files, problems = _choose_attempts(files)
     found: dict[int, tuple[float, Dump]] = {}
-    foreign = total = 0
+    foreign = 0
     for path, changed_at in files:
-        total += (size := _size_of(path))
-        on_work(path, size)
         try:
             dump = _read(path)
         except ForeignFileError as error:
@@ -85,7 +78,6 @@ def find_dumps(paths: list[str], on_work: Callable[[str, int], None] = lambda *_
                 problems.append(f"{older!r}: left out: there is a newer dump of rank {dump.rank}")
             if other is None or changed_at >= other[0]:
                 found[dump.rank] = (changed_at, dump)
-    on_work(", ".join(paths), total)
     dumps, remarks = _leave_out_lost_nodes([found[rank][1] for rank in sorted(found)])
     return FoundDumps(tuple(dumps), (*problems, *remarks), foreign)
 
@@ -159,13 +151,6 @@ def _are_of_one_run(one: str, other: str) -> bool:
 def _attempt_of(path: str) -> tuple[int, int] | None:
     attempt = _ATTEMPT.search(path)
     return None if attempt is None else (int(attempt[1]), int(attempt[2] or 0))
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # which reading it will say
-        return 0
 
 
 def _begins_like_a_dump(path: str) -> bool:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.cli.commands import logs
+from elastic_run.cli.commands.logs import find_log_files, find_run_directory
 from elastic_run.cli.commands.stop import stop_job
-from elastic_run.cli.log_files import find_log_files, find_run_directories
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control.jobs import RunningAgent, RunningJob
 from elastic_run.control.socket_directory import find_sockets
@@ -146,7 +146,7 @@ def test_a_line_without_end_is_shown_in_pieces(ended: Path, monkeypatch: pytest.
     monkeypatch.setattr(logs, "_LONGEST", 8)
     (path,) = ended.glob("*_*/attempt_1/1/stdout.log")
     path.write_bytes(b"abcdefghijkl")
-    files = [file for file in find_log_files(find_run_directories(str(ended))) if path.samefile(file.path)]
+    files = [file for file in find_log_files([find_run_directory(str(ended))]) if path.samefile(file.path)]
     assert len(files) == 1
     reader = logs._Reader(Namespace(follow=True, since=0.0, rank=None, grep=re.compile(b"")))
     assert list(reader._read(files[0], is_whole=False)) == [b"abcdefgh"]
@@ -244,7 +244,7 @@ def test_an_event_log_with_a_hole_does_not_fill_the_memory(ended: Path) -> None:
         file.write(b"\n" + b"".join(events[1:]))
     tracemalloc.start()
     try:
-        found = {file.rank for file in find_log_files(find_run_directories(str(ended)))}
+        found = {file.rank for file in find_log_files([find_run_directory(str(ended))])}
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

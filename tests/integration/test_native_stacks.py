@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import elastic_run.compat
-from elastic_run.cli.commands.native_stacks import show_native_stacks
+from elastic_run.cli.commands import stacks
 from elastic_run.control.jobs import RunningJob
 from elastic_run.diagnosis import native_stacks
 from elastic_run.errors import UsageError
@@ -173,8 +173,9 @@ def test_without_py_spy_the_mend_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     """One line, before anything is asked."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(stacks, "find_job", lambda *_: RunningJob(()))
     with pytest.raises(UsageError, match=r"pip install 'elastic-run\[stacks\]'"):
-        show_native_stacks(RunningJob(()), None, is_json=False)
+        stacks.run_stacks(["--native"])
 
 
 @pytest.mark.parametrize(("value", "calls"), [("1", 1), ("0", 0), ("", 0)])

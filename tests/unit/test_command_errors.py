@@ -1,18 +1,26 @@
-"""Wrong arguments of the commands beside the start of a job, and a request that is refused."""
+"""Commands beside the start of a job: wrong arguments, requests that are refused, nodes that don't answer."""
 
 from __future__ import annotations
 
 import os
+import re
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.commands import stop
-from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.commands import CommandParser, stacks, status, stop
 from elastic_run.cli.commands.stop import stop_job
 from elastic_run.contract import EXIT_FAILURE
 from elastic_run.control.client import Answer
 from elastic_run.control.jobs import RunningAgent, RunningJob
 from elastic_run.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elastic_run.control.wire import Call
+
+_JOB = RunningJob((RunningAgent("a", 1, max_nodes=2), RunningAgent("b", 2, max_nodes=2)))
 
 
 @pytest.mark.parametrize(
@@ -51,3 +59,64 @@ def test_a_launcher_that_refuses_to_stop_is_not_awaited(
     monkeypatch.setattr(stop, "ask_all", lambda *_, **__: [Answer("a", 1, error="a takes no request")])
     assert stop_job(RunningJob((RunningAgent("a", os.getpid()),)), None) == EXIT_FAILURE
     assert capsys.readouterr().err == "elastic-run: a takes no request\n"
+
+
+def test_an_agent_that_cannot_ask_the_others_leaves_each_agent_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agents of this machine are asked one by one, the first one too, and those that fail are named."""
+    own = {"a": Answer("a", 1, {"pid": 1, "host": "h", "node_rank": 0}), "b": Answer("b", 2, error="no answer of b")}
+
+    def ask_all(paths: Iterable[str], call: Call, *, wait_limit: float = 0.0) -> Iterable[Answer]:
+        assert wait_limit == (6.0 if call.name == "nodes" else 0.0)
+        return [Answer(path, 1, error="no store") if wait_limit else own[path] for path in paths]
+
+    monkeypatch.setattr(status, "ask_all", ask_all)
+    assert status.ask_nodes(_JOB, of_node="status", of_job="nodes") == ([own["a"].document], ["no answer of b"])
+
+
+def test_nodes_that_have_all_answered_leave_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told that 0 nodes have not answered."""
+    found = [{"pid": pid, "host": "h", "node_rank": pid} for pid in (1, 2)]
+    answer = Answer("a", 1, {"nodes": found, "members": 2, "missing": 0})
+    monkeypatch.setattr(status, "ask_all", lambda paths, *_, **__: [answer for _ in paths])
+    assert status.ask_nodes(_JOB, of_node="status", of_job="nodes") == (found, [])
+
+
+def test_stacks_of_a_job_without_workers_say_why_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command fails with one line."""
+    monkeypatch.setattr(stacks, "find_job", lambda *_: _JOB)
+    monkeypatch.setattr(stacks, "ask_nodes", lambda *_, **__: ([{"workers": [], "state": "waiting for nodes"}], []))
+    assert stacks.run_stacks([]) == EXIT_FAILURE
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"elastic-run: no worker of job .* runs now: it is waiting for nodes\n", told)
+
+
+def test_the_status_of_a_job_that_does_not_answer_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reasons are all that is said."""
+    monkeypatch.setattr(status, "find_jobs", lambda *_: [_JOB])
+    monkeypatch.setattr(status, "ask_nodes", lambda *_, **__: ([], ["no answer of a"]))
+    assert status.run_status([]) == EXIT_FAILURE
+    assert capsys.readouterr().err == "elastic-run: no answer of a\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("node7", "job j has no node 'node7'; it has h0, h1 (node rank 0)"),
+        ("3", "job j has no node of rank 3 in the round of this node; it has h0, h1 (node rank 0)"),
+    ],
+)
+def test_where_no_node_is_meant_all_are_named(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is one of the round of the node where it was asked; a spare has none."""
+    nodes = [
+        {"host": "h0", "node_rank": None, "is_leaving": False},
+        {"host": "h1", "node_rank": 0, "is_leaving": False},
+    ]
+    monkeypatch.setattr(stop, "find_job", lambda *_: RunningJob((RunningAgent("", 1, run_id="j", max_nodes=2),)))
+    monkeypatch.setattr(stop, "ask", lambda *_, **__: {"nodes": nodes, "members": 1, "missing": 0})
+    with pytest.raises(UsageError) as raised:
+        stop.run_drain([name])
+    assert str(raised.value) == told

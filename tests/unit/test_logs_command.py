@@ -39,7 +39,7 @@ def test_a_log_file_that_may_not_be_read_is_told(
         return _deny() if path == denied else Path(path).open(mode)
 
     monkeypatch.setattr(logs, "open", open_allowed, raising=False)
-    assert logs.main([str(tmp_path)]) == (0 if ranks > 1 else 1)
+    assert logs.run_logs([str(tmp_path)]) == (0 if ranks > 1 else 1)
     shown, told = capfd.readouterr()
     assert ("a line" in shown) == (ranks > 1)
     assert told == f"elastic-run: logs: {denied} can't be read: Permission denied\n"
@@ -58,7 +58,7 @@ def test_a_log_file_that_may_not_be_read_is_told_before_the_wait_for_new_lines(
     monkeypatch.setattr(logs, "open", _deny, raising=False)
     monkeypatch.setattr(logs, "_follow", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        logs.main(["--follow", str(tmp_path)])
+        logs.run_logs(["--follow", str(tmp_path)])
     assert "can't be read: Permission denied\n" in capfd.readouterr().err
 
 
@@ -66,4 +66,4 @@ def test_a_directory_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: p
     """It is not called empty."""
     monkeypatch.setattr(os, "listdir", _deny)
     with pytest.raises(UsageError, match=r"can't be read: Permission denied$"):
-        logs.main([str(tmp_path)])
+        logs.run_logs([str(tmp_path)])

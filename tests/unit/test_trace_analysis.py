@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.commands.trace import main
+from elastic_run.cli.commands.trace import run_trace
 from elastic_run.diagnosis import trace_findings as kinds
 from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED, STARTED, Collective, Dump
 from elastic_run.diagnosis.dump_files import find_dumps
@@ -426,7 +426,7 @@ def test_no_dumps_is_no_finding() -> None:
 
 def test_the_command_prints_one_screen(capfd: pytest.CaptureFixture[str]) -> None:
     """`elastic-run trace DIR` begins with the cause and ends with what was read."""
-    assert main([str(DATA / "missing_rank")]) == 0
+    assert run_trace([str(DATA / "missing_rank")]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines == [
         "cause    rank 3 did not join all_reduce number 4 of group 'default', in which ranks 0-2 wait",
@@ -438,7 +438,7 @@ def test_the_command_prints_one_screen(capfd: pytest.CaptureFixture[str]) -> Non
 
 def test_dumps_without_collectives_prove_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Those of a job that hung, with torch 2.6 and gloo."""
-    assert main([str(DATA / "nothing_recorded")]) == 0
+    assert run_trace([str(DATA / "nothing_recorded")]) == 0
     assert capfd.readouterr().out == (
         "cause    none found: the dumps have no collectives (torch before 2.8 records none of gloo)\n"
         "dumps    3 dumps read, of ranks 0-2\n"
@@ -447,7 +447,7 @@ def test_dumps_without_collectives_prove_nothing(capfd: pytest.CaptureFixture[st
 
 def test_the_command_prints_json(capfd: pytest.CaptureFixture[str]) -> None:
     """`--json` prints one document with the same findings."""
-    assert main(["--json", str(DATA / "missing_rank")]) == 0
+    assert run_trace(["--json", str(DATA / "missing_rank")]) == 0
     document = json.loads(capfd.readouterr().out)
     assert document["findings"][0]["ranks"] == [3]
     assert document["findings"][0]["waiting"] == [0, 1, 2]
@@ -461,7 +461,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         ("no dump of a flight recorder in", [str(tmp_path)]),
     ):
         with pytest.raises(UsageError, match=text):
-            main(paths)
+            run_trace(paths)
     (tmp_path / "rank_0").write_bytes(b"\x80\x02}")
     with pytest.raises(UsageError, match="rank_0': left out: it is cut short or damaged"):
-        main([str(tmp_path)])
+        run_trace([str(tmp_path)])

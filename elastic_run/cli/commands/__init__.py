@@ -1,40 +1,26 @@
-"""The commands beside the start of a job: ``elastic-run help``, and more.
-
-| module | what it holds |
-|---|---|
-| `doctor` | ``elastic-run doctor``: problems on this machine, or between the nodes, that would break a job |
-| `drain` | ``elastic-run drain``: lets one node of a job leave |
-| `logs` | ``elastic-run logs``: the log files of a job, across its attempts |
-| `native_stacks` | `elastic-run stacks --native`: by py-spy |
-| `nodes` | asks all nodes of a job |
-| `parser` | the argparse parser that all commands share |
-| `ps` | ``elastic-run ps``: the jobs that run on this machine |
-| `report` | ``elastic-run report``: the page of a job's history |
-| `help` | ``elastic-run help``: the commands, or the help of one of them |
-| `trace` | ``elastic-run trace``: dumps of torch's flight recorder, and which rank did not join |
-| `stacks` | ``elastic-run stacks``: where each rank of a running job is |
-| `stop` | ``elastic-run stop``: stops a job and waits for its end |
-| `top` | ``elastic-run top``: the table of `status`, drawn again and again |
-| `status` | ``elastic-run status``: the state of a running job and of its workers |
+"""The commands beside the start of a job, such as ``elastic-run status``, and what they share.
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
-its name. Each command is the module of its name, with a function ``main(words)`` that returns the exit code, or raises
-UsageError for a mistake of the user, and ``make_parser()``, which the completion of the shell reads, too.
+its name. For each command NAME, a module here has ``run_NAME(words)``, which returns the exit code or raises UsageError
+for a mistake of the user, and ``make_NAME_parser()``, which the completion of the shell reads, too.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import sys
 from importlib import import_module
 
 from elastic_run import contract
 from elastic_run.errors import UsageError
-from elastic_run.notices import say
+from elastic_run.notices import print_text, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any, NoReturn
 
 #: Each command with its one line of help.
 COMMANDS = {
@@ -50,25 +36,55 @@ COMMANDS = {
     "trace": "Find the ranks that did not join a collective, from flight-recorder dumps.",
     "help": "Show the commands and the most used flags, or the help of one command.",
 }
+#: The modules of commands that share one with another command.
+_MODULES = {"ps": "status", "top": "status", "drain": "stop"}
+#: What argparse says of a wrong value, and how elastic-run says it of its own flags.
+_WORDS = (
+    (r"^argument (?:\S+/)?(\S+): invalid int value: (.+)$", r"\1: \2 is not a whole number"),
+    (r"^argument (?:\S+/)?(\S+): invalid float value: (.+)$", r"\1: \2 is not a number"),
+    (r"^argument (?:\S+/)?(\S+): expected one argument$", r"\1: needs a value"),
+    (r"^argument (?:\S+/)?(\S+): invalid choice: (.+) \(choose from (.+)\)$", r"\1: \2 is none of \3"),
+)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command; its line in `COMMANDS` opens the help."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"elastic-run {name}", description=COMMANDS[name], allow_abbrev=False)
+
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002 - argparse's signature
+        """Print the help to stdout; a full disk is told, which argparse passes over."""
+        print_text(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of printing the usage, so that an error is one line."""
+        for said, words in _WORDS:
+            message = re.sub(said, words, message)
+        text = f"{message} (see {self.prog} --help)"
+        raise UsageError(text)
+
+
+def get_function(name: str, form: str) -> Any:
+    """Return a function of a command: `run_{}`, or `make_{}_parser`."""
+    module = import_module(f"{__name__}.{_MODULES.get(name, name)}")
+    return getattr(module, form.format(name))
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a command.
+    """Run a command, and return the exit code.
 
     Args:
         words: Its name, which `COMMANDS` has, and its arguments.
 
-    Returns:
-        The exit code.
-
     Raises:
-        SystemExit: The arguments are wrong (2), or ask for the command's help (0).
+        SystemExit: The arguments ask for the command's help (0).
     """
     name, *arguments = words
     if sys.stdout is None:  # closed by whoever started us: nobody reads it
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
     try:
-        return int(import_module(f"{__name__}.{name}").main(arguments))
+        return int(get_function(name, "run_{}")(arguments))
     except UsageError as error:
         say(f"error: {name}: {error}")
         return contract.EXIT_USAGE

@@ -7,9 +7,8 @@ import platform
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.stdout import print_json, print_text
 from elastic_run.cli.values import whole_number
 from elastic_run.cluster.slurm import StepError, find_step
 from elastic_run.core.job.config import JobConfig, Window
@@ -19,7 +18,7 @@ from elastic_run.diagnosis.doctor.finding import PROBLEM, Subject, problem
 from elastic_run.diagnosis.doctor.python import find_version
 from elastic_run.diagnosis.doctor.report import describe_findings, read_findings, render_report
 from elastic_run.errors import UsageError
-from elastic_run.notices import say
+from elastic_run.notices import print_json, print_text, say
 from elastic_run.rendezvous.addresses import is_own_host, parse_endpoints
 from elastic_run.rendezvous.errors import RendezvousError
 
@@ -40,7 +39,7 @@ _TIMEOUT = "seconds in which the nodes have to meet (default: 60)"
 _LOG_DIR = "directory for log files: checks that it is writable (default: none)"
 
 
-def make_parser() -> CommandParser:
+def make_doctor_parser() -> CommandParser:
     """Return the parser of the arguments."""
     parser = CommandParser("doctor")
     parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT)
@@ -51,16 +50,8 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the checks, and print the findings.
-
-    Returns:
-        1 if there is a problem, else 0.
-
-    Raises:
-        UsageError: A value is not allowed.
-        SystemExit: The help was printed (0).
-    """
+def run_doctor(words: Sequence[str]) -> int:
+    """Run the checks, and print the findings; 1 if there is a problem."""
     args = _parse(words)
     subject = _make_subject(args)
     report = describe_findings([subject.hostname], run_checks(subject), collect_facts())
@@ -85,7 +76,7 @@ def collect_facts() -> dict[str, str]:
 
 
 def _parse(words: Sequence[str]) -> Namespace:
-    args = make_parser().parse_args(words)
+    args = make_doctor_parser().parse_args(words)
     step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
     if step is not None and step.task_count == len(step.nodes):
         args.rdzv_endpoint, args.nnodes = step.endpoint, str(len(step.nodes))

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from elastic_run.cli.commands import COMMANDS, run
-from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.commands import COMMANDS, CommandParser, run
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import render_command_help
-from elastic_run.cli.stdout import print_text
+from elastic_run.notices import print_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def make_parser() -> CommandParser:
+def make_help_parser() -> CommandParser:
     """Return the parser of the arguments."""
     parser = CommandParser("help")
     parser.add_argument("command", nargs="?", choices=[*COMMANDS], metavar="COMMAND", help="one of the commands")
     return parser
 
 
-def main(words: Sequence[str]) -> int:
-    """Print the help.
-
-    Args:
-        words: The arguments: none, or a command.
-
-    Returns:
-        0.
-
-    Raises:
-        UsageError: There is no such command.
-        SystemExit: The help of one command was printed (0).
-    """
-    command = make_parser().parse_args(words).command
+def run_help(words: Sequence[str]) -> int:
+    """Print the help."""
+    command = make_help_parser().parse_args(words).command
     if command is not None:
         return run([command, "--help"])
     print_text(render_command_help(FLAGS))

@@ -3,34 +3,41 @@
 Log files have no times, so they are shown attempt by attempt and rank by rank. `--follow` shows new lines in the order
 in which they come. It looks for them every `_LOOK` seconds: another node may write into a shared directory, and no
 kernel reports that. The end of the job is awaited on its launcher's descriptor.
+
+The files are ``<run directory>/attempt_<n>/<local rank>/{stdout,stderr}.log``. The rank in the job that each worker had
+is read from `events.jsonl` beside them, if that knows as many rounds as there are attempts; otherwise the local rank
+counts.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
 import sys
 import time
 from collections import deque
+from contextlib import suppress
+from functools import lru_cache
+from stat import S_ISREG
 
 from elastic_run import contract
-from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.log_files import find_log_files, find_run_directories, find_siblings
-from elastic_run.cli.stdout import give_up_stdout
+from elastic_run.cli.commands import CommandParser
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.control.socket_directory import SUFFIX
 from elastic_run.core.agent.machine import JOINING
 from elastic_run.errors import UsageError
-from elastic_run.notices import say
+from elastic_run.notices import give_up_stdout, say
+from elastic_run.records import dataclass
+from elastic_run.report.event_history import read_lines
 from elastic_run.report.wording import ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator, Sequence
-
-    from elastic_run.cli.log_files import LogFile
+    from typing import Any
 
 _LOOK = 0.2
 #: Last lines of each file that --follow shows first.
@@ -40,45 +47,41 @@ _LONGEST = 1 << 20
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _RANKS = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
+_ATTEMPT = re.compile(rf"{contract.ATTEMPT_DIR_PREFIX}(\d+)(?:\.(\d+))?")
+_STREAMS = {contract.STDOUT_LOG: "", contract.STDERR_LOG: "stderr"}
+#: Runs that an error names.
+_NAMED = 6
+#: Characters of a run id that are in a directory's name, at least.
+_NAME_LENGTH = 40
 
 
-def make_parser() -> CommandParser:
+def make_logs_parser() -> CommandParser:
     """Return the parser of the arguments."""
     parser = CommandParser("logs")
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN", help=f"a log directory, also of an ended job; or the {RUN_HELP}"
-    )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="show new lines as they are written, until the job ends"
-    )
+    run = f"a log directory, also of an ended job; or the {RUN_HELP}"
+    parser.add_argument("run", nargs="?", metavar="RUN", help=run)
+    follow = "show new lines as they are written, until the job ends"
+    parser.add_argument("-f", "--follow", action="store_true", help=follow)
     parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
-    parser.add_argument(
-        "--since", metavar="TIME", help="only files written to in the last TIME, such as 90s, 10m or 2h"
-    )
+    since = "only files written to in the last TIME, such as 90s, 10m or 2h"
+    parser.add_argument("--since", metavar="TIME", help=since)
     parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
     parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
     return parser
 
 
-def main(words: Sequence[str]) -> int:
-    """Print the log files of a job.
-
-    Returns:
-        0, or 1 if there is no line to show.
-
-    Raises:
-        UsageError: There is no such job, no such directory, no such rank, it has no log files, or stdout can't be
-            written.
-        SystemExit: The help was printed (0).
-    """
+def run_logs(words: Sequence[str]) -> int:
+    """Print the log files of a job; 1 if there is no line to show."""
     args = _read_arguments(words)
     directories, pids = _find_directories(args.run)
     reader = _Reader(args)
     if not args.lines and args.follow:
         args.lines = _LAST_LINES
     files = find_log_files(directories)
-    if args.rank is not None and not args.follow:
-        _check_ranks(args.rank, {file.rank for file in files})
+    found = {file.rank for file in files}
+    if args.rank is not None and found and not args.follow and not any(_is_asked(args, rank) for rank in found):
+        message = f"--rank: no such rank has log files: there {'are' if len(found) > 1 else 'is'} {ranks(found)}"
+        raise UsageError(message)
     try:
         reader.show(files, args.lines)
         if args.follow:
@@ -91,11 +94,17 @@ def main(words: Sequence[str]) -> int:
 
 
 def _read_arguments(words: Sequence[str]) -> Namespace:
-    args = make_parser().parse_args(words)
+    args = make_logs_parser().parse_args(words)
     if args.lines < 0:
         message = f"--lines: {args.lines} must be 0 (all) or more"
         raise UsageError(message)
-    args.rank = None if args.rank is None else _read_ranks(args.rank)
+    if args.rank is not None:
+        parts = [part.partition("-") for part in args.rank.split(",")] if _RANKS.fullmatch(args.rank) else []
+        found = [range(int(first), int(last or first) + 1) for first, _, last in parts]
+        if not found or not all(found):
+            message = f"--rank: {args.rank!r} is not a list of ranks, such as 3 or 0-3,8"
+            raise UsageError(message)
+        args.rank = found
     args.since = 0.0 if args.since is None else time.time() - _read_span(args.since)
     try:
         args.grep = re.compile((args.grep or "").encode())
@@ -105,19 +114,8 @@ def _read_arguments(words: Sequence[str]) -> Namespace:
     return args
 
 
-def _read_ranks(text: str) -> list[range]:
-    parts = [part.partition("-") for part in text.split(",")] if _RANKS.fullmatch(text) else []
-    found = [range(int(first), int(last or first) + 1) for first, _, last in parts]
-    if not found or not all(found):
-        message = f"--rank: {text!r} is not a list of ranks, such as 3 or 0-3,8"
-        raise UsageError(message)
-    return found
-
-
-def _check_ranks(asked: list[range], found: set[int]) -> None:
-    if found and not any(rank in part for part in asked for rank in found):
-        message = f"--rank: no such rank has log files: there {'are' if len(found) > 1 else 'is'} {ranks(found)}"
-        raise UsageError(message)
+def _is_asked(args: Namespace, rank: int) -> bool:
+    return args.rank is None or any(rank in part for part in args.rank)
 
 
 def _read_span(text: str) -> float:
@@ -128,15 +126,13 @@ def _read_span(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+# --- from RUN to directories ----------------------------------------------------------------------------------------
+
+
 def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     """Return the run directories that RUN means, and the pids of the launchers that write there."""
     if run is not None and os.path.isdir(run):
-        try:
-            os.listdir(run)
-        except OSError as error:
-            message = f"{run!r} can't be read: {error.strerror}"
-            raise UsageError(message) from None
-        return find_run_directories(run), []
+        return [find_run_directory(run)], []
     if run is not None and os.sep in run and not run.endswith(SUFFIX):
         message = f"there is no directory {run!r}"
         raise UsageError(message)
@@ -144,18 +140,153 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     directories = [agent.log_dir for agent in job.agents if agent.log_dir]
     if not directories:
         is_early = any(agent.state == JOINING for agent in job.agents)
-        none = (
-            "has no log files yet: it has started no worker"
+        message = (
+            f"job {job.label} has no log files yet: it has started no worker"
             if is_early
-            else "keeps no log files; --log-dir=DIR keeps them"
+            else f"job {job.label} keeps no log files; --log-dir=DIR keeps them"
         )
-        message = f"job {job.label} {none}"
         raise UsageError(message)
     first = job.agents[0]
-    siblings = (
-        [path for each in directories for path in find_siblings(each, first.run_id)] if first.max_nodes > 1 else []
-    )
-    return list(dict.fromkeys(directories + siblings)), [agent.pid for agent in job.agents]
+    if first.max_nodes > 1:
+        directories += [path for each in directories for path in _find_siblings(each, first.run_id)]
+    return list(dict.fromkeys(directories)), [agent.pid for agent in job.agents]
+
+
+def find_run_directory(path: str) -> str:
+    """Return the run directory that a path names: itself, or the only run in it.
+
+    Raises:
+        UsageError: The path can't be read, or has no run, or several runs.
+    """
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        message = f"{path!r} can't be read: {error.strerror}"
+        raise UsageError(message) from None
+    if _list_attempts(path):
+        return path
+    runs = (os.path.join(path, name) for name in sorted(names))
+    found = {os.path.realpath(run): run for run in runs if _list_attempts(run)}
+    if not found:
+        message = f"{path!r} holds no log files of a run (directories attempt_0, attempt_1 …)"
+        raise UsageError(message)
+    if len(found) > 1:
+        newest = sorted(found, key=lambda run: os.stat(run).st_mtime, reverse=True)
+        shown = ", ".join(found[run] for run in newest[:_NAMED])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        message = f"{path!r} has several runs, name one, the newest first: {shown}{more}"
+        raise UsageError(message)
+    return next(iter(found.values()))
+
+
+def _find_siblings(directory: str, run_id: str) -> list[str]:
+    """Return the run directories of other nodes of the same job beside this one, found by their event logs.
+
+    Earlier jobs may have had the same run id, with which the names of these directories begin.
+    """
+    jobs = {event.get("job") for event in _read_events(directory, "round_formed")} - {"", None}
+    parent = os.path.dirname(directory)
+    beginning = f"{run_id.replace('/', '_')[:_NAME_LENGTH]}"
+    paths = (os.path.join(parent, name) for name in sorted(_list_names(parent)) if name.startswith(beginning))
+    return [
+        path
+        for path in paths
+        if path != directory and any(event.get("job") in jobs for event in _read_events(path, "round_formed"))
+    ]
+
+
+# --- from directories to files ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One stream of one worker in one attempt: `stream` is "" for stdout, `node` counts the run directories."""
+
+    path: str
+    attempt: str
+    node: int
+    rank: int
+    stream: str
+
+
+def find_log_files(directories: Iterable[str]) -> list[LogFile]:
+    """Return all log files of some run directories: by attempt, then by node and rank."""
+    found: list[tuple[tuple[int, int], LogFile]] = []
+    for node, directory in enumerate(directories):
+        attempts = _list_attempts(directory)
+        by_round = _read_ranks(directory)
+        for index, (number, name) in enumerate(attempts):
+            by_local = by_round[index] if len(by_round) == len(attempts) else {}
+            found += [(number, file) for file in _list_files(directory, name, node, by_local)]
+    found.sort(key=lambda each: (each[0], each[1].node, each[1].rank, each[1].stream))
+    return [file for _, file in found]
+
+
+def _list_files(directory: str, attempt: str, node: int, by_local: dict[int, int]) -> list[LogFile]:
+    files = []
+    for name in _list_names(os.path.join(directory, attempt)):
+        if not name.isdecimal():
+            continue
+        rank = by_local.get(int(name), int(name))
+        paths = ((os.path.join(directory, attempt, name, file), stream) for file, stream in _STREAMS.items())
+        # A link leads to the file beside it, which has both streams.
+        shown = [pair for pair in paths if os.path.isfile(pair[0]) and not os.path.islink(pair[0])]
+        files += [LogFile(path, attempt, node, rank, stream) for path, stream in shown]
+    return files
+
+
+def _list_attempts(directory: str) -> list[tuple[tuple[int, int], str]]:
+    """Return the attempts of a run with their numbers, the first one first."""
+    matches = ((_ATTEMPT.fullmatch(name), name) for name in _list_names(directory))
+    return sorted(((int(match[1]), int(match[2] or 0)), name) for match, name in matches if match)
+
+
+def _list_names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _read_ranks(directory: str) -> list[dict[int, int]]:
+    """Return for each round of this node the ranks of its workers by local rank, as far as the event log tells."""
+    rounds: dict[object, dict[int, int]] = {}
+    try:
+        for event in _read_events(directory, "worker_started"):
+            rounds.setdefault(event.get("round"), {})[int(event["local_rank"])] = int(event["rank"])
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [*rounds.values()]
+
+
+def _read_events(directory: str, name: str) -> tuple[dict[str, Any], ...]:
+    """Return the events of one name; none where the event log is missing."""
+    path = os.path.join(directory, contract.EVENTS_FILE)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return _read_events_of(path, name, status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else ()
+
+
+@lru_cache(maxsize=256)
+def _read_events_of(path: str, name: str, size: int, changed: int) -> tuple[dict[str, Any], ...]:
+    """Read them; again only where size or time of the file are others, for `logs -f` looks some times a second."""
+    del size, changed
+    marker = f'"{name}"'.encode()
+    found = []
+    try:
+        with open(path, "rb") as file:
+            for line in read_lines(file):
+                if marker in line:
+                    with suppress(ValueError, RecursionError):
+                        found.append(json.loads(line))
+    except OSError:
+        return ()
+    return tuple(event for event in found if isinstance(event, dict) and event.get("event") == name)
+
+
+# --- from files to lines ---------------------------------------------------------------------------------------------
 
 
 class _Reader:
@@ -174,21 +305,18 @@ class _Reader:
         self.has_shown = False
         self.has_told = False
 
-    def show_rest(self, files: Iterable[LogFile]) -> None:
-        """Show the rest of the files, with a last line that has no end."""
-        self._sizes.clear()
-        self.show(files, is_end=True)
-
     def show(self, files: Iterable[LogFile], last: int = 0, *, is_end: bool = False) -> None:
         """Show new lines.
 
         Args:
             files: The files.
             last: Number of last lines of each file to show; 0 for all.
-            is_end: Whether the files are complete.
+            is_end: Whether the files are complete, so that a last line without an end is shown, too.
         """
+        if is_end:
+            self._sizes.clear()
         for file in files:
-            if self._args.rank is not None and not any(file.rank in part for part in self._args.rank):
+            if not _is_asked(self._args, file.rank):
                 continue
             is_whole = is_end or not self._args.follow
             lines = (line for line in self._read(file, is_whole=is_whole) if self._args.grep.search(line))
@@ -230,22 +358,15 @@ class _Reader:
 
 def _follow(reader: _Reader, directories: list[str], pids: Sequence[int]) -> None:
     """Show new lines until all launchers have ended; without end if no launcher is known."""
-    descriptors = [fd for pid in pids if (fd := _open_pidfd(pid)) is not None]
-    poll = select.poll()
-    for fd in descriptors:
-        poll.register(fd, select.POLLIN)
-    left = len(descriptors)
+    poll, left = select.poll(), 0
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            poll.register(os.pidfd_open(pid), select.POLLIN)
+            left += 1
     while left or not pids:
         for fd, _ in poll.poll(_LOOK * 1000):
             poll.unregister(fd)
             os.close(fd)
             left -= 1
         reader.show(find_log_files(directories))
-    reader.show_rest(find_log_files(directories))
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None  # it has ended
+    reader.show(find_log_files(directories), is_end=True)

@@ -7,11 +7,10 @@ import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
 
-from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.stdout import print_text
+from elastic_run.cli.commands import CommandParser
 from elastic_run.errors import UsageError
 from elastic_run.new_files import replace_file
-from elastic_run.notices import escape_unprintable
+from elastic_run.notices import escape_unprintable, print_text
 from elastic_run.report.event_history import fold
 from elastic_run.report.history_page.files import read_logs
 from elastic_run.report.history_page.page import render_page
@@ -27,7 +26,7 @@ _PAGE = "report.html"
 _STDOUT = "-"
 
 
-def make_parser() -> CommandParser:
+def make_report_parser() -> CommandParser:
     """Return the parser of the arguments."""
     parser = CommandParser("report")
     parser.add_argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log")
@@ -38,16 +37,9 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
-    """Write the page.
-
-    Returns:
-        0.
-
-    Raises:
-        UsageError: There is no event log, or the page can't be written.
-    """
-    arguments = make_parser().parse_args(words)
+def run_report(words: Sequence[str]) -> int:
+    """Write the page."""
+    arguments = make_report_parser().parse_args(words)
     if find_spec("jinja2") is None:
         message = "needs jinja2: pip install 'elastic-run[report]'"
         raise UsageError(message)

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cli.bounded_child import run_bounded
-from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.stdout import print_json, print_text
+from elastic_run.cli.commands import CommandParser
 from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.diagnosis.dump_format import DumpError
 from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_text import cause_line, detail_lines
 from elastic_run.errors import UsageError
+from elastic_run.notices import print_json, print_text
 from elastic_run.report.text import printable, wrap
 from elastic_run.report.wording import count, ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from elastic_run.diagnosis.dump_files import FoundDumps
@@ -37,7 +35,7 @@ _MOST_CONSEQUENCES = 3
 _MOST_PROBLEMS = 5
 
 
-def make_parser() -> CommandParser:
+def make_trace_parser() -> CommandParser:
     """Return the parser of the arguments."""
     parser = CommandParser("trace")
     parser.add_argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it")
@@ -45,22 +43,11 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
-    """Print the analysis.
-
-    Returns:
-        0, also where nothing is wrong.
-
-    Raises:
-        UsageError: A path is not there, no dump was found, or a file takes too long to read.
-    """
-    arguments = make_parser().parse_args(words)
-    return run_bounded(lambda begin: _print(arguments, begin))
-
-
-def _print(arguments: Namespace, begin: Callable[[str, int], None]) -> int:
+def run_trace(words: Sequence[str]) -> int:
+    """Print the analysis; 0, also where nothing is wrong."""
+    arguments = make_trace_parser().parse_args(words)
     try:
-        found = find_dumps(arguments.path, begin)
+        found = find_dumps(arguments.path)
     except DumpError as error:
         raise UsageError(str(error)) from error
     if not found.dumps:
