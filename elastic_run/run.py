@@ -277,7 +277,7 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
         say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
         return contract.EXIT_RENDEZVOUS
     from elastic_run.multiprocessing.errors.own_frames import find_foreign_place
-    from elastic_run.multiprocessing.output.plugin_logs import LogsPluginError
+    from elastic_run.multiprocessing.output.logs import LogsPluginError
     from elastic_run.utils.exceptions import describe_exception
 
     told = describe_exception(error)

@@ -304,8 +304,7 @@ def _find_end_time(environ: Mapping[str, str]) -> float:
 
 
 def _logs_specs(args: Namespace) -> LogsSpecs:
-    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-    from elastic_run.multiprocessing.output.stream_option import parse_streams
+    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs, parse_streams
 
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
     redirects: Streams = parse_streams(args.redirects)

@@ -12,7 +12,7 @@ from elastic_run.cli.origins import has_left_slurm
 from elastic_run.cli.program_checks import describe_shell_words
 from elastic_run.cli.values import node_range
 from elastic_run.errors import UsageError
-from elastic_run.multiprocessing.output.stream_option import parse_streams
+from elastic_run.multiprocessing.output.logs import parse_streams
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.rendezvous.backend_table import BACKENDS
 

@@ -25,19 +25,11 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.functions.start_processes import MultiprocessContext as MultiprocessContext
     from elastic_run.multiprocessing.functions.start_processes import SubprocessContext as SubprocessContext
     from elastic_run.multiprocessing.functions.start_processes import start_processes as start_processes
-    from elastic_run.multiprocessing.output.logs import (
-        DefaultLogsSpecs as DefaultLogsSpecs,
-    )
-    from elastic_run.multiprocessing.output.logs import (
-        LogsDest as LogsDest,
-    )
-    from elastic_run.multiprocessing.output.logs import (
-        LogsSpecs as LogsSpecs,
-    )
-    from elastic_run.multiprocessing.output.logs import (
-        to_map as to_map,
-    )
+    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs as DefaultLogsSpecs
+    from elastic_run.multiprocessing.output.logs import LogsDest as LogsDest
+    from elastic_run.multiprocessing.output.logs import LogsSpecs as LogsSpecs
     from elastic_run.multiprocessing.output.std import Std as Std
+    from elastic_run.multiprocessing.output.std import to_map as to_map
 
 _HOMES = {
     "DefaultLogsSpecs": "output.logs",
@@ -52,7 +44,7 @@ _HOMES = {
     "Std": "output.std",
     "SubprocessContext": "functions.start_processes",
     "start_processes": "functions.start_processes",
-    "to_map": "output.logs",
+    "to_map": "output.std",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names

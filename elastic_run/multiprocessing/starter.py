@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.log_directories import make_directory
+from elastic_run.multiprocessing.output.wiring import is_log
 from elastic_run.multiprocessing.process import process_table, stack_pipe
 from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process

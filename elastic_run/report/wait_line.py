@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 
-from elastic_run.multiprocessing.output.descriptors import STDERR
+from elastic_run.multiprocessing.output.wiring import STDERR
 from elastic_run.report.text import columns, elide, printable
 from elastic_run.report.wait_texts import INTERVAL, LIVE_INTERVAL
 

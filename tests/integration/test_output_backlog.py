@@ -124,21 +124,6 @@ def test_a_file_that_was_truncated(jobs: Jobs, tmp_path: Path) -> None:
     skip_gap(out)
 
 
-def test_a_file_that_was_truncated_and_has_grown_again(jobs: Jobs, tmp_path: Path) -> None:
-    """Other bytes in the old place, after logrotate's copytruncate, are not taken for what was to be shown."""
-    log, go = tmp_path / "log", tmp_path / "go"
-    wait = f"os.mkfifo({str(go)!r}); open({str(go)!r}).close()"
-    job = jobs.start((tee(log), f"RANK = 0\n{_FLOOD}\n{wait}\nRANK = 1\n{_FLOOD}"))
-    wait_until(lambda: go.exists() and log.stat().st_size == _LINES * _LINE_BYTES)
-    with log.open("r+b") as file:
-        file.truncate(0)
-    go.write_bytes(b"")
-    wait_until(lambda: jobs.has_note("tail0"))
-    out, _ = finish(job)
-    after = skip_gap(out)
-    assert (shown(out[after:], 0) == flooded(1)) is True
-
-
 def test_a_full_disk_and_a_stuck_console(jobs: Jobs, tmp_path: Path) -> None:
     """When the disk is full too the worker waits at last, memory stays bounded, and the console gets every line."""
     with small_disk(tmp_path, 4096) as disk:

@@ -181,7 +181,9 @@ def test_a_pipe_that_may_not_be_opened_again(jobs: Jobs) -> None:
     os.close(writing)
     wait_until(jobs.is_blocked_writing)
     pipe = Path(f"/proc/self/fd/{reading}").readlink()
-    assert [fd.name for fd in Path(f"/proc/{job.pid}/fd").iterdir() if fd.readlink() == pipe] == ["1"]
+    own = [fd.name for fd in Path(f"/proc/{job.pid}/fd").iterdir() if fd.readlink() == pipe]
+    flags = [Path(f"/proc/{job.pid}/fdinfo/{fd}").read_text(encoding="ascii").split()[3] for fd in own]
+    assert {int(each, 8) & os.O_NONBLOCK for each in flags} == {0}
     job.send_signal(signal.SIGUSR1)
     wait_until(lambda: jobs.has_note("usr1"), what="the loop lives")
     with os.fdopen(reading, "rb") as reader:

@@ -36,7 +36,7 @@ class Job:
         self.console = Console(loop)
         self.wiring = Wiring(capture=spec.get("capture", True))
         self.output = WorkerOutput(loop, self.console, self.wiring)
-        self.prefixes: dict[int, bytes] = {}
+        self.prefixes: dict[int, str] = {}
         self.alive: set[int] = set()
 
     def run(self) -> None:
@@ -49,7 +49,7 @@ class Job:
             self.output.open_filtered(logs, filters["stdout_filters"], filters["stderr_filters"])
         for rank, worker in enumerate(self.spec["workers"]):
             self.start(rank, worker)
-        self.output.attach(self.prefixes)
+        self.output.attach(lambda rank: self.prefixes[rank])
         self.note("pid", b"%d" % os.getpid())
         self.loop.run_until(lambda: not self.alive)
         for rank in range(len(self.spec["workers"])):
@@ -64,7 +64,7 @@ class Job:
     def start(self, rank: int, worker: dict[str, Any]) -> None:
         """Start one worker."""
         streams = dict(worker["streams"])
-        self.prefixes[rank] = streams.pop("prefix", "").encode()
+        self.prefixes[rank] = streams.pop("prefix", "")
         stdout, stderr = self.wiring.open(rank, **streams)
         argv = [sys.executable, "-S", "-E", "-u", "-c", "import os, sys\n" + worker["code"]]
         pid = start_process(argv, os.environ, stdout=stdout, stderr=stderr)

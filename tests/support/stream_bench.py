@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from elastic_run.multiprocessing.output.console import Stream
 from elastic_run.multiprocessing.output.outlet import Lines, PassThrough
 from elastic_run.multiprocessing.output.sink import Sink
-from elastic_run.multiprocessing.output.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
-    from elastic_run.multiprocessing.output.backlog import Backlog
+    from elastic_run.multiprocessing.output.sink import Backlog
 
 
 class Clockwork:
@@ -107,11 +107,11 @@ class Bench:
 
     def pass_through(self) -> PassThrough:
         """Make a source that passes bytes on."""
-        return PassThrough(self.stream)
+        return PassThrough(cast("Loop", self.loop), self.stream)
 
     def lines(self, prefix: bytes, *, limit: int = 100, backlog: Backlog | None = None) -> Lines:
         """Make a source of whole lines."""
-        return Lines(cast("Loop", self.loop), self.stream, prefix, limit=lambda: limit, backlog=backlog)
+        return Lines(cast("Loop", self.loop), self.stream, prefix, limit=limit, backlog=backlog)
 
     @property
     def got(self) -> bytes:

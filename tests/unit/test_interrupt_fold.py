@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.output.backlog import Backlog
-from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold
-from elastic_run.multiprocessing.output.logfile import LogFile
-from elastic_run.multiprocessing.output.stream import QUEUE_LIMIT
+from elastic_run.multiprocessing.output.console import QUEUE_LIMIT
+from elastic_run.multiprocessing.output.outlet import InterruptFold
+from elastic_run.multiprocessing.output.sink import Backlog, LogFile
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from elastic_run.loop import Loop
 
 _TRACE = (
     b'Traceback (most recent call last):\n  File "/x/train.py", line 5, in <module>\n    step()\nKeyboardInterrupt\n'
@@ -30,9 +27,10 @@ _COLOURED = _TRACE.replace(b"KeyboardInterrupt", b"\x1b[1;35mKeyboardInterrupt\x
 def show(*streams: tuple[bytes, ...]) -> tuple[bytes, list[tuple[str, list[int]]]]:
     """Let ranks write pieces, one rank after the other, and end; return the console and what was folded."""
     bench = Bench()
-    fold = InterruptFold(cast("Loop", bench.loop))
+    fold = InterruptFold()
     for rank, pieces in enumerate(streams):
-        outlet = fold.wrap(rank, bench.pass_through())
+        outlet = bench.pass_through()
+        outlet.fold(fold, rank)
         for piece in pieces:
             outlet.take(piece)
         outlet.end()
@@ -71,7 +69,8 @@ def test_text_around_stays_in_its_place() -> None:
 def test_a_worker_that_goes_on_is_shown_after_half_a_second() -> None:
     """A program that lives on after a traceback is not held: its lines are shown while it runs."""
     bench = Bench()
-    outlet = InterruptFold(cast("Loop", bench.loop)).wrap(0, bench.pass_through())
+    outlet = bench.pass_through()
+    outlet.fold(InterruptFold(), 0)
     outlet.take(_TRACE[:40])
     assert bench.got == b""
     bench.loop.advance(0.6)
@@ -83,7 +82,8 @@ def test_a_worker_that_goes_on_is_shown_after_half_a_second() -> None:
 def test_much_text_is_not_held() -> None:
     """A traceback of more than 64 KiB is shown at once, so memory is bounded."""
     bench = Bench()
-    outlet = InterruptFold(cast("Loop", bench.loop)).wrap(0, bench.pass_through())
+    outlet = bench.pass_through()
+    outlet.fold(InterruptFold(), 0)
     outlet.take(_TRACE[:-1])
     outlet.take(b"x" * 70_000)
     assert bench.got == _TRACE[:-1] + b"x" * 70_000
@@ -92,9 +92,11 @@ def test_much_text_is_not_held() -> None:
 def test_a_stuck_console_folds_no_tee(tmp_path: Path) -> None:
     """While a tee'd stream lags behind, the console shows what the log file has, and nothing is left out."""
     bench = Bench()
-    fold = InterruptFold(cast("Loop", bench.loop))
+    fold = InterruptFold()
     files = [LogFile(os.open(tmp_path / f"{rank}", os.O_CREAT | os.O_RDWR), lambda _: None) for rank in range(2)]
-    outlets = [fold.wrap(rank, bench.lines(b"", backlog=Backlog(file))) for rank, file in enumerate(files)]
+    outlets = [bench.lines(b"", backlog=Backlog(file)) for file in files]
+    for rank, outlet in enumerate(outlets):
+        outlet.fold(fold, rank)
     bench.reader.room = 0
     for outlet, file in zip(outlets, files, strict=True):
         for piece in (b"x" * QUEUE_LIMIT + b"\n", b"before\n" + _TRACE, b"after\n"):

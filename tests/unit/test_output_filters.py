@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from elastic_run.multiprocessing.output.descriptors import open_log
-from elastic_run.multiprocessing.output.filters import FilteredCopy
-from elastic_run.multiprocessing.output.logfile import LogFile
 from elastic_run.multiprocessing.output.outlet import Lines
+from elastic_run.multiprocessing.output.sink import FilteredCopy, LogFile
+from elastic_run.multiprocessing.output.wiring import open_log
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def test_a_line_that_its_source_leaves_unfinished_is_ended(tmp_path: Path, limit
     path = tmp_path / "filtered.log"
     copy = FilteredCopy(LogFile(open_log(str(path)), lambda _: None), ["apple"])
     bench = Bench()
-    lines = Lines(cast("Loop", bench.loop), bench.stream, b"a>", limit=lambda: limit, copy=copy)
+    lines = Lines(cast("Loop", bench.loop), bench.stream, b"a>", limit=limit, copy=copy)
     for data in (b"one\napple ", b"pie"):
         lines.take(data)
     lines.end()

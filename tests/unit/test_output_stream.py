@@ -6,17 +6,17 @@ import os
 import random
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from elastic_run.multiprocessing.output.backlog import Backlog
-from elastic_run.multiprocessing.output.logfile import LogFile
+from elastic_run.multiprocessing.output.console import QUEUE_LIMIT, Source
 from elastic_run.multiprocessing.output.outlet import PassThrough
-from elastic_run.multiprocessing.output.stream import QUEUE_LIMIT, Source
+from elastic_run.multiprocessing.output.sink import Backlog, LogFile
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:
+    from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.outlet import Outlet
 
 
@@ -61,7 +61,7 @@ def test_the_wait_ends(bench: Bench) -> None:
 
 def test_lines_stay_whole_where_nobody_watches(bench: Bench) -> None:
     """In a file or a pipe the others wait for a quarter of a second, also where the line grows all the time."""
-    slow, other = PassThrough(bench.stream, is_watched=False), bench.pass_through()
+    slow, other = PassThrough(cast("Loop", bench.loop), bench.stream, is_watched=False), bench.pass_through()
     give(slow, b"text")
     give(other, b"other\n")
     bench.loop.advance(0.2)
@@ -380,12 +380,12 @@ class Logged(LogFile):
         super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), lambda _: None)
         self._chance = chance
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append data, or count it as lost."""
         if self._chance.random() < 0.1:
             self.lost += len(data)
-        else:
-            super().write(data)
+            return len(data)
+        return super().write(data)
 
 
 @pytest.mark.parametrize("seed", range(40))

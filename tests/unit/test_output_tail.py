@@ -8,7 +8,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.failure.traceback_text import parse_exception
-from elastic_run.multiprocessing.output import last_exception
+from elastic_run.multiprocessing.output import tail
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 
 if TYPE_CHECKING:
@@ -197,4 +197,4 @@ def test_the_exception_of_a_large_file_is_found(tmp_path: Path, length: int) -> 
 )
 def test_what_names_an_exception(word: bytes, *, is_adjacent: bool, expected: bool) -> None:
     """Behind the frames any name of a class does, elsewhere one that no other word of a log ends with."""
-    assert last_exception._names_exception(word, is_adjacent=is_adjacent) is expected
+    assert tail._names_exception(word, is_adjacent=is_adjacent) is expected

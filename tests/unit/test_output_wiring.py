@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.output.descriptors import STDERR, STDOUT
-from elastic_run.multiprocessing.output.wiring import CAPTURED, Wiring
+from elastic_run.multiprocessing.output.wiring import CAPTURED, STDERR, STDOUT, Wiring
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.multiprocessing.output.activity import last_line
+from elastic_run.multiprocessing.output.worker_output import last_line
 from elastic_run.records import replace
 
 TYPE_CHECKING = False

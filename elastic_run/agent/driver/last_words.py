@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from elastic_run.core.diagnosis.stacks import is_in_shutdown, parse_stacks
 from elastic_run.core.failure.traceback_text import parse_exception
-from elastic_run.multiprocessing.output.activity import SILENCE
+from elastic_run.multiprocessing.output.worker_output import SILENCE
 from elastic_run.report.lines import last_words
 
 TYPE_CHECKING = False

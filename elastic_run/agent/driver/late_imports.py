@@ -11,7 +11,7 @@ import elastic_run.agent.driver.quiet_watch
 import elastic_run.agent.driver.round_checks
 import elastic_run.agent.user_rules
 import elastic_run.core.failure.uncaught
-import elastic_run.multiprocessing.output.interrupt_fold
+import elastic_run.multiprocessing.output.outlet
 import elastic_run.multiprocessing.output.remainder
 import elastic_run.report.annotations
 import elastic_run.report.failure_json

@@ -13,8 +13,7 @@ import os
 import sys
 import time
 
-from elastic_run.multiprocessing.output.descriptors import is_log
-from elastic_run.multiprocessing.output.prefix import render_prefix
+from elastic_run.multiprocessing.output.wiring import is_log
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.process.workers import Workers
 from elastic_run.records import dataclass
@@ -123,11 +122,13 @@ class Round:
         spec = group.spec
         if logs is not None:
             self.output.open_filtered(logs, spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
-        self.output.attach({worker.local_rank: self._prefix(worker) for worker in group.workers})
+        workers = {worker.local_rank: worker for worker in group.workers}
+        self.output.attach(lambda rank: self._prefix(workers[rank]))
 
-    def _prefix(self, worker: Worker) -> bytes:
-        return render_prefix(
-            self._context.options.prefix_template,
+    def _prefix(self, worker: Worker) -> str:
+        import string
+
+        return string.Template(self._context.options.prefix_template).safe_substitute(
             role_name=self._context.group.spec.role,
             local_rank=worker.local_rank,
             rank=worker.global_rank,

@@ -11,9 +11,8 @@ import os
 import time
 
 from elastic_run.agent.driver.environment import worker_environments
-from elastic_run.multiprocessing.output.descriptors import STDOUT, is_log, is_read_in_lines
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from elastic_run.multiprocessing.output.wiring import Wiring
+from elastic_run.multiprocessing.output.wiring import STDOUT, Wiring, is_log, is_read_in_lines
 from elastic_run.multiprocessing.starter import WorkerStarter
 from elastic_run.records import dataclass, field
 from elastic_run.signals import block_signals, restore_signals
@@ -152,7 +151,7 @@ def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launch
     if type(specs) is DefaultLogsSpecs:
         return specs.lay_out(envs)
     from elastic_run.agent.plugin_calls import HungCallError, is_ours, name_call
-    from elastic_run.multiprocessing.output.plugin_logs import check_logs
+    from elastic_run.multiprocessing.output.logs import check_logs
 
     def reify() -> LogsDest:
         if context.mask is None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from elastic_run import contract
 from elastic_run.multiprocessing.api import SignalException
-from elastic_run.multiprocessing.output.descriptors import open_log
-from elastic_run.multiprocessing.output.plugin_logs import check_logs
+from elastic_run.multiprocessing.output.logs import check_logs
+from elastic_run.multiprocessing.output.wiring import open_log
 from elastic_run.multiprocessing.process.held_signals import HeldSignals
 
 TYPE_CHECKING = False

@@ -87,7 +87,7 @@ class GroupContext(PContext):
         output = WorkerOutput(group.loop, console, wiring)
         output.open_filtered(self._logs, *self._filters)
         prefixes = self._prefixes or {rank: f"[{self.name}{rank}]:" for rank in range(self.nprocs)}
-        output.attach({rank: prefix.encode(errors="surrogateescape") for rank, prefix in prefixes.items()})
+        output.attach(lambda rank: prefixes.get(rank, ""))
 
         def finish() -> None:
             output.close()

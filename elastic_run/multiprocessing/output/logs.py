@@ -1,4 +1,4 @@
-"""The files of the workers' output: torch's `Std`, `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
+"""The files of the workers' output: torch's `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
 
 Differences from torch
 - The directory of a run is named after the job and the moment, and a link beside it points to the newest one. When the
@@ -19,8 +19,6 @@ import os
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.lazy import lazy_names
-from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.log_directories import (
     link_latest,
     make_directories,
@@ -34,44 +32,52 @@ from elastic_run.multiprocessing.output.log_directories import (
     remove_tree,
     unlink_dangling,
 )
+from elastic_run.multiprocessing.output.wiring import is_log
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from elastic_run.multiprocessing.output.std import Std
+    from collections.abc import Collection, Iterable, Mapping
 
     #: One value of `Std` for all workers, or one by local rank; plain numbers do.
     Streams = int | Mapping[int, int]
 #: Digits at the end of a directory's name, which keep jobs of one minute apart; `make_new` does where they are equal.
 _RANDOM_DIGITS = 4
 _LATEST = "latest"
-#: `Std.OUT` and `Std.ERR`.
+#: `Std.OUT` and `Std.ERR`: starting workers needs no `enum`, so plain numbers do here.
 _OUT = 1
 _ERR = 2
+#: What each worker needs of a plug-in's paths; without the other fields of `LogsDest` it does.
+_NEEDED = ("stdouts", "stderrs")
 
-# `enum` is not needed to start workers.
-__getattr__ = lazy_names(__name__, {"Std": "elastic_run.multiprocessing.output.std"})
 
-
-def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Std]:
-    """Give every local rank its value.
+def parse_streams(text: str) -> int | dict[int, int]:
+    """Read the value of --redirects or --tee.
 
     Args:
-        val_or_map: One value for all, or a map in which ranks may be missing.
-        local_world_size: Number of ranks.
+        text: ``0`` to ``3`` for all workers, or a map of local ranks to those: ``0:3,12:1``.
 
     Returns:
-        A value for each rank; `Std.NONE` if the map does not have the rank.
+        One value of `Std` as a number, or one by local rank.
+
+    Raises:
+        ValueError: It is neither.
     """
-    from elastic_run.multiprocessing.output.std import Std
+    values = ("0", "1", "2", "3")
+    if text in values:
+        return int(text)
+    found = {}
+    for item in text.split(","):
+        rank, _, value = item.partition(":")
+        if not (rank.isascii() and rank.isdigit() and value in values):
+            message = f"{text!r} is neither 0, 1, 2 or 3 nor a map of local ranks to these, such as 0:3,1:2"
+            raise ValueError(message)
+        found[int(rank)] = int(value)
+    return found
 
-    streams = _by_rank(val_or_map, range(local_world_size))
-    return {rank: Std(value) for rank, value in streams.items()}
 
-
-def _by_rank(val_or_map: Streams, ranks: Iterable[int]) -> dict[int, int]:
+def streams_by_rank(val_or_map: Streams, ranks: Iterable[int]) -> dict[int, int]:
+    """Return each rank's value; 0 if the map does not have the rank."""
     return {rank: val_or_map if isinstance(val_or_map, int) else val_or_map.get(rank, 0) for rank in ranks}
 
 
@@ -287,7 +293,7 @@ class DefaultLogsSpecs(LogsSpecs):
             self._link_latest(directory)
 
     def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
-        redirects, tees = _by_rank(self._redirects, envs), _by_rank(self._tee, envs)
+        redirects, tees = streams_by_rank(self._redirects, envs), streams_by_rank(self._tee, envs)
         logs = LogsDest(
             filtered_stdout=os.path.join(directory, contract.FILTERED_STDOUT_LOG),
             filtered_stderr=os.path.join(directory, contract.FILTERED_STDERR_LOG),
@@ -339,8 +345,8 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def __repr__(self) -> str:
         return (
-            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={_shown(self._redirects)}, "
-            f"tee={_shown(self._tee)}, local_ranks_filter={self._local_ranks_filter})"
+            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={self._redirects}, "
+            f"tee={self._tee}, local_ranks_filter={self._local_ranks_filter})"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -368,13 +374,6 @@ def _values(setting: Streams) -> tuple[int, ...]:
     return (setting,) if isinstance(setting, int) else tuple(setting.values())
 
 
-def _shown(setting: Streams) -> object:
-    """Return a setting as torch shows it."""
-    from elastic_run.multiprocessing.output.std import Std
-
-    return Std(setting) if isinstance(setting, int) else {rank: Std(value) for rank, value in setting.items()}
-
-
 def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:
     """Return what torch answers for the log directory /dev/null: all on the console, tees that count for nothing."""
     for env in envs.values():
@@ -388,3 +387,28 @@ def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:
         filtered_stdout=os.devnull,
         filtered_stderr=os.devnull,
     )
+
+
+class LogsPluginError(RuntimeError):
+    """A plug-in has left out paths that the workers need: one line that names its class."""
+
+
+def check_logs(specs: LogsSpecs, logs: object, local_ranks: Collection[int]) -> None:
+    """Refuse what the `reify` of a plug-in of --logs-specs has returned if the workers can't be started with it.
+
+    Raises:
+        LogsPluginError: Workers have no path for stdout or stderr.
+    """
+    method = f"{type(specs).__module__}.{type(specs).__qualname__}.reify has returned"
+    if not all(hasattr(logs, name) for name in _NEEDED):
+        message = f"{method} {logs!r:.200}, which is no LogsDest"
+        raise LogsPluginError(message)
+    left_out = {name: [rank for rank in local_ranks if rank not in getattr(logs, name)] for name in _NEEDED}
+    missing = [f"no {name} for {_name_ranks(ranks)}" for name, ranks in left_out.items() if ranks]
+    if missing:
+        message = f'{method} {" and ".join(missing)}; "" is the console'
+        raise LogsPluginError(message)
+
+
+def _name_ranks(ranks: Collection[int]) -> str:
+    return f"local rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -7,7 +7,7 @@ Rules
 - `PassThrough` writes every byte at once and unchanged. While other sources wait, it stops at the end of a line.
 - `Lines` writes whole lines, many at once, each after the prefix. A line above the limit is written in parts under a
   single prefix while the outlet holds the stream: so 100 MB without a newline cost no memory and are shown in one
-  piece. If another source interrupts such a line (see `Stream`), it goes on under a new prefix.
+  piece. If another source interrupts such a line (see `console`), it goes on under a new prefix.
 - A progress bar ends its updates with a carriage return; until its newline it would be invisible for hours. So an
   unfinished line that contains a carriage return is shown as a line once a second. (torchrun makes a line of each
   update.) If its newline is the next byte, that line has ended already.
@@ -19,16 +19,15 @@ Rules
 
 from __future__ import annotations
 
-from elastic_run.multiprocessing.output.stream import Source
+from elastic_run.multiprocessing.output.console import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.multiprocessing.output.backlog import Backlog
-    from elastic_run.multiprocessing.output.filters import FilteredCopy
-    from elastic_run.multiprocessing.output.stream import Stream
+    from elastic_run.multiprocessing.output.console import Stream
+    from elastic_run.multiprocessing.output.sink import Backlog, FilteredCopy
 
 #: Seconds that a worker has to go on with a line that it writes in several pieces, while others wait.
 _WAIT_LIMIT = 0.005
@@ -47,16 +46,38 @@ _PROGRESS_INTERVAL = 1.0
 #: Seconds of silence after which an unfinished line is shown.
 _SILENCE = 0.1
 _NEWLINE = 10
+#: Seconds and bytes of a traceback that is held back: Python writes it line by line, and reads the program's files.
+_HOLD = 0.5
+_MOST_HELD = 1 << 16
+_FIRST_LINE = b"Traceback (most recent call last):\n"
+_FRAMES = rb"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)*"
+_LINK = (
+    rb"\n(?:During handling of the above exception, another exception occurred"
+    rb"|The above exception was the direct cause of the following exception):\n\n"
+)
+#: A chain of tracebacks of which the last one, and perhaps others, is a KeyboardInterrupt. Python 3.13 writes colours.
+_INTERRUPT = rb"(?:%b\S[^\n]*\n%b)*%b(?:\x1b\[[\d;]*m)?KeyboardInterrupt\b[^\n]*\n(?!%b)" % (
+    _FRAMES,
+    _LINK,
+    _FRAMES,
+    _LINK,
+)
+_PLACE = rb'File "(?:\x1b\[[\d;]*m)?([^"\x1b]*)[^\n]*? line (?:\x1b\[[\d;]*m)?(\d+)'
 
 
 class Outlet(Source):
-    """Where a channel's bytes go."""
+    """Where a channel's bytes go on the console."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, loop: Loop, stream: Stream) -> None:
+        self._loop = loop
         self._stream = stream
         self._pieces: list[bytes] = []
         self._is_ended = False
         self._on_clear: Callable[[], None] | None = None
+        self._fold: tuple[InterruptFold, int] | None = None
+        #: A traceback that may be left out, and the end of its time.
+        self._held = bytearray()
+        self._held_until: Timer | None = None
 
     @property
     def is_clear(self) -> bool:
@@ -68,11 +89,6 @@ class Outlet(Source):
         """Whether more may be taken now without growing."""
         return self.is_clear
 
-    @property
-    def is_free(self) -> bool:
-        """Whether bytes may be left out of what it takes next: it compares nothing with a log file."""
-        return True
-
     def when_clear(self, callback: Callable[[], None]) -> None:
         """Call once, as soon as it is clear."""
         self._on_clear = callback
@@ -81,16 +97,27 @@ class Outlet(Source):
 
     def take(self, data: bytes) -> None:
         """Accept the next bytes; never fails, never blocks."""
-        raise NotImplementedError
+        if self._fold is not None:
+            data = self._hold(data)
+        if data:
+            self._accept(data)
 
     def end(self) -> None:
         """Accept that nothing follows."""
+        self._release()
+        self._end_last_line()
         self._on_clear = None
         self._is_ended = True
         self._pump()
 
+    def _accept(self, data: bytes) -> None:
+        raise NotImplementedError
+
     def _emit(self, piece: bytes) -> None:
         raise NotImplementedError
+
+    def _end_last_line(self) -> None:
+        """Make a piece of a line that is not finished."""
 
     @property
     def _is_behind(self) -> bool:
@@ -118,26 +145,51 @@ class Outlet(Source):
             on_clear, self._on_clear = self._on_clear, None
             on_clear()
 
+    # After Ctrl-C, from the first line of a traceback on, the stream is held for a moment or until its end.
+    def fold(self, fold: InterruptFold, local_rank: int) -> None:
+        """Let a KeyboardInterrupt that another worker has shown be left out from now on."""
+        self._fold = (fold, local_rank)
+
+    def _hold(self, data: bytes) -> bytes:
+        """Hold a traceback back; return the bytes in front of it."""
+        start = 0
+        if not self._held:
+            start = data.find(_FIRST_LINE)
+            if start < 0 or not self.is_clear:  # a backlog counts the bytes of the log file, which has every byte
+                return data
+            self._held_until = self._loop.call_later(_HOLD, self._release)
+        self._held += data[start:]
+        if len(self._held) > _MOST_HELD:
+            self._release()
+        return data[:start]
+
+    def _release(self) -> None:
+        if self._held_until is not None:
+            self._held_until.cancel()
+            self._held_until = None
+        if self._held and self._fold is not None:
+            held = self._fold[0].choose(bytes(self._held), self._fold[1]) if self.is_clear else bytes(self._held)
+            self._held.clear()
+            if held:
+                self._accept(held)
+
 
 class PassThrough(Outlet):
     """Gives bytes on unchanged and unbuffered.
 
-    Args:
-        stream: The console's stream.
-        is_watched: Whether it is a terminal, where a prompt or a progress bar must not hold the others up. Otherwise
-            lines stay whole if they take no longer than `_WHOLE_LINE_WAIT`.
+    `is_watched` says that it is a terminal, where a prompt or a progress bar must not hold the others up. Otherwise
+    lines stay whole if they take no longer than `_WHOLE_LINE_WAIT`.
     """
 
     wait_limit = _WAIT_LIMIT
     hold_limit = _PASS_THROUGH_HOLD
 
-    def __init__(self, stream: Stream, *, is_watched: bool = True) -> None:
-        super().__init__(stream)
+    def __init__(self, loop: Loop, stream: Stream, *, is_watched: bool = True) -> None:
+        super().__init__(loop, stream)
         if not is_watched:
             self.wait_limit = self.hold_time = _WHOLE_LINE_WAIT
 
-    def take(self, data: bytes) -> None:
-        """Accept the next bytes."""
+    def _accept(self, data: bytes) -> None:
         self._pieces.append(data)
         self._pump()
 
@@ -153,13 +205,8 @@ class PassThrough(Outlet):
 class Lines(Outlet):
     """Gives whole lines on, each after a prefix.
 
-    Args:
-        loop: For the timer of progress bars.
-        stream: The console's stream.
-        prefix: Stands in front of every line.
-        limit: Returns the bytes that a line may have before it is written in parts.
-        copy: Gets the lines that a filter looks for, or None.
-        backlog: Remembers what the console can't take yet, or None.
+    `limit` is how many bytes a line may have before it is written in parts; `copy` gets the lines that a filter looks
+    for; `backlog` remembers what the console can't take yet.
     """
 
     wait_limit = _LONG_LINE_WAIT
@@ -171,12 +218,11 @@ class Lines(Outlet):
         stream: Stream,
         prefix: bytes,
         *,
-        limit: Callable[[], int],
+        limit: int,
         copy: FilteredCopy | None = None,
         backlog: Backlog | None = None,
     ) -> None:
-        super().__init__(stream)
-        self._loop = loop
+        super().__init__(loop, stream)
         self._prefix = prefix = prefix.replace(b"\n", b" ")
         self._newline = b"\n" + prefix
         self._limit = limit
@@ -201,13 +247,8 @@ class Lines(Outlet):
         backlog = self._backlog
         return (not backlog and self.is_clear) or (backlog is not None and backlog.is_sound)
 
-    @property
-    def is_free(self) -> bool:
-        """Whether bytes may be left out: a backlog counts the log file, and a copy has the lines."""
-        return self._copy is None and (self._backlog is None or (not self._backlog and self.is_clear))
-
-    def take(self, data: bytes) -> None:
-        """Accept the next bytes, to be shown now or when the console has come so far."""
+    def _accept(self, data: bytes) -> None:
+        """Show bytes now, or when the console has come so far."""
         backlog = self._backlog
         if backlog is None or (not backlog and self.is_clear):
             self._split(data)
@@ -233,11 +274,9 @@ class Lines(Outlet):
         if self._partial:
             self._look_at_partial(data)
 
-    def end(self) -> None:
-        """Write what is left; on the console an unfinished line is ended."""
+    def _end_last_line(self) -> None:
         if not self._is_behind:
             self._end_line()
-        super().end()
 
     def _end_line(self) -> None:
         if self._timer is not None:
@@ -263,7 +302,7 @@ class Lines(Outlet):
 
     def _look_at_partial(self, data: bytes) -> None:
         is_part = self._is_inside and self._stream.is_held_by(self)
-        if is_part or len(self._partial) > self._limit():
+        if is_part or len(self._partial) > self._limit:
             if self._has_paused:
                 # A rank that prints a dot now and then would hold the others up for as long as it does so.
                 self.wait_limit = _WAIT_LIMIT
@@ -333,3 +372,36 @@ class Lines(Outlet):
         text = memoryview(piece.replace(b"\n", self._newline) if start else piece)
         end = len(text) if self._is_inside else len(text) - start
         self._stream.write(self, text[0 if is_new else start : end], starts_line=is_new)
+
+
+class InterruptFold:
+    """The equal KeyboardInterrupts of the workers of one round, shown once on the console after Ctrl-C.
+
+    It exists only since SIGINT was sent to the workers. Before, no byte is looked at. All bytes but the tracebacks that
+    are left out are shown, in their order. Log files and the tail for the report get every byte, from the channel.
+    """
+
+    def __init__(self) -> None:
+        import re
+
+        self._ranks: dict[bytes, list[int]] = {}
+        self._interrupt, self._place = re.compile(_INTERRUPT), re.compile(_PLACE)
+
+    def choose(self, text: bytes, local_rank: int) -> bytes:
+        """Return a worker's bytes without the tracebacks that were shown for another worker."""
+        return self._interrupt.sub(lambda found: found[0] if self._is_first(found[0], local_rank) else b"", text)
+
+    def _is_first(self, text: bytes, local_rank: int) -> bool:
+        ranks = self._ranks.setdefault(text, [])
+        if local_rank not in ranks:
+            ranks.append(local_rank)
+        return ranks[0] == local_rank
+
+    def list_folded(self) -> list[tuple[str, list[int]]]:
+        """Return the place (`train.py:88`) of each traceback that was shown once for several workers, and the ranks."""
+        return [(self._name_place(text), sorted(ranks)) for text, ranks in self._ranks.items() if len(ranks) > 1]
+
+    def _name_place(self, text: bytes) -> str:
+        """Return the innermost frame, or ""."""
+        places = self._place.findall(text)
+        return f"{places[-1][0].decode(errors='replace').rpartition('/')[2]}:{places[-1][1].decode()}" if places else ""

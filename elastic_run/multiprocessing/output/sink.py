@@ -1,4 +1,4 @@
-"""Writes to a descriptor that other processes share, and never blocks.
+"""Where the bytes of a stream end: a descriptor of the console that others share, or a log file.
 
 O_NONBLOCK belongs to the open file description, which the user's shell and the workers share: if this process set it,
 *their* writes would fail. So the method depends on the kind of file:
@@ -9,8 +9,9 @@ O_NONBLOCK belongs to the open file description, which the user's shell and the 
   and then waits if no buffer is free any more (Linux, drivers/tty/n_tty.c, process_output_block). So such a character
   is a step of its own;
 - socket: MSG_DONTWAIT for each call;
-- regular file or other device: written directly, since the write never blocks for long. A file that is opened again
-  would begin at offset 0 and overwrite the content.
+- regular file or other device: written directly. A file that is opened again would begin at offset 0 and overwrite the
+  content. A disk that is slow does hold the loop up: the kernel has no way of writing a file without waiting when its
+  cache is full of dirty pages, short of a thread.
 """
 
 from __future__ import annotations
@@ -19,14 +20,31 @@ import os
 import select
 import stat
 
-from elastic_run.multiprocessing.output.logfile import LogFile
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _PIPE_STEP = select.PIPE_BUF
 _TERMINAL_STEP = rb"[^\b\t\n\r]{1,128}|[\b\t\n\r]"
+_NEWLINE = 10
+
+
+def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
+    """Choose the way of writing to a descriptor without blocking; the descriptor stays open and in its mode.
+
+    Args:
+        fd: Shared with other processes.
+        on_loss: Called once when a file can't take more (a full disk).
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        return SocketSink(fd)
+    if not (stat.S_ISFIFO(mode) or os.isatty(fd)):
+        return LogFile(os.dup(fd), on_loss)
+    try:
+        return Sink(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return CautiousSink(os.dup(fd))
 
 
 class Sink:
@@ -36,10 +54,7 @@ class Sink:
         self.fd = fd
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write what fits.
-
-        Returns:
-            How many of them were taken, at least one.
+        """Write what fits, at least one byte, and return how many bytes were taken.
 
         Raises:
             BlockingIOError: Nothing fits now.
@@ -48,14 +63,14 @@ class Sink:
         return os.write(self.fd, data)
 
     def close(self) -> None:
-        """Close what is ours; harmless when it is closed."""
+        """Close the descriptor; harmless when it is closed."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class CautiousSink(Sink):
-    """A blocking descriptor of somebody else's, given only what it surely takes."""
+    """A blocking descriptor, given only what it surely takes."""
 
     def __init__(self, fd: int) -> None:
         import re
@@ -69,25 +84,15 @@ class CautiousSink(Sink):
         """Write what fits, see `Sink.write`."""
         view = memoryview(data)
         done = 0
-        while done < len(view) and (size := self._write_step(view[done : self._find_step_end(view, done)])):
-            done += size
+        while done < len(view) and self._poll.poll(0):
+            found = None if self._step is None else self._step.match(view, done)
+            try:
+                done += os.write(self.fd, view[done : done + _PIPE_STEP if found is None else found.end()])
+            except BlockingIOError:
+                break  # somebody has set O_NONBLOCK, and others were quicker to take the room
         if not done:
             raise BlockingIOError
         return done
-
-    def _find_step_end(self, view: memoryview, start: int) -> int:
-        found = None if self._step is None else self._step.match(view, start)
-        return start + _PIPE_STEP if found is None else found.end()
-
-    def _write_step(self, piece: memoryview) -> int:
-        """Write what surely fits; return 0 when nothing does."""
-        try:
-            return os.write(self.fd, piece) if self._poll.poll(0) else 0
-        except BlockingIOError:
-            return 0  # somebody has set O_NONBLOCK, and others were quicker to take the room
-
-    def close(self) -> None:
-        """Leave the descriptor to its owner."""
 
 
 class SocketSink(Sink):
@@ -111,39 +116,149 @@ class SocketSink(Sink):
         self._socket.close()
 
 
-class FileSink(Sink):
-    """A file, which takes everything or loses it."""
+class LogFile(Sink):
+    """A file that takes all it can, on a disk that may be full.
+
+    A write that fails never raises and never stops the job: the loss is told once, and what can't be written is
+    counted. Later data is tried again; a line in the file says then how much is missing in front of it.
+    """
 
     def __init__(self, fd: int, on_loss: Callable[[OSError], None]) -> None:
         super().__init__(fd)
-        self._file = LogFile(fd, on_loss)
+        self.lost = 0
+        self._on_loss: Callable[[OSError], None] | None = on_loss
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write all; what can't be written is counted by the `LogFile`."""
-        self._file.write(memoryview(data))
+        """Append data, or count it as lost; it is all taken."""
+        done = 0
+        try:
+            if self.lost:
+                os.write(self.fd, b"\nelastic-run: %d bytes are missing here, they could not be written\n" % self.lost)
+                self.lost = 0
+            done = os.write(self.fd, data)
+            while done < len(data):
+                done += os.write(self.fd, memoryview(data)[done:])
+        except OSError as error:
+            self.lost += len(data) - done
+            if self._on_loss is not None:
+                on_loss, self._on_loss = self._on_loss, None
+                on_loss(error)
         return len(data)
 
-    def close(self) -> None:
-        """Leave the descriptor to its owner."""
 
+class FilteredCopy:
+    """A file of --duplicate-stdout-filters or --duplicate-stderr-filters: lines of all tee'd ranks that hold a text.
 
-def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
-    """Find the way of writing to a descriptor without blocking.
-
-    Args:
-        fd: Shared with others, stays open and in the mode it is in.
-        on_loss: Called once when a file can't take more (a full disk).
-
-    Returns:
-        The sink.
+    Each line stands after its rank's prefix. Of a line longer than the limit of tee'd lines the first part decides.
     """
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISSOCK(mode):
-        return SocketSink(fd)
-    if not (stat.S_ISFIFO(mode) or os.isatty(fd)):
-        return FileSink(fd, on_loss)
-    try:
-        own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        return Sink(own)
-    except OSError:
-        return CautiousSink(fd)
+
+    def __init__(self, file: LogFile, filters: Iterable[str]) -> None:
+        self._file = file
+        self._needles = tuple(text.encode("utf-8", "surrogateescape") for text in filters)
+        #: The sources that are within a long line, and whether that line is copied.
+        self._inside: dict[object, bool] = {}
+
+    def take(self, source: object, prefix: bytes, data: bytes) -> None:
+        """Look through the next lines of a source."""
+        text = b""
+        if source in self._inside:
+            end = data.find(b"\n") + 1 or len(data)
+            text = data[:end] if self._inside[source] else b""
+            if data[end - 1] == _NEWLINE:
+                del self._inside[source]
+            data = data[end:]
+        if data and (data[-1] != _NEWLINE or self._is_wanted(data)):
+            text += self._matching(source, prefix, data)
+        if text:
+            self._file.write(text)
+
+    def _is_wanted(self, text: bytes) -> bool:
+        return any(needle in text for needle in self._needles)
+
+    def _matching(self, source: object, prefix: bytes, data: bytes) -> bytes:
+        lines = data.split(b"\n")
+        last = lines.pop()
+        text = b"".join([prefix + line + b"\n" for line in lines if self._is_wanted(line)])
+        if last:
+            self._inside[source] = self._is_wanted(last)
+            text += prefix + last if self._inside[source] else b""
+        return text
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Backlog:
+    """The part of a worker's stream that the console has not shown yet, for a stream that also goes to a log file.
+
+    Only positions in the file are remembered, so the launcher's memory does not grow. The worker does not wait for a
+    console that is stuck or slow: it writes on, its file is complete at any time, and the console catches up from the
+    file, as under torchrun. Bytes that can't be written to the file (its disk is full, it is a device) are kept in
+    memory; then the worker waits. Bytes that another process appends to the file are not shown: the position of each
+    read is noted after it was written.
+    """
+
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
+        self._fd = -1
+        #: Ranges of the file, first byte and the one after the last, and what isn't in it.
+        self._pieces: list[range | bytes] = []
+        self._is_readable: bool | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._pieces)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether more may be added without taking memory."""
+        if self._is_readable is None:
+            self._is_readable = self._open()
+        return self._is_readable and not self._file.lost and not (self._pieces and isinstance(self._pieces[-1], bytes))
+
+    def _open(self) -> bool:
+        """Open the file to read: the same one, wherever it was moved to, or if it was deleted."""
+        try:
+            if stat.S_ISREG(os.fstat(self._file.fd).st_mode):
+                self._fd = os.open(f"/proc/self/fd/{self._file.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            pass  # no /proc, or a file that we may only write
+        return self._fd >= 0
+
+    def add(self, data: bytes) -> None:
+        """Append what was just written to the file."""
+        if not self.is_sound:
+            self._pieces.append(data)
+            return
+        end = os.lseek(self._file.fd, 0, os.SEEK_CUR)
+        start = end - len(data)
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(last, range) and last.stop == start:
+            self._pieces[-1] = range(last.start, end)
+        else:
+            self._pieces.append(range(start, end))
+
+    def take(self, size: int) -> bytes:
+        """Return at least one byte from the front; nothing may wait any more after that."""
+        first = self._pieces.pop(0)
+        if isinstance(first, bytes):
+            return first
+        place = first[:size]
+        try:
+            data = os.pread(self._fd, len(place), place.start)
+        except OSError:
+            data = b""
+        if not data:  # another process has truncated the file (logrotate's copytruncate)
+            return b"\nelastic-run: %d bytes are missing here, the log file has them no more\n" % len(first)
+        if len(data) < len(first):
+            self._pieces.insert(0, first[len(data) :])
+        return data
+
+    def close(self) -> None:
+        """Forget what waits, and close the descriptor; harmless when it is closed."""
+        self._pieces.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._is_readable = False

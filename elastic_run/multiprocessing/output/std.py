@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-from elastic_run.multiprocessing.output.stream_option import parse_streams
+from elastic_run.multiprocessing.output.logs import parse_streams, streams_by_rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.multiprocessing.output.logs import Streams
 
 
 class Std(IntFlag):
@@ -30,3 +34,17 @@ class Std(IntFlag):
         """
         streams = parse_streams(vm)
         return cls(streams) if isinstance(streams, int) else {rank: cls(value) for rank, value in streams.items()}
+
+
+def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Std]:
+    """Give every local rank its value.
+
+    Args:
+        val_or_map: One value for all, or a map in which ranks may be missing.
+        local_world_size: Number of ranks.
+
+    Returns:
+        A value for each rank; `Std.NONE` if the map does not have the rank.
+    """
+    streams = streams_by_rank(val_or_map, range(local_world_size))
+    return {rank: Std(value) for rank, value in streams.items()}

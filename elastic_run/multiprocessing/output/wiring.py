@@ -4,12 +4,13 @@ Each of a worker's stdout and stderr is one of
 - inherited: the launcher's own descriptor (stdout on the console; with --no-capture stderr too);
 - redirected: a file that the worker writes itself;
 - tee'd: a pipe; the launcher writes the file, and whole lines with a prefix to the console;
-- captured (stderr on the console): a pipe or, on a terminal, a raw pseudo-terminal; the launcher passes every byte on
-  unchanged and keeps the end for the report. Stdout is captured too if the launcher itself writes to its place: if
-  stdout and stderr are the same file, or if another worker's stdout is tee'd; and if several workers share a file or a
-  pipe. Otherwise two writers would tear each other's lines. If both streams of a worker go to the same file, they are
-  one channel, so that they keep their order. With --log-dir alone, all shown output is captured, and the launcher
-  writes it to a file as well. A channel of both streams goes to the file of stdout; the file of stderr is a link to it;
+- captured (stderr on the console): a pipe or, if the launcher's stderr is a terminal, a raw pseudo-terminal, so that
+  progress bars and colours stay; the launcher passes every byte on unchanged and keeps the end for the report. Stdout
+  is captured too if the launcher itself writes to its place: if stdout and stderr are the same file, or if another
+  worker's stdout is tee'd; and if several workers share a file or a pipe. Otherwise two writers would tear each other's
+  lines. If both streams of a worker go to the same file, they are one channel, so that they keep their order. With
+  --log-dir alone, all shown output is captured, and the launcher writes it to a file as well. A channel of both streams
+  goes to the file of stdout; the file of stderr is a link to it;
 - muted (stderr of a rank that --local-ranks-filter leaves out): a pipe of which only the end is kept, for the report.
 
 `worker_output` reads the pipes; it is imported while the workers start. Redirects and tee append to existing files, and
@@ -18,48 +19,41 @@ never truncate them.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import stat
 
-from elastic_run.multiprocessing.output.descriptors import (
-    STDERR,
-    STDOUT,
-    is_log,
-    is_out_of_descriptors,
-    is_same_file,
-    move_up,
-    open_log,
-    open_pipe,
-    open_terminal,
-)
 from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.process.stack_pipe import LOWEST_DESCRIPTOR, StackPipe
+from elastic_run.new_files import open_own
 from elastic_run.records import dataclass
+
+STDOUT = 1
+STDERR = 2
 
 #: What a line is for.
 CAPTURED = "captured"
 TEED = "teed"
 MUTED = "muted"
 
+_PIPE_SIZE = 1 << 20
 #: Pipes that may have 1 MiB: what they hold when the workers die has to fit into memory.
 _LARGE_PIPES = 16
+#: `struct winsize`: rows, columns, width and height in pixels, all unsigned short.
+_WINDOW_SIZE_BYTES = 8
 
 
 @dataclass(slots=True)
 class Line:
-    """The launcher's end of one stream of a worker.
+    """The launcher's end of one stream of a worker."""
 
-    Args:
-        fd: The worker's descriptor, 1 or 2.
-        purpose: `CAPTURED`, `TEED` or `MUTED`.
-        reading: The reading end, non-blocking.
-        file: Descriptor of the log file that the launcher writes, or -1.
-        path: Path of that file.
-        is_terminal: Whether it is a pseudo-terminal.
-    """
-
+    #: The worker's descriptor, 1 or 2.
     fd: int
+    #: `CAPTURED`, `TEED` or `MUTED`.
     purpose: str
     reading: int
+    #: Descriptor of the log file that the launcher writes, or -1, and its path.
     file: int = -1
     path: str = ""
     is_terminal: bool = False
@@ -68,23 +62,17 @@ class Line:
 class Wiring:
     """The descriptors of one round's workers, until `WorkerOutput` takes the launcher's ends over.
 
-    Args:
-        capture: Whether output for the console may pass through the launcher without --tee.
-
-    Attributes:
-        is_stdout_passed: Whether any worker's stdout is tee'd, kept, or shared with another worker in this round; to be
-            set before the first `open`.
-        lines: The launcher's ends by local rank.
-        redirects: Paths of redirected stderr by local rank.
-        stacks: The pipes for the workers' stacks by local rank.
-        losses: Log files that could not be opened, each with the reason; their output goes to the console.
+    `capture` says whether output for the console may pass through the launcher without --tee.
     """
 
     def __init__(self, *, capture: bool = True) -> None:
+        #: The launcher's ends, the paths of redirected stderr, and the pipes for stacks, by local rank.
         self.lines: dict[int, list[Line]] = {}
         self.redirects: dict[int, str] = {}
         self.stacks: dict[int, StackPipe] = {}
+        #: Log files that could not be opened, each with the reason; their output goes to the console.
         self.losses: list[tuple[str, OSError]] = []
+        #: Whether any worker's stdout is tee'd, kept, or shared with another worker; set before the first `open`.
         self.is_stdout_passed = False
         self._capture = capture
         self._is_shared = capture and is_same_file(STDOUT, STDERR)
@@ -104,7 +92,7 @@ class Wiring:
         kept_stdout: str = "",
         kept_stderr: str = "",
     ) -> tuple[int, int]:
-        """Make the descriptors for a worker.
+        """Return a worker's descriptors 1 and 2, which stay open here until `started`.
 
         Args:
             local_rank: The worker's number on this node.
@@ -115,9 +103,6 @@ class Wiring:
             kept_stdout: File for a copy of stdout that the console shows or hides, or "".
             kept_stderr: File for a copy of stderr that the console shows or hides, or "".
 
-        Returns:
-            The worker's descriptors 1 and 2; they stay open here until `started`.
-
         Raises:
             OSError: There are no descriptors left.
         """
@@ -127,7 +112,10 @@ class Wiring:
             if self._is_shared and not (stdout or stderr or tee_stdout or tee_stderr):
                 both = self._open_captured(local_rank, STDERR, kept_stdout)
                 if kept_stderr and both != STDERR:
-                    _link(kept_stdout, kept_stderr)
+                    try:
+                        os.symlink(os.path.basename(kept_stdout), kept_stderr)
+                    except OSError:
+                        pass  # a file system without links: the file of the other stream has it all
                 self._joint.add(local_rank)
                 return (both, both) if both != STDERR else (STDOUT, STDERR)
             out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout, kept=kept_stdout)
@@ -143,22 +131,21 @@ class Wiring:
         return local_rank in self._joint or any(line.fd == STDOUT for line in self.lines.get(local_rank, ()))
 
     def open_stacks(self, local_rank: int) -> int:
-        """Make the pipe for a worker's stacks, after `open`.
+        """Return the descriptor for a worker's stacks, which it gets under the same number; call it after `open`.
 
-        Returns:
-            The descriptor that the worker gets under the same number; it stays open here until `started`. -1 if there
-            is no descriptor left: the worker runs without it.
+        -1 if there is no descriptor left: the worker runs without it.
         """
         try:
             reading, writing = open_pipe(is_large=False)
         except OSError:
             return -1
         try:
-            high = move_up(writing, min(LOWEST_DESCRIPTOR, allowed_descriptors() // 2))
-        except OSError:
-            os.close(writing)
+            high = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, min(LOWEST_DESCRIPTOR, allowed_descriptors() // 2))
+        except OSError:  # there is no such number
             os.close(reading)
             return -1
+        finally:
+            os.close(writing)
         self.stacks[local_rank] = StackPipe(reading, high)
         self._writing[local_rank].append(high)
         return high
@@ -197,7 +184,9 @@ class Wiring:
         if path and (path != os.devnull or fd == STDOUT or not self._capture):
             return self._open_redirect(local_rank, fd, path)
         if path:
-            return self._open_muted(local_rank)
+            reading, writing = self._open_pipe()
+            self._keep(local_rank, Line(STDERR, MUTED, reading), writing)
+            return writing
         return self._open_captured(local_rank, fd, kept) if self._is_captured(fd) else fd
 
     def _is_captured(self, fd: int) -> bool:
@@ -235,11 +224,6 @@ class Wiring:
             line.file = self._open_file(kept)
         return writing
 
-    def _open_muted(self, local_rank: int) -> int:
-        reading, writing = self._open_pipe()
-        self._keep(local_rank, Line(STDERR, MUTED, reading), writing)
-        return writing
-
     def _open_pipe(self) -> tuple[int, int]:
         self._pipes += 1
         return open_pipe(is_large=self._pipes <= _LARGE_PIPES)
@@ -259,9 +243,93 @@ class Wiring:
         self._writing[local_rank].append(writing)
 
 
-def _link(path: str, link: str) -> None:
-    """Let a link stand beside a file of the same directory."""
+def open_pipe(*, is_large: bool) -> tuple[int, int]:
+    """Return the reading end of a pipe, non-blocking, and its writing end; both closed on exec.
+
+    A large one holds 1 MiB, so that a burst doesn't hold the worker up. The kernel bounds what one user's pipes may
+    take together, and gives tiny ones beyond that, so not every worker can have a large one.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    if is_large:
+        try:
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        except (AttributeError, OSError):
+            pass  # not Linux, or the user's share is used up: 64 KiB do as well
+    return reading, writing
+
+
+def open_terminal(model: int) -> tuple[int, int]:
+    r"""Return the reading end of a raw pseudo-terminal, non-blocking, and the worker's end; both closed on exec.
+
+    It is raw: the worker's bytes come out unchanged, and the real terminal translates ``\n`` itself.
+
+    Raises:
+        OSError: There is none to be had (kernel.pty.max, no /dev/pts).
+    """
+    import termios
+
+    master, slave = os.openpty()
+    mode = termios.tcgetattr(slave)
+    mode[0] = 0  # input: nothing is typed here
+    mode[1] &= ~termios.OPOST
+    mode[3] &= ~(termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN)
+    termios.tcsetattr(slave, termios.TCSANOW, mode)
+    os.set_blocking(master, False)
+    copy_window_size(model, master)
+    return master, slave
+
+
+def copy_window_size(model: int, terminal: int) -> None:
+    """Give a terminal the window size of another; does nothing when one is gone."""
+    import termios
+
     try:
-        os.symlink(os.path.basename(path), link)
+        size = fcntl.ioctl(model, termios.TIOCGWINSZ, bytes(_WINDOW_SIZE_BYTES))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
     except OSError:
-        pass  # a file system without links: the file of the other stream has it all
+        pass
+
+
+def open_log(path: str) -> int:
+    """Open a file to append to, as `open_own` does."""
+    return open_own(path, os.O_WRONLY | os.O_APPEND)
+
+
+def is_log(path: str) -> bool:
+    """Whether a path of `LogsDest` is a log file: an empty path is the console, and the null device keeps nothing."""
+    return path not in ("", os.devnull)
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    """Whether an error says nothing of the file that was opened, but that no other could be opened either."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def describe_descriptor(fd: int) -> str:
+    """Describe where stream 1 or 2 of the launcher leads, for a sentence: ``elastic-run's stderr, /dev/pts/3``."""
+    name = f"elastic-run's {'stdout' if fd == STDOUT else 'stderr'}"
+    try:
+        place = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return name
+    kind = place.partition(":")[0]
+    if kind in ("pipe", "socket"):
+        return f"{name}, a {kind}"
+    return f"{name}, {place!r}" if " " in place else f"{name}, {place}"
+
+
+def is_read_in_lines(fd: int) -> bool:
+    """Whether a descriptor leads to a reader of lines: a file, a pipe or a socket, and no terminal or /dev/null."""
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def is_same_file(first: int, second: int) -> bool:
+    """Whether two descriptors lead to the same place.
+
+    Two openings of one regular file (``> log 2> log``) do: each has an offset of its own, so whoever wrote through
+    both would overwrite the one's bytes with the other's.
+    """
+    one, other = os.fstat(first), os.fstat(second)
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)

@@ -1,6 +1,6 @@
 """Takes the output of the workers of a round: shows it, writes it to files, keeps its end for the report.
 
-`Wiring` has connected and opened each stream; this object closes the launcher's ends.
+`Wiring` has connected and opened each stream; the objects here read and close the launcher's ends.
 """
 
 from __future__ import annotations
@@ -8,31 +8,27 @@ from __future__ import annotations
 import os
 from errno import EDQUOT, ENOSPC
 
-from elastic_run.multiprocessing.output.activity import Activity
-from elastic_run.multiprocessing.output.backlog import Backlog
-from elastic_run.multiprocessing.output.channel import Channel
-from elastic_run.multiprocessing.output.descriptors import (
+from elastic_run.multiprocessing.output.outlet import InterruptFold, Lines, Outlet, PassThrough
+from elastic_run.multiprocessing.output.sink import Backlog, FilteredCopy, LogFile
+from elastic_run.multiprocessing.output.tail import Tail, read_tail
+from elastic_run.multiprocessing.output.wiring import (
+    CAPTURED,
     STDERR,
     STDOUT,
+    TEED,
     copy_window_size,
     describe_descriptor,
     is_log,
     is_out_of_descriptors,
     open_log,
 )
-from elastic_run.multiprocessing.output.logfile import LogFile
-from elastic_run.multiprocessing.output.outlet import Lines, Outlet, PassThrough
-from elastic_run.multiprocessing.output.tail import Tail, read_tail
-from elastic_run.multiprocessing.output.wiring import CAPTURED, TEED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
-    from elastic_run.multiprocessing.output.filters import FilteredCopy
-    from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold
     from elastic_run.multiprocessing.output.logs import LogsDest
     from elastic_run.multiprocessing.output.wiring import Line, Wiring
 
@@ -40,21 +36,18 @@ if TYPE_CHECKING:
 _LINE_LIMIT = 1 << 20
 _LINE_LIMIT_LEAST = 1 << 16
 _LINES_TOTAL = 1 << 24
+#: Bytes per read. More doesn't make it faster; it makes batches that stall the loop for longer.
+_READ_SIZE = 1 << 18
+#: More than a pseudo-terminal or a pipe holds, also if the worker has enlarged it.
+_CAPACITY = 1 << 24
+#: Seconds without output that count as a silence.
+SILENCE = 10.0
+#: Bytes of the last output that are kept, to show its last line.
+_KEPT = 512
 
 
 class WorkerOutput:
-    """The output of one round's workers.
-
-    Args:
-        loop: The agent's loop.
-        console: The launcher's.
-        wiring: The workers' streams.
-        on_output: See `Activity`.
-
-    Attributes:
-        activities: When each worker has last written, by local rank.
-        with_stdout: Local ranks of workers whose stdout passes through the launcher too.
-    """
+    """The output of one round's workers; for `on_output` see `Activity`."""
 
     def __init__(
         self,
@@ -64,7 +57,9 @@ class WorkerOutput:
         *,
         on_output: Callable[[int, float | None], None] = lambda *_: None,
     ) -> None:
+        #: When each worker has last written, by local rank.
         self.activities: dict[int, Activity] = {}
+        #: Local ranks of workers whose stdout passes through the launcher too.
         self.with_stdout: set[int] = set()
         self._on_output = on_output
         self._loop = loop
@@ -76,15 +71,14 @@ class WorkerOutput:
         #: Channels of pseudo-terminals, by the launcher's terminal that they stand for.
         self._terminals: dict[int, list[Channel]] = {STDOUT: [], STDERR: []}
         self._tails: dict[int, Tail] = {}
-        #: Channels of stderr that are shown, with their local ranks.
-        self._shown_stderr: list[tuple[int, Channel]] = []
+        #: Outlets of stderr, with their local ranks.
+        self._shown_stderr: list[tuple[int, Outlet]] = []
         self._fold: InterruptFold | None = None
         self._copies: dict[int, FilteredCopy] = {}
         self._tees = 0
         self._losses_told: set[int | None] = set()
         _keep_freed_memory()
 
-    # --- when the workers are wired --------------------------------------------------------------------------------
     def open_filtered(
         self, logs: LogsDest, stdout_filters: Sequence[str] | None, stderr_filters: Sequence[str] | None
     ) -> None:
@@ -105,12 +99,10 @@ class WorkerOutput:
                     raise
                 self._tell_loss(path, error)
             else:
-                from elastic_run.multiprocessing.output.filters import FilteredCopy
-
                 self._copies[fd] = FilteredCopy(self._log_file(file, path), filters)
 
-    def attach(self, prefixes: Mapping[int, bytes]) -> None:
-        """Listen to every worker that is wired, from now on."""
+    def attach(self, prefix: Callable[[int], str]) -> None:
+        """Listen to every worker that is wired, from now on; `prefix` gives a local rank's text before tee'd lines."""
         for path, error in self._wiring.losses:
             self._tell_loss(path, error)
         self._tees = sum(line.purpose == TEED for lines in self._wiring.lines.values() for line in lines)
@@ -118,23 +110,23 @@ class WorkerOutput:
             self.activities[local_rank] = Activity(local_rank, self._loop.now(), self._on_output)
             if self._wiring.takes_stdout(local_rank):
                 self.with_stdout.add(local_rank)
-            self._channels[local_rank] = [self._listen(local_rank, line, prefixes) for line in lines]
+            self._channels[local_rank] = [self._listen(local_rank, line, prefix) for line in lines]
         self._wiring.lines = {}
 
-    def _listen(self, local_rank: int, line: Line, prefixes: Mapping[int, bytes]) -> Channel:
+    def _listen(self, local_rank: int, line: Line, prefix: Callable[[int], str]) -> Channel:
         outlet: Outlet | None = None
         file = self._log_file(line.file, line.path) if line.file >= 0 else None
         if line.purpose == CAPTURED:
-            outlet = PassThrough(self._console.stream(line.fd), is_watched=line.is_terminal)
+            outlet = PassThrough(self._loop, self._console.stream(line.fd), is_watched=line.is_terminal)
         elif line.purpose == TEED:
-            outlet = self._lines(line, prefixes.get(local_rank, b""), file)
+            outlet = self._lines(line, prefix(local_rank).encode("utf-8", "surrogateescape"), file)
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
         channel = Channel(
             self._loop, line.reading, outlet=outlet, file=file, tail=tail, activity=self.activities[local_rank]
         )
         self._targets[channel] = [line.fd] * (outlet is not None) + [line.file] * (file is not None)
         if outlet is not None and line.fd == STDERR:
-            self._shown_stderr.append((local_rank, channel))
+            self._shown_stderr.append((local_rank, outlet))
         if line.is_terminal:
             self._terminals[line.fd].append(channel)
         return channel
@@ -143,10 +135,8 @@ class WorkerOutput:
         stream, copy = self._console.stream(line.fd), self._copies.get(line.fd)
         # A filtered copy is made of what is shown, and closed with the round: it can't be far behind.
         backlog = None if file is None or copy is not None else Backlog(file)
-        return Lines(self._loop, stream, prefix, limit=self._line_limit, copy=copy, backlog=backlog)
-
-    def _line_limit(self) -> int:
-        return max(_LINE_LIMIT_LEAST, min(_LINE_LIMIT, _LINES_TOTAL // self._tees))
+        limit = max(_LINE_LIMIT_LEAST, min(_LINE_LIMIT, _LINES_TOTAL // self._tees))
+        return Lines(self._loop, stream, prefix, limit=limit, copy=copy, backlog=backlog)
 
     def _log_file(self, file: int, path: str) -> LogFile:
         return LogFile(file, lambda error: self._tell_loss(path, error))
@@ -157,7 +147,6 @@ class WorkerOutput:
             self._losses_told.add(error.errno)
             self._console.say(_describe_loss(path, error))
 
-    # --- while it runs ---------------------------------------------------------------------------------------------
     def resize(self) -> None:
         """Give the workers' terminals the size of the launcher's."""
         for terminal, channels in self._terminals.items():
@@ -169,11 +158,9 @@ class WorkerOutput:
         """Show equal KeyboardInterrupts of the workers once from now on; to be called when they get SIGINT."""
         if self._fold is not None or len(self._shown_stderr) < 2:  # noqa: PLR2004 - nothing to fold
             return
-        from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold
-
-        fold = self._fold = InterruptFold(self._loop)
-        for local_rank, channel in self._shown_stderr:
-            channel.fold(fold, local_rank)
+        self._fold = InterruptFold()
+        for local_rank, outlet in self._shown_stderr:
+            outlet.fold(self._fold, local_rank)
 
     def list_folded(self) -> list[tuple[str, list[int]]]:
         """Return the place of each KeyboardInterrupt that was shown once for several workers, and their local ranks."""
@@ -187,8 +174,7 @@ class WorkerOutput:
     def leave(self, *, is_exec: bool) -> list[int]:
         """Let another process pass on the output of background processes from now on; call it before `close`.
 
-        Returns:
-            The session of that process; empty if none is needed.
+        Returns its session; nothing if none is needed.
         """
         from elastic_run.multiprocessing.output.remainder import Source, leave
 
@@ -196,7 +182,6 @@ class WorkerOutput:
         sources = [Source(channel.fd, targets) for channel, targets in opened if channel.is_open and targets]
         return [leave(sources, is_exec=is_exec)] if sources else []
 
-    # --- after its end ---------------------------------------------------------------------------------------------
     def finish(self, local_rank: int) -> None:
         """Read the rest of an ended worker's pipes, end its last lines, close its files.
 
@@ -227,6 +212,140 @@ class WorkerOutput:
         for copy in self._copies.values():
             copy.close()
         self._copies.clear()
+
+
+class Channel:
+    """The launcher's side of a stream that a worker writes: passes every byte to file, tail and console.
+
+    It owns the reading end and the log file. It reads only while its outlet is ready, so a worker whose output is not
+    taken waits at the full pipe. The stream ends with an end of file (EIO on a pseudo-terminal whose last user has
+    gone), or with `finish`. At `finish` the worker and all its descendants are dead, so the pipe holds the last bytes,
+    even if a stray process has it open. Such a process gets EPIPE from then on.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        fd: int,
+        *,
+        outlet: Outlet | None = None,
+        file: LogFile | None = None,
+        tail: Tail | None = None,
+        activity: Activity | None = None,
+    ) -> None:
+        self.fd = fd
+        self._loop = loop
+        self._outlet = outlet
+        self._file = file
+        self._tail = tail
+        self._activity = activity
+        loop.add_reader(fd, self._on_readable)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may come."""
+        return self.fd >= 0
+
+    def catch_up(self) -> None:
+        """Take what is in the pipe, not what somebody goes on writing; harmless when it is closed."""
+        left = _CAPACITY
+        while self.is_open and left > 0 and (size := self._read()):
+            left -= size
+
+    def finish(self) -> None:
+        """Take what is in the pipe, and close it; harmless when it is closed."""
+        self.catch_up()
+        self._end()
+
+    def _on_readable(self) -> None:
+        outlet = self._outlet
+        if outlet is not None and not outlet.is_ready:
+            self._loop.remove_reader(self.fd)
+            outlet.when_clear(self._resume)
+            return
+        self._read()
+
+    def _resume(self) -> None:
+        """Read once, so that waiting channels take turns, and go on as soon as these bytes are written."""
+        if self.is_open:
+            self._read()
+        outlet = self._outlet
+        if not self.is_open or outlet is None:
+            return
+        if outlet.is_ready:
+            self._loop.add_reader(self.fd, self._on_readable)
+        else:
+            outlet.when_clear(self._resume)
+
+    def _read(self) -> int:
+        """Read once; return how much there was."""
+        try:
+            data = os.read(self.fd, _READ_SIZE)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""  # EIO: the pseudo-terminal has no user any more
+        if not data:
+            self._end()
+            return 0
+        if self._activity is not None:
+            self._activity.add(data, self._loop.now())
+        if self._file is not None:
+            self._file.write(data)
+        if self._tail is not None:
+            self._tail.add(data)
+        if self._outlet is not None:
+            self._outlet.take(data)
+        return len(data)
+
+    def _end(self) -> None:
+        if not self.is_open:
+            return
+        self._loop.remove_reader(self.fd)
+        os.close(self.fd)
+        self.fd = -1
+        if self._file is not None:
+            self._file.close()
+        if self._outlet is not None:
+            self._outlet.end()
+
+
+class Activity:
+    """When a worker has last written (`last`, monotonic seconds), as far as its output passes through the launcher.
+
+    `on_output` is called with the worker's first output, and with output that ends a silence: the local rank, and the
+    silence in seconds, or None for the first output.
+    """
+
+    __slots__ = ("_has_written", "_local_rank", "_on_output", "_recent", "last")
+
+    def __init__(self, local_rank: int, began_at: float, on_output: Callable[[int, float | None], None]) -> None:
+        self.last = began_at
+        self._local_rank = local_rank
+        self._has_written = False
+        self._recent = b""
+        self._on_output = on_output
+
+    def add(self, data: bytes, now: float) -> None:
+        """Take note of output, which may come in pieces of any size."""
+        self._recent = (self._recent + data[-_KEPT:])[-_KEPT:]
+        silence, self.last = now - self.last, now
+        if not self._has_written:
+            self._has_written = True
+            self._on_output(self._local_rank, None)
+        if silence >= SILENCE:
+            self._on_output(self._local_rank, silence)
+
+    @property
+    def last_line(self) -> str:
+        """The last line that isn't blank, or its end; empty before the first output."""
+        return last_line(self._recent)
+
+
+def last_line(data: bytes) -> str:
+    """Return the last line of some output that isn't blank, or an empty string."""
+    lines = data.decode(errors="replace").replace("\r", "\n").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def _describe_loss(path: str, error: OSError) -> str:
