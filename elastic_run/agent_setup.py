@@ -271,11 +271,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     """
     from elastic_run.agent.driver.environment import worker_environments
     from elastic_run.agent.driver.worker_ranks import assign_ranks
-    from elastic_run.store.tcpstore.worker_store import (
-        LOOPBACK,
-        choose_loopback,
-        choose_worker_store,
-    )
+    from elastic_run.store.tcpstore.worker_store import choose_loopback, is_served_by_agent
 
     parameters = _make_parameters(config)
     handler = None
@@ -291,8 +287,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     assign_ranks(
         group, group_rank=0, group_world_size=1, base_rank=0, world_size=size, role_rank=0, role_world_size=size
     )
-    mode = choose_worker_store(options.agent_config.worker_store, size, os.environ)
-    group.master_addr = LOOPBACK if mode == "torch" else choose_loopback()[0]
+    group.master_addr = choose_loopback()[0]
     group.master_port = spec.master_port
     environments = worker_environments(
         group,
@@ -300,7 +295,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
         run_id=config.run_id,
         restart_count=0,
         max_restarts=config.max_restarts,
-        use_agent_store=mode != "rank0",
+        use_agent_store=is_served_by_agent(options.agent_config.worker_store, os.environ),
         signals=options.signals,
         more=options.worker_variables,
     )

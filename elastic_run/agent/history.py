@@ -307,11 +307,9 @@ class History:
         )
 
     def _is_store_of_rank0(self) -> bool:
-        from elastic_run.store.tcpstore.worker_store import choose_worker_store
+        from elastic_run.store.tcpstore.worker_store import is_served_by_agent
 
-        context = self._context
-        mode = choose_worker_store(context.options.agent_config.worker_store, len(context.group.workers), os.environ)
-        return mode == "rank0"
+        return not is_served_by_agent(self._context.options.agent_config.worker_store, os.environ)
 
     def _is_brief(self, number: int | None) -> bool:
         """Whether this node shows a line in place of the whole report.

@@ -188,13 +188,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--worker-store",
         group=WORKERS,
-        values="auto|agent|torch|rank0",
+        values="auto|agent|rank0|torch",
         default="auto",
-        parse=_values.one_of("auto", "agent", "torch", "rank0"),
+        parse=_values.one_of("auto", "agent", "rank0", "torch"),
         is_ours=True,
-        text="Process that serves the workers' store (MASTER_ADDR:MASTER_PORT). agent: elastic-run itself. torch: "
-        "torch's server in a process of its own. rank0: the worker with rank 0. auto: torch for more than "
-        "512 workers on this node, otherwise agent.",
+        text="Process that serves the workers' store (MASTER_ADDR:MASTER_PORT). agent: elastic-run itself. rank0 or "
+        "torch: torch's own server, in the worker with rank 0. auto: agent, or rank0 if "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.",
     ),
     Flag(
         "--preload",

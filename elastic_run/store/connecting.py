@@ -6,11 +6,14 @@ Rules
 - A host that goes dark sends nothing, not even that it is gone. The kernel asks it now and then (keep-alive) and breaks
   the connection when neither that nor data is acknowledged in time, so that a wait on it ends too.
 - Every failure says why, in the words of `errors`.
+- A thousand clients whose server was slow for a moment would ask again at the same time, and make it slow by that. So
+  each pause between attempts is drawn from all lengths up to a bound that doubles (full jitter).
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 import time
@@ -20,6 +23,7 @@ from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, UNRES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeAlias
 
     Address: TypeAlias = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
@@ -163,3 +167,28 @@ def _look_up(host: str, port: int, flags: int) -> list[Address]:
 def format_endpoint(host: str, port: int) -> str:
     """Return an endpoint as users write it: an IPv6 address has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def draw_fraction() -> float:
+    """Return a random number from 0 to 1, without 1; the module `random` would take milliseconds to import."""
+    return int.from_bytes(os.urandom(4), "big") / 2**32
+
+
+class Backoff:
+    """Counts failures in a row, and says how long to wait after each.
+
+    Args:
+        first: Seconds that the first pause takes at most.
+        longest: Seconds that any pause takes at most.
+        draw: Returns a random number from 0 to 1.
+    """
+
+    def __init__(self, first: float, longest: float, draw: Callable[[], float] = draw_fraction) -> None:
+        self._longest = longest
+        self._bound = first
+        self._draw = draw
+
+    def next_pause(self) -> float:
+        """Return the seconds to wait now; the next pause may be twice as long."""
+        bound, self._bound = self._bound, min(2 * self._bound, self._longest)
+        return bound * self._draw()

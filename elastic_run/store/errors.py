@@ -10,7 +10,11 @@ CLOSED = "connection closed"  # the connection was there and broke, or we closed
 UNREACHABLE = "no route"  # the network knows no way to the host
 FOREIGN = "not a store"  # what answers there speaks another protocol
 UNREADY = "not ready"  # the store answers that it can't serve now: it elects a leader, or is too busy
-FULL = "no room"  # the server has no descriptor left for one more connection
+
+#: Kinds of `WireError` beside the bounds, which have a word each.
+GARBAGE = "garbage"  # what came is no message
+UNKNOWN = "unknown operation"  # a newer torch asks for what this server does not know
+DEFECT = "defect"  # serving the client failed: memory ran out, or the code is wrong
 
 
 class StoreError(Exception):
@@ -51,43 +55,13 @@ class QueueEmptyError(StoreError):
 
 
 class WireError(StoreError):
-    """The peer sent what the protocol doesn't allow."""
-
-
-class LimitError(WireError):
-    """The peer asks for more than we give.
+    """A client's connection has to end: what it sent is not allowed, passes a bound, or could not be served.
 
     Args:
-        message: How much it was, and the bound.
-        kind: Which bound was met, one word for each.
+        message: What happened.
+        kind: One of the words above, or the bound that was passed.
     """
 
-    def __init__(self, message: str, kind: str) -> None:
+    def __init__(self, message: str, kind: str = GARBAGE) -> None:
         super().__init__(message)
         self.kind = kind
-
-
-class ServerDefectError(WireError):
-    """The server failed while it served a client: memory ran out, or its code is wrong. That client is closed."""
-
-
-class UnknownOperationError(WireError):
-    """A client that speaks the protocol asked for an operation that this server doesn't know.
-
-    Args:
-        operation: The byte that names it.
-    """
-
-    def __init__(self, operation: int) -> None:
-        super().__init__(f"operation {operation} is unknown to this store")
-        self.operation = operation
-
-
-def make_full_error(limit: int) -> StoreConnectionError:
-    """Return the error of a client for which the server has no descriptor left.
-
-    Args:
-        limit: Number of files that the server's process may open.
-    """
-    message = f"takes no more connections: its process may open {limit} files, so raise ulimit -n on that node"
-    return StoreConnectionError(message, FULL)

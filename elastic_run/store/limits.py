@@ -1,13 +1,11 @@
 """What a store takes from outside at most: each bound once, with its reason.
 
-Rules
-- Torch's own bounds come first: a client that meets one would meet it at torch's server too.
-- The others are ours, for the sums that torch leaves unbounded. A job of torch never meets them: the largest content
-  known is that of Gloo groups, in which each of N workers leaves about 8 bytes for each other one (136 with torch 2.6
-  and before). That grows with the hosts, so the bound does as well. A stranger mostly has one address.
-- One measure serves for all sums of a server: the content of each of its spaces, one reply, the waits, and what all
-  connections hold together. So a server needs a few times as much at most.
-- Whoever passes a bound loses the connection, since the protocol knows no refusal; the owner says which bound it was.
+Torch's own bounds come first: a client that meets one would meet it at torch's server too. The others are ours, for the
+sums that torch leaves unbounded. A job of torch never meets them: the largest content known is that of Gloo groups, in
+which each of N workers leaves about 8 bytes for each other one (136 with torch 2.6 and before). That grows with the
+hosts, so the bound does as well. A stranger mostly has one address.
+
+The protocol knows no refusal, so a client that passes a bound loses its connection, and the owner says which bound.
 """
 
 from __future__ import annotations
@@ -27,8 +25,9 @@ COUNT_LIMIT = 128 * _KIB
 # --- ours ------------------------------------------------------------------------------------------------------------
 #: Bytes of one message that comes in, and of one answer that our own client takes.
 MESSAGE_LIMIT = 256 * _MIB
-#: Bytes of a server's measure, and what each further client's address adds: Gloo's full mesh of 16,384 workers on 2,048
-#: hosts takes 2 GB of 8.4, and one of 4,096 workers with torch 2.6 takes 2.3 GB of 2.4.
+#: Bytes for the content of a server, for one reply, and for what all its connections hold, each; and what each further
+#: client's address adds: Gloo's full mesh of 16,384 workers on 2,048 hosts takes 2 GB of 8.4, and one of 4,096 workers
+#: with torch 2.6 takes 2.3 GB of 2.4.
 STORE_LIMIT = 256 * _MIB
 HOST_LIMIT = 4 * _MIB
 #: Hosts that count (all loopback addresses are one): an IPv6 network has more addresses than a server has memory.
@@ -37,8 +36,6 @@ COUNTED_HOSTS = 4096
 #: `FEW_DESCRIPTORS` none is kept, since a job may need each of them.
 RESERVED_DESCRIPTORS = 64
 FEW_DESCRIPTORS = 1024
-#: Processes whose groups a server tells apart: each costs some hundred bytes until the round ends.
-PROCESS_LIMIT = 256 * _KIB
 #: No bound, for a store that is no server's.
 UNBOUNDED = sys.maxsize
 
@@ -47,9 +44,8 @@ UNBOUNDED = sys.maxsize
 ENTRY_COST = 200
 #: A queue.
 QUEUE_COST = 1000
-#: Bytes for each key that a client waits for, and for such a key itself, however many clients wait for it.
-WAIT_COST = 128
-WAITED_KEY_COST = 400
+#: A key that a client waits for, with its place among those who wait for it.
+WAIT_COST = 528
 #: A piece of a message or of a reply.
 PIECE_COST = 64
 #: A string of a message that is not finished, beside its bytes and its length.
@@ -57,9 +53,5 @@ FIELD_COST = 48
 
 
 def measure(hosts: int) -> int:
-    """Return a server's measure in bytes.
-
-    Args:
-        hosts: The number of addresses with which clients are connected.
-    """
+    """Return a server's bound in bytes, for clients from so many hosts."""
     return STORE_LIMIT + HOST_LIMIT * min(hosts, COUNTED_HOSTS)

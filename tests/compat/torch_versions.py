@@ -6,9 +6,8 @@ Run by a person, once per release of ours:
     python -m tests.compat.torch_versions /tmp/torch-2.6/bin/python [another python…]
 
 For each interpreter, its torch's own client performs every operation that it knows (`store_operations`) on torch's own
-server and on ours, and two workers form ten process groups (`gloo_cycles`) over ours; one before 2.5, whose clients
-can't be told apart (`elastic_run.store.tcpstore.groups`). The lines that differ are printed, and the exit code is 1 if
-there are any. `test_store_torch` does the same with the installed torch.
+server and on ours, and two workers form ten process groups (`gloo_cycles`) over ours, with a prefix each. The lines
+that differ are printed, and the exit code is 1 if there are any. `test_store_torch` does it with the installed torch.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _HERE = Path(__file__).parent
 OPERATIONS = _HERE / "store_operations.py"
 GLOO_CYCLES = _HERE / "gloo_cycles.py"
 CYCLES = 10
-#: The first torch whose clients say who they are when they connect.
-_FIRST_WITH_PING = (2, 5)
 _WORLD = 2
 _DEADLINE = 120.0
 _TORCH_SERVER = """
@@ -136,14 +133,12 @@ def check(python: str) -> bool:
         ours = perform_operations(python, store.port)
         unknown = store.unknown
     theirs = perform_operations_on_torchs_server(python)
-    version = tuple(int(part) for part in ours[0].removeprefix("torch ").split(".")[:2])
-    cycles = CYCLES if version >= _FIRST_WITH_PING else 1
     with ServedStore() as store:
-        sums = perform_gloo_cycles(python, store.port, cycles=cycles)
+        sums = perform_gloo_cycles(python, store.port, prefix="/worker/attempt_")
     differences = [
         f"  ours:    {our}\n  torch's: {their}" for our, their in zip(ours, theirs, strict=False) if our != their
     ]
-    is_well = not differences and not unknown and len(ours) == len(theirs) and sums == expected_sums(cycles)
+    is_well = not differences and not unknown and len(ours) == len(theirs) and sums == expected_sums()
     print(f"{ours[0]}: {len(ours) - 1} operations, {len(differences)} differ, unknown {unknown}, gloo {len(sums[0])}")  # noqa: T201
     for difference in differences:
         print(difference)  # noqa: T201

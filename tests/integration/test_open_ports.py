@@ -194,11 +194,6 @@ def start_one(bed: Bed, rows: Rows) -> None:
     bed.check(rows, ["it"], {})
 
 
-def start_one_with_torch(bed: Bed, rows: Rows) -> None:
-    bed.start(0, "--worker-store=torch")
-    bed.check(rows, ["it"], {})
-
-
 def start_one_with_rank0(bed: Bed, rows: Rows) -> None:
     bed.start(0, "--worker-store=rank0", worker=SERVING)
     bed.check(rows, ["it"], {})
@@ -222,11 +217,6 @@ def start_without_endpoint(bed: Bed, rows: Rows) -> None:
 
 def start_c10d(bed: Bed, rows: Rows) -> None:
     bed.start_all(*meet(f"{bed.hosts[0].address}:{PORT}"))
-    bed.check(rows, ["the endpoint's", "others"], ENDPOINT)
-
-
-def start_c10d_with_torch(bed: Bed, rows: Rows) -> None:
-    bed.start_all(*meet(f"{bed.hosts[0].address}:{PORT}"), "--worker-store=torch")
     bed.check(rows, ["the endpoint's", "others"], ENDPOINT)
 
 
@@ -294,7 +284,6 @@ def start_etcd_server(bed: Bed, rows: Rows) -> None:
 
 MODES: Mapping[str, Callable[[Bed, Rows], None]] = {
     "one node, `--standalone`": start_one,
-    "one node, `--worker-store=torch`": start_one_with_torch,
     "one node, `--worker-store=rank0`": start_one_with_rank0,
     "one node, `--health-port`": start_one_with_health_port,
     "one node, `--metrics-port`": start_one_with_metrics_port,
@@ -303,7 +292,6 @@ MODES: Mapping[str, Callable[[Bed, Rows], None]] = {
     "c10d, endpoint `localhost`": start_at_localhost,
     "c10d, endpoint of no interface here": start_at_no_interface,
     "c10d, several endpoints": start_at_several,
-    "c10d, `--worker-store=torch`": start_c10d_with_torch,
     "c10d, `--worker-store=rank0`": start_c10d_with_rank0,
     "c10d, `store_type=file`": start_with_file,
     "etcd, etcd-v2, etcd-v3": start_with_etcd,

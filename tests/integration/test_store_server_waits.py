@@ -64,7 +64,7 @@ def test_who_leaves_waits_no_longer(bench: Bench) -> None:
     peer.assert_silent()
     peer.close()
     bench.turn_until(lambda: not bench.server._connections)
-    assert bench.data._waits.by_key == {}
+    assert bench.data.waiters == {}
 
 
 def test_a_thousand_waiters_are_woken(bench: Bench) -> None:

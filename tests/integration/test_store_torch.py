@@ -32,18 +32,17 @@ def test_every_operation_of_torchs_client() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("prefix", ["", "/worker/attempt_"], ids=["env://", "prefix per attempt"])
-def test_ten_process_groups_in_one_life(prefix: str) -> None:
-    """Two workers form, use and part ten gloo groups in one life over the agent's store."""
+def test_ten_process_groups_in_one_life() -> None:
+    """Two workers form, use and part ten gloo groups in one life over the agent's store, under a prefix each."""
     with ServedStore() as store:
-        assert perform_gloo_cycles(sys.executable, store.port, prefix=prefix) == expected_sums()
+        assert perform_gloo_cycles(sys.executable, store.port, prefix="/worker/attempt_") == expected_sums()
         assert store.unknown == []
 
 
 @pytest.mark.long
 def test_rank_0_serves_on_the_port_that_was_kept() -> None:
     """In mode rank0 torch's rank 0 can listen on the port that the agent holds for it."""
-    store = open_worker_store("rank0", port=None, python=sys.executable, env=os.environ)
+    store = open_worker_store(by_agent=False, port=None)
     try:
         sums = perform_gloo_cycles(sys.executable, store.port, cycles=1, use_agent_store=store.use_agent_store)
     finally:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import re
-import signal
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.loop import Loop
+from elastic_run.store.errors import UNKNOWN
 from elastic_run.store.tcpstore import wire, worker_store
 from elastic_run.store.tcpstore.listener import PortTakenError, open_listener
-from elastic_run.store.tcpstore.worker_store import choose_loopback, choose_worker_store, open_worker_store
-from tests.support.processes import children_of, is_gone, wait_gone
+from elastic_run.store.tcpstore.worker_store import choose_loopback, is_served_by_agent, open_worker_store
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK, Peer
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
@@ -34,24 +29,20 @@ class Desk:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.unknown: list[int] = []
-        self.lost: list[str] = []
+        self.unknown: list[str] = []
         self.stores: list[WorkerStore] = []
         self.peers: list[Peer] = []
 
-    def open(self, mode: str, port: int | None = None, python: str = sys.executable) -> WorkerStore:
+    def open(self, mode: str, port: int | None = None) -> WorkerStore:
         """Open a store."""
-        store = open_worker_store(
-            mode,
-            port=port,
-            python=python,
-            env=os.environ,
-            on_unknown_operation=self.unknown.append,
-            on_lost=self.lost.append,
-        )
+        store = open_worker_store(by_agent=mode == "agent", port=port, on_refusal=self._refuse)
         self.stores.append(store)
         store.serve(self.loop)
         return store
+
+    def _refuse(self, kind: str, what: str) -> None:
+        if kind == UNKNOWN:
+            self.unknown.append(what.partition(": ")[2])
 
     def renew(self, store: WorkerStore) -> WorkerStore:
         """Renew a store."""
@@ -86,7 +77,6 @@ def desk() -> Iterator[Desk]:
             peer.close()
         for store in desk.stores:
             store.close()
-        desk.turn_until(lambda: not loop._children)
 
 
 def is_open(port: int) -> bool:
@@ -96,36 +86,26 @@ def is_open(port: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("requested", "workers", "env", "mode"),
+    ("requested", "env", "by_agent"),
     [
-        ("auto", 1, {}, "agent"),
-        ("auto", 512, {}, "agent"),
-        ("auto", 513, {}, "torch"),
-        ("auto", 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "rank0"),
-        ("auto", 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}, "agent"),
-        ("torch", 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "torch"),
-        ("agent", 1000, {}, "agent"),
+        ("auto", {}, True),
+        ("auto", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, False),
+        ("auto", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}, True),
+        ("agent", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, True),
+        ("rank0", {}, False),
+        ("torch", {}, False),
     ],
 )
-def test_the_mode_is_chosen_by_width_and_environment(
-    requested: str, workers: int, env: dict[str, str], mode: str
-) -> None:
-    """Auto is the agent's server up to 512 workers, torch's above, rank 0's where torch's variable says so."""
-    assert choose_worker_store(requested, workers, env) == mode
+def test_the_flag_and_torchs_variable_choose(requested: str, env: dict[str, str], by_agent: bool) -> None:
+    """Auto is the agent's server, or rank 0's if torch's variable says so."""
+    assert is_served_by_agent(requested, env) == by_agent
 
 
-def test_an_unknown_mode_is_refused(desk: Desk) -> None:
-    """A mode that doesn't exist is named, with those that do."""
-    with pytest.raises(ValueError, match="'etcd' is not one of agent, torch, rank0"):
-        desk.open("etcd")
-
-
-@pytest.mark.parametrize("mode", ["agent", "torch", "rank0"])
+@pytest.mark.parametrize("mode", ["agent", "rank0"])
 def test_what_workers_are_told(desk: Desk, mode: str) -> None:
     """Each mode names its loopback address, its port, and whether the store is served already."""
     store = desk.open(mode)
-    host = LOOPBACK if mode == "torch" else choose_loopback()[0]
-    assert (store.mode, store.host, store.use_agent_store) == (mode, host, mode != "rank0")
+    assert (store.host, store.use_agent_store) == (choose_loopback()[0], mode == "agent")
     assert 0 < store.port < 65536
 
 
@@ -138,7 +118,7 @@ def test_a_new_round_has_a_new_port(desk: Desk, mode: str) -> None:
     open_listener(LOOPBACK, store.port).close()
 
 
-@pytest.mark.parametrize("mode", ["agent", "rank0", "torch"])
+@pytest.mark.parametrize("mode", ["agent", "rank0"])
 def test_a_fixed_port_stays(desk: Desk, mode: str) -> None:
     """Renewed with a fixed port a store keeps it."""
     port = free_port()
@@ -169,10 +149,10 @@ def test_the_agents_store_tells_of_unknown_operations(desk: Desk) -> None:
             peer.send(b"\x77")
             peer.wait_closed()
         store = desk.renew(store)
-    assert desk.unknown == [0x77, 0x77]
+    assert desk.unknown == ["operation 119 is unknown to this store"] * 2
 
 
-@pytest.mark.parametrize("mode", ["agent", "torch", "rank0"])
+@pytest.mark.parametrize("mode", ["agent", "rank0"])
 def test_a_taken_port_names_its_owner(desk: Desk, mode: str) -> None:
     """A fixed port on which somebody listens is refused, with the owner's pid and name."""
     with socket.create_server((LOOPBACK, 0)) as taken:
@@ -208,120 +188,6 @@ def test_a_kept_port_can_be_listened_on_by_rank_0(desk: Desk) -> None:
         rank0.bind(("::", store.port))
         rank0.listen()
         assert is_open(store.port)
-
-
-# --- torch ---------------------------------------------------------------------------------------------------------
-def test_torchs_server_serves_and_ends_with_its_round(desk: Desk) -> None:
-    """Torch's server has a child for each round, serves whoever connected before it was up, and ends when renewed."""
-    store = desk.open("torch", free_port())
-    children = []
-    for _ in range(2):
-        assert desk.count(store) == 1
-        assert desk.count(store) == 2
-        children += children_of(os.getpid())
-        store = desk.renew(store)
-    assert len(set(children)) == 2
-    desk.turn_until(lambda: len(desk.loop._children) <= 1)
-    assert all(is_gone(pid) for pid in children)
-    assert desk.lost == []
-
-
-def test_torchs_server_has_a_bound_of_memory(desk: Desk) -> None:
-    """Whoever makes torch's server copy gigabytes ends that process, whose successor is ours, and not the machine."""
-    store = desk.open("torch")
-    assert desk.count(store) == 1
-    (pid,) = children_of(os.getpid())
-    limits = wait_until(lambda: re.search(r"Max data size +(\d+)", Path(f"/proc/{pid}/limits").read_text()))
-    assert limits is not None
-    assert 4 << 30 < int(limits[1]) < 64 << 30
-
-
-def test_torchs_server_has_a_session_and_nothing_of_ours(desk: Desk) -> None:
-    """The child is out of reach of the terminal's signals and holds no descriptor but its pipes, null and the port."""
-    desk.open("torch")
-    (pid,) = children_of(os.getpid())
-    assert os.getsid(pid) == pid
-    wait_until(lambda: "torch_child" in Path(f"/proc/{pid}/cmdline").read_text())
-    links = [str(Path(f"/proc/{pid}/fd/{fd}").readlink()).split(":")[0] for fd in range(4)]
-    assert links == ["pipe", "/dev/null", "pipe", "socket"]
-
-
-@pytest.mark.parametrize("python", ["/bin/false", "/nonexistent/python"])
-def test_without_torchs_server_ours_takes_over(desk: Desk, python: str) -> None:
-    """When the child can't start or dies, the agent serves the same port itself and says why in one line."""
-    store = desk.open("torch", python=python)
-    assert desk.count(store) == 1
-    (line,) = desk.lost
-    assert "in the agent instead" in line
-    assert "\n" not in line
-    assert desk.count(desk.renew(store)) == 1
-
-
-def list_descriptors() -> set[str]:
-    """Return this process's open descriptors."""
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
-
-
-@pytest.mark.parametrize("python", [sys.executable, "/nonexistent/python"])
-@pytest.mark.parametrize("pipes", [2, 1])
-def test_torchs_server_leaves_no_descriptor_open(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, python: str, pipes: int
-) -> None:
-    """Whether its child runs, can't be started, or has no pipe: a job has many rounds."""
-    make_pipe = os.pipe
-    made: list[tuple[int, int]] = []
-
-    def make_pipe_or_fail() -> tuple[int, int]:
-        if len(made) == pipes:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        made.append(make_pipe())
-        return made[-1]
-
-    before = list_descriptors()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pipe", make_pipe_or_fail)
-        store = desk.open("torch", python=python)
-    assert len(made) == pipes
-    store.close()
-    desk.turn_until(lambda: not desk.loop._children)
-    assert list_descriptors() == before
-
-
-def test_a_child_that_fails_says_why(desk: Desk, tmp_path: Path) -> None:
-    """The last line of the child's stderr is in the line about its end."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho ModuleNotFoundError: no torch here >&2\nexit 3\n")
-    python.chmod(0o755)
-    desk.open("torch", python=str(python))
-    desk.turn_until(lambda: bool(desk.lost))
-    assert "ended with 3: ModuleNotFoundError: no torch here" in desk.lost[0]
-
-
-@pytest.mark.parametrize("moment", ["importing", "serving"])
-def test_torchs_server_dies_with_the_agent(moment: str) -> None:
-    """However early or late the agent is killed, torch's server goes at once."""
-    program = f"""
-import os, sys
-from elastic_run.loop import Loop
-from elastic_run.store.tcpstore.client import StoreClient
-from elastic_run.store.tcpstore.worker_store import open_worker_store
-loop = Loop()
-store = open_worker_store("torch", port=None, python=sys.executable, env=os.environ)
-store.serve(loop)
-if {moment!r} == "serving":
-    StoreClient("127.0.0.1", store.port, 30).close()
-print("ready", flush=True)
-loop.run_until(lambda: False)
-"""
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as agent:
-        assert agent.stdout is not None
-        agent.stdout.readline()
-        (child,) = children_of(agent.pid)
-        if moment == "importing":
-            wait_until(lambda: "torch" in Path(f"/proc/{child}/maps").read_text())
-        agent.send_signal(signal.SIGKILL)
-        agent.wait()
-        wait_gone(child, deadline=2.0)
 
 
 def test_a_store_to_which_nobody_came_leaves_nothing_in_its_loop(desk: Desk) -> None:

@@ -33,7 +33,7 @@ _MIB = 1 << 20
 MEASURE = 16 * _MIB
 #: Memory that the server may take at all, so that a defect harms no other program.
 _ADDRESS_SPACE = 4096 * _MIB
-_KEYS = [b"/a", b"/b", b"/q", b"init/", b"/default_pg/0//cpu//0/1"]
+_KEYS = [b"/a", b"/b", b"/q"]
 _AT_ONCE = 24
 #: Seconds after which a connection that takes nothing more is left as it is.
 _STUCK = 0.005
@@ -47,7 +47,7 @@ from elastic_run.store.tcpstore.listener import open_listener
 server.measure = lambda hosts: measure
 with Loop() as loop:
     listener = open_listener()
-    serving = server.StoreServer(loop, listener, separates_groups=True, on_refusal=print)
+    serving = server.StoreServer(loop, listener, on_refusal=print)
     print(serving.address[1], flush=True)
     loop.run_until(lambda: False)
 """

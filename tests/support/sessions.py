@@ -25,7 +25,7 @@ from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.session import Lost, Notice, Setup
-from elastic_run.store.tcpstore.listener import open_public_listener
+from elastic_run.store.tcpstore.listener import open_listeners
 from tests.support.configs import plain_setup
 from tests.support.wait import DEADLINE, DeadlinePassedError
 
@@ -54,7 +54,7 @@ def free_port() -> int:
     for number in _numbers:
         with contextlib.suppress(OSError):
             port = _PORTS[number % len(_PORTS)]
-            open_public_listener(port).close()
+            open_listeners([], port)[0].close()
             return port
     raise AssertionError
 
@@ -103,7 +103,7 @@ class Node:
             return StoreAddress(store.host, store.port, use_agent_store=True)
         if self.offers_closed_port:
             return StoreAddress("", free_port(), use_agent_store=True)
-        self._listeners.append(open_public_listener(0))
+        self._listeners.append(open_listeners([])[0])
         return StoreAddress("", self._listeners[-1].getsockname()[1], use_agent_store=True)
 
     def _deliver(self, event: SessionEvent) -> None:

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from elastic_run.loop import Loop
+from elastic_run.store.errors import UNKNOWN
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.listener import open_listener
 from elastic_run.store.tcpstore.server import StoreServer
@@ -122,18 +123,13 @@ class ServedStore:
 
     Attributes:
         port: Where it is.
-        unknown: Operations that clients asked for and the server doesn't know.
+        unknown: What clients asked for and the server doesn't know.
     """
 
     def __init__(self) -> None:
-        self.unknown: list[int] = []
+        self.unknown: list[str] = []
         self._loop = Loop()
-        self._server = StoreServer(
-            self._loop,
-            open_listener(LOOPBACK),
-            on_unknown_operation=self.unknown.append,
-            separates_groups=True,
-        )
+        self._server = StoreServer(self._loop, open_listener(LOOPBACK), on_refusal=self._refuse)
         self.port = self._server.address[1]
         self._is_over = False
         self._thread = threading.Thread(target=self._loop.run_until, args=(lambda: self._is_over,))
@@ -160,6 +156,10 @@ class ServedStore:
 
         self._loop.call_soon_threadsafe(reset)
         assert is_done.wait(DEADLINE)
+
+    def _refuse(self, kind: str, what: str) -> None:
+        if kind == UNKNOWN:
+            self.unknown.append(what)
 
     def _end(self) -> None:
         self._is_over = True

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.loop import Loop
+from elastic_run.store.errors import GARBAGE
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.listener import open_listener
 from elastic_run.store.tcpstore.memory_store import MemoryStore
-from elastic_run.store.tcpstore.server import GARBAGE, StoreServer
+from elastic_run.store.tcpstore.server import StoreServer
 from tests.support.store import Peer
 
 if TYPE_CHECKING:
@@ -23,10 +24,9 @@ class Bench:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.data = MemoryStore()
-        self.unknown: list[int] = []
         self.listener = open_listener()
         self.refusals: list[str] = []
-        self.server = StoreServer(loop, self.listener, self.data, self.unknown.append, on_refusal=self._refuse)
+        self.server = StoreServer(loop, self.listener, self.data, on_refusal=self._refuse)
         self.peers: list[Peer] = []
 
     def _refuse(self, kind: str, what: str) -> None:

@@ -148,7 +148,7 @@ BAD = [
     ("--forward-signals", "SIGCHLD", "SIGCHLD, which the launcher itself needs"),
     ("--start-method", "thread", "spawn, fork, forkserver"),
     ("--numa-binding", "nodes", "did you mean 'node'?"),
-    ("--worker-store", "file", "auto, agent, torch, rank0"),
+    ("--worker-store", "file", "auto, agent, rank0, torch"),
     ("--preload", "torch,", "a list of modules (torch,numpy), nor auto"),
     ("--preload", "train.py,2", "a list of modules (torch,numpy), nor auto"),
     ("--restart-window", "5", "N/PERIOD, as in 5/1h"),

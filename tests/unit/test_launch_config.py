@@ -45,7 +45,7 @@ def test_no_number_is_no_interval() -> None:
         (AgentConfig(hang_timeout=-1), "hang_timeout: '-1' is neither auto nor a time of at least 1 second, .*"),
         (AgentConfig(hang_timeout=math.nan), "hang_timeout: 'nan' is neither auto nor a time .*"),
         (AgentConfig(hang_action="repot"), "hang_action: 'repot' is none of report, .*, did you mean 'report'[?]"),
-        (AgentConfig(worker_store="rank1"), "worker_store: 'rank1' is none of auto, agent, torch, rank0.*"),
+        (AgentConfig(worker_store="rank1"), "worker_store: 'rank1' is none of auto, agent, rank0, torch.*"),
         (NodeConfig(preferred_rank=-3), "preferred_rank: '-3' is not a whole number from 0 up"),
         (
             NodeConfig(exit_barrier_timeout=-1.0),

@@ -56,7 +56,16 @@ ALLOWED: dict[str, set[str]] = {
     | {"user_file"},
     "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port", "slurm_running_step"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
-    | {"control", "diagnosis", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
+    | {
+        "control",
+        "diagnosis",
+        "store.errors",
+        "store.tcpstore",
+        "timer",
+        "rendezvous.api",
+        "rendezvous.errors",
+        "rendezvous.session",
+    },
     "diagnosis": {
         "contract",
         "core",

@@ -15,6 +15,7 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 from elastic_run.signals import SIGTERM
+from elastic_run.store.errors import UNKNOWN
 
 
 class _Store:
@@ -22,14 +23,14 @@ class _Store:
 
     host, port, use_agent_store = "127.0.0.1", 1234, True
 
-    def __init__(self, mode: str, on_unknown_operation: Any) -> None:
+    def __init__(self, mode: str, on_refusal: Any) -> None:
         self.mode = mode
-        self.ask_unknown = on_unknown_operation
+        self.refuse = on_refusal
         self.is_closed = False
 
     def renew(self) -> _Store:
         """Open the next one."""
-        return _Store(f"renewed {self.mode}", self.ask_unknown)
+        return _Store(f"renewed {self.mode}", self.refuse)
 
     def close(self) -> None:
         """Note it."""
@@ -40,8 +41,8 @@ class _Store:
 def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open no port."""
 
-    def open_store(mode: str, *, on_unknown_operation: Any, **_: Any) -> _Store:
-        return _Store(mode, on_unknown_operation)
+    def open_store(*, by_agent: bool, on_refusal: Any, **_: Any) -> _Store:
+        return _Store("agent" if by_agent else "rank0", on_refusal)
 
     monkeypatch.setattr(round_join, "open_worker_store", open_store)
 
@@ -66,15 +67,16 @@ def test_each_round_has_a_fresh_store_at_the_offered_address() -> None:
     assert modes == ["agent", "renewed agent"]
 
 
-@pytest.mark.parametrize(("requested", "next_one"), [("auto", "torch"), ("agent", "torch"), ("rank0", "rank0")])
+@pytest.mark.parametrize(("requested", "next_one"), [("auto", "rank0"), ("agent", "rank0"), ("rank0", "renewed rank0")])
 def test_the_round_after_an_unknown_operation_has_torchs_store(requested: str, next_one: str) -> None:
-    """It takes the place of the agent's own store, which ends; another store of the user's choice stays of its kind."""
+    """It takes the place of the agent's own store, which ends."""
     join = RoundJoin(make_group(), requested)
     first: Any = join.renew_store()
-    first.ask_unknown(77)
+    if requested != "rank0":
+        first.refuse(UNKNOWN, "operation 77")
     second: Any = join.renew_store()
     assert join.store == second
-    assert first.is_closed
+    assert first.is_closed == (requested != "rank0")
     assert second.mode == next_one
     third: Any = join.renew_store()
     assert third.mode == f"renewed {next_one}"

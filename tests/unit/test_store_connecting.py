@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from elastic_run.store import connecting
-from elastic_run.store.connecting import notice_darkness, reason_of, resolve
+from elastic_run.store.connecting import Backoff, notice_darkness, reason_of, resolve
 from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, StoreConnectionError
 
 
@@ -48,3 +48,10 @@ def test_the_kernel_breaks_a_connection_that_is_dark_for_so_long() -> None:
 def test_what_the_system_says_of_a_connection_has_one_word(error: int, reason: str) -> None:
     """How long a node tries again, and what its user is told, depends on it."""
     assert reason_of(OSError(error, "")) == reason
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    """Each pause is the drawn part of its bound, which doubles until pauses are as long as they get."""
+    drawn = iter([1.0, 0.5, 1.0, 1.0])
+    backoff = Backoff(0.1, 0.5, lambda: next(drawn))
+    assert [backoff.next_pause() for _ in range(4)] == pytest.approx([0.1, 0.1, 0.4, 0.5])

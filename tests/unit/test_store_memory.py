@@ -8,16 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.store.errors import LimitError
-from elastic_run.store.limits import WAIT_COST, WAITED_KEY_COST
-from elastic_run.store.tcpstore.integers import parse_integer
-from elastic_run.store.tcpstore.memory_store import MemoryStore
-from elastic_run.store.tcpstore.waits import Waits
+from elastic_run.store.errors import WireError
+from elastic_run.store.tcpstore.memory_store import MemoryStore, parse_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.store.tcpstore.waits import Waiter
+    from elastic_run.store.tcpstore.memory_store import Waiter
 
 
 class Calls:
@@ -217,7 +214,7 @@ def test_a_waiter_leaves_nothing_behind(store: MemoryStore, calls: Calls) -> Non
     store.set(b"a", b"")
     store.queue_push(b"q", b"")
     store.queue_pop(b"q")
-    assert (store._waits.by_key, store._queues) == ({}, {})
+    assert (store.waiters, store._queues) == ({}, {})
 
 
 def test_a_barrier_opens_for_all(store: MemoryStore, calls: Calls) -> None:
@@ -322,38 +319,12 @@ def test_every_counter_is_read_back(number: int) -> None:
 
 def test_keys_and_values_stay_within_the_limit(store: MemoryStore) -> None:
     """What would pass it is refused, and what was deleted makes room."""
-    store.set_limit(2000)
+    store.limit = 2000
     store.set(b"a", b"x" * 1000)
-    with pytest.raises(LimitError):
+    with pytest.raises(WireError):
         store.set(b"b", b"x" * 1000)
-    with pytest.raises(LimitError):
+    with pytest.raises(WireError):
         store.append(b"a", b"x" * 1000)
     assert store.delete_key(b"a")
     assert store.size == 0
     store.set(b"b", b"x" * 1000)
-
-
-def test_a_wait_that_was_forgotten_gives_no_memory_back() -> None:
-    """After a store was emptied, the cancellation of a former wait changes nothing; new waits count from 0."""
-    waits = Waits()
-    called: list[str] = []
-    former = waits.add({b"a", b"b"}, lambda: called.append("former"))
-    assert waits.size > 0
-    waits.clear()
-    waits.cancel(former)
-    assert (waits.size, waits.by_key) == (0, {})
-    waits.add({b"a"}, lambda: called.append("new"))
-    waits.wake_all(b"a")
-    assert (called, waits.size) == (["new"], 0)
-
-
-def test_a_wait_counts_its_keys() -> None:
-    """Clients can't fill the store's memory with long keys: a wait takes their bytes, and some for each key."""
-    short, long = Waits(), Waits()
-    short.add({b"a", b"b"}, lambda: None)
-    long.add({b"a" * 1000, b"b" * 2000}, lambda: None)
-    assert long.size - short.size == 3000 - 2
-    assert short.size == 2 * (WAIT_COST + WAITED_KEY_COST) + 2
-    long.limit = long.size + 2998
-    with pytest.raises(LimitError, match="pass the limit"):
-        long.add({b"c" * 3000}, lambda: None)

@@ -7,12 +7,10 @@ served.
 from __future__ import annotations
 
 import os
-import sys
 
-from elastic_run import contract
 from elastic_run.agent.driver.worker_ranks import exchange_ranks
-from elastic_run.multiprocessing.process.interpreter import own_interpreter
-from elastic_run.store.tcpstore.worker_store import LOCALHOST, choose_worker_store, open_worker_store
+from elastic_run.store.errors import GARBAGE, UNKNOWN
+from elastic_run.store.tcpstore.worker_store import LOCALHOST, is_served_by_agent, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,16 +21,13 @@ if TYPE_CHECKING:
     from elastic_run.store.tcpstore.listener import PortTakenError
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
-#: `server.GARBAGE`; that module is not imported before the first worker.
-_GARBAGE = "garbage"
-
 
 class RoundJoin:
     """Joins round after round.
 
     Args:
         group: The workers; their ranks and the master address are set.
-        requested_store: The server of the workers' store that the user asked for: `auto`, `agent`, `torch` or `rank0`.
+        requested_store: The server of the workers' store that the user asked for: `auto`, `agent`, `rank0` or `torch`.
 
     Attributes:
         store: The workers' store of this node; None before it is opened, or if the rendezvous takes none.
@@ -43,7 +38,7 @@ class RoundJoin:
         self._former: WorkerStore | None = None
         self._group = group
         self._requested_store = requested_store
-        self._use_torch_store = False
+        self._has_unknown_operation = False
         self._loop: Loop | None = None
         self._say: Callable[[str], None] = lambda _: None
 
@@ -126,40 +121,28 @@ class RoundJoin:
             host: The numeric address at which it listens where none was open before; `localhost` for a job on one
                 node, empty for all interfaces.
         """
-        if self.store is not None and not self._use_torch_store:
+        if self.store is not None and not self._has_unknown_operation:
             self.store = self.store.renew()
             return self.store
         if self.store is not None:
             self.store.close()
         self.store = open_worker_store(
-            self._choose_mode(),
+            by_agent=not self._has_unknown_operation and is_served_by_agent(self._requested_store, os.environ),
             host=host,
             port=self._group.spec.master_port,
-            python=os.environ.get(contract.ENV_PYTHON_EXEC) or own_interpreter() or sys.executable,
-            env=os.environ,
-            on_unknown_operation=self._on_unknown_operation,
-            on_lost=self._tell_lost,
             on_refusal=self._tell_refusal,
         )
-        self._use_torch_store = False
+        self._has_unknown_operation = False
         if self._loop is not None:
             self.store.serve(self._loop)
         return self.store
 
-    def _choose_mode(self) -> str:
-        mode = choose_worker_store(self._requested_store, self._group.spec.local_world_size, os.environ)
-        return "torch" if self._use_torch_store and mode == "agent" else mode
-
-    def _tell_lost(self, reason: str) -> None:
-        self._say(reason)
-
     def _tell_refusal(self, kind: str, what: str) -> None:
-        if kind != _GARBAGE:  # a port scanner is no news for the user
+        if kind == UNKNOWN:
+            self._has_unknown_operation = True
+            self._say(
+                f"a worker's torch asked the store for what elastic-run doesn't know: {what}; "
+                "the next round uses torch's own store, served by rank 0 (--worker-store=rank0 does at once)"
+            )
+        elif kind != GARBAGE:  # a port scanner is no news for the user
             self._say(f"the workers' store closed a connection: {what}")
-
-    def _on_unknown_operation(self, operation: int) -> None:
-        self._use_torch_store = True
-        self._say(
-            f"a worker's torch asked the store for operation {operation}, which elastic-run doesn't know; "
-            "the next round uses torch's own store (--worker-store=torch does at once)"
-        )

@@ -18,7 +18,7 @@ class AgentConfig:
     """The configuration of an agent.
 
     Args:
-        worker_store: Server of the workers' store: `auto`, `agent`, `torch` or `rank0`.
+        worker_store: Server of the workers' store: `auto`, `agent`, `rank0` or `torch`.
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
         preload: Modules, separated by commas, that a template process imports once for all workers; `auto` for the
             large modules that the script imports, "" for none.

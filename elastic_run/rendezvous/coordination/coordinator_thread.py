@@ -246,7 +246,7 @@ class CoordinatorThread:
     ) -> Callable[[_socket.socket, tuple[str, int]], None]:
         from elastic_run.store.tcpstore.server import StoreServer
 
-        server = StoreServer(self._loop, sockets[0], separates_groups=True, is_fed=True)
+        server = StoreServer(self._loop, sockets[0], is_fed=True)
         self._coordinator.clear_workers = server.reset
         return server.take
 

@@ -20,8 +20,7 @@ from elastic_run.rendezvous.addresses import (
     names_loopback,
 )
 from elastic_run.rendezvous.coordination.opening import Credentials, Hello, ask
-from elastic_run.store.backoff import Backoff
-from elastic_run.store.connecting import format_endpoint
+from elastic_run.store.connecting import Backoff, format_endpoint
 from elastic_run.store.errors import CLOSED, FOREIGN, SILENT, StoreError
 from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner, open_listeners
 

@@ -251,7 +251,6 @@ class SharedWorkerStore(WorkerStore):
         port: MASTER_PORT.
     """
 
-    mode = "agent"
     use_agent_store = True
 
     def __init__(self, host: str, port: int) -> None:

@@ -18,8 +18,7 @@ from http.client import HTTPConnection, HTTPException, IncompleteRead
 
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.records import dataclass
-from elastic_run.store.backoff import Backoff
-from elastic_run.store.connecting import connect_once, format_endpoint, reason_of
+from elastic_run.store.connecting import Backoff, connect_once, format_endpoint, reason_of
 from elastic_run.store.errors import CLOSED, FOREIGN, SILENT, UNREADY, StoreAccessError, StoreConnectionError
 
 TYPE_CHECKING = False

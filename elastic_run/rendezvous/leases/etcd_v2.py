@@ -21,9 +21,8 @@ from urllib.parse import quote
 
 import etcd
 
-from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal
+from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal, job_path
 from elastic_run.store.errors import FOREIGN, UNREADY, StoreAccessError, StoreConnectionError
-from elastic_run.store.job_path import job_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

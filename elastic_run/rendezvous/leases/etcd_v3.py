@@ -20,9 +20,8 @@ import json
 import math
 from base64 import b64decode, b64encode
 
-from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal
+from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal, job_path
 from elastic_run.store.errors import FOREIGN, UNREADY, StoreAccessError, StoreConnectionError
-from elastic_run.store.job_path import job_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

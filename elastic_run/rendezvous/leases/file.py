@@ -26,9 +26,8 @@ import time
 from contextlib import contextmanager, suppress
 
 from elastic_run.records import dataclass
-from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal
+from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal, job_path
 from elastic_run.store.errors import UNREACHABLE, StoreAccessError, StoreConnectionError, StoreTokenError
-from elastic_run.store.job_path import job_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from elastic_run.records import dataclass
 from elastic_run.store.errors import StoreAccessError, StoreTokenError
 
-__all__ = ["COORDINATOR", "LAST_ROUND", "Holder", "LeaseStore", "Seal"]
+__all__ = ["COORDINATOR", "LAST_ROUND", "Holder", "LeaseStore", "Seal", "job_path"]
 
 #: Names of the two keys below the job's path.
 COORDINATOR, LAST_ROUND = "coordinator", "last_round"
@@ -157,3 +157,24 @@ class Seal:
         # With their lengths: no two different lists of parts give the same bytes.
         parts = b"".join(b"%d:" % len(part) + part for part in (self._run_id.encode(), key.encode(), text.encode()))
         return hmac.new(self._secret, parts, "sha256").hexdigest()
+
+
+def job_path(run_id: str) -> str:
+    """Return where a job lies in a store that other jobs use, too.
+
+    Returns:
+        `elastic-run/<run id>`, with everything in the run id that paths give a meaning to, or forbid, escaped.
+
+    Raises:
+        ValueError: The run id is empty: what lies there is all jobs'.
+    """
+    if not run_id:
+        message = "a job store needs a run id"
+        raise ValueError(message)
+    plain = "".join(
+        char if char.isascii() and (char.isalnum() or char in "_-.") else "".join(map("%{:02X}".format, char.encode()))
+        for char in run_id
+    )
+    if not plain.strip("."):
+        plain = plain.replace(".", "%2E")
+    return f"elastic-run/{plain}"

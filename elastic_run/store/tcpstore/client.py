@@ -1,28 +1,48 @@
 """A TCPStore client without torch: blocking, over one socket, with the names of torch's Store.
 
 Rules
-- It speaks to our server and to torch's alike.
+- It speaks to our server and to torch's alike. Servers and clients start in any order, so the connection is tried
+  again while nobody listens or answers.
 - One client belongs to one thread at a time: `clone` gives another thread its own. A wait occupies the connection.
 - Keys get a prefix, as torch's TCPStore puts one before them; keys and values may be str (UTF-8) or bytes, values come
   back as bytes.
 - What answers needn't be a store of ours: an answer has a bound, above which the client is closed and says so.
-- After a reply that did not come in time the stream is out of step: the client is closed and says so.
+- After a message or a reply that did not pass in time the stream is out of step: the client is closed and says so. Only
+  a wait for keys may run out of time: nothing was read then.
 """
 
 from __future__ import annotations
 
-from elastic_run.store.errors import QueueEmptyError, StoreConnectionError, StoreTimeoutError
+import os
+import time
+
+from elastic_run.contract import LONGEST_WAIT
+from elastic_run.store.connecting import connect_once, format_endpoint, reason_of
+from elastic_run.store.errors import (
+    CLOSED,
+    FOREIGN,
+    QueueEmptyError,
+    StoreConnectionError,
+    StoreError,
+    StoreTimeoutError,
+)
 from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, MESSAGE_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.opening import open_stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
     from types import TracebackType
 
     from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
 
+_FIRST_RETRY = 0.01
+_LAST_RETRY = 0.5
+_LEAST = 1e-3
+_RECEIVE = 64 * 1024
+_RECEIVE_MOST = 1024 * 1024
+#: Keys that a message names.
 _NAMED = 5
 
 
@@ -34,28 +54,24 @@ class StoreClient:
         port: The server's port.
         timeout: Seconds to wait for the server to listen, for a reply, and for keys.
         prefix: What is put before each key.
-        tries_again: Whether to go on trying, within the timeout, where nobody listens or answers yet.
 
     Raises:
         StoreConnectionError: The server can't be reached within the timeout, or isn't a TCPStore.
         StoreTimeoutError: The server took the connection and did not answer.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        timeout: float = 300.0,
-        prefix: str = "/",
-        *,
-        tries_again: bool = True,
-    ) -> None:
+    def __init__(self, host: str, port: int, timeout: float = 300.0, prefix: str = "/") -> None:
         self.host = host
         self.port = port
         self.timeout = timeout
-        self._room = MESSAGE_LIMIT
         self._prefix = prefix.encode()
-        self._stream = open_stream(host, port, timeout, tries_again=tries_again)
+        self._name = f"{host}:{port}"
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+        self._offset = 0
+        self._room = MESSAGE_LIMIT
+        self._reason = CLOSED
+        self._open()
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +83,9 @@ class StoreClient:
 
     def close(self) -> None:
         """Close the connection; harmless when closed."""
-        self._stream.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def clone(self) -> Self:
         """Return another connection to the same store, for another thread."""
@@ -80,7 +98,7 @@ class StoreClient:
     # --- values --------------------------------------------------------------------------------------------------
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Give a key a value. There is no reply: a refusal shows at the next operation."""
-        self._send(wire.encode(wire.SET, self._key(key), encode_value(value)))
+        self._ask(wire.SET, self._key(key), encode_value(value))
 
     def get(self, key: str | bytes) -> bytes:
         """Wait for a key, up to the timeout, and return its value.
@@ -89,40 +107,35 @@ class StoreClient:
             StoreTimeoutError: The key did not appear.
         """
         self.wait([key])
-        self._send(wire.encode(wire.GET, self._key(key)))
+        self._ask(wire.GET, self._key(key))
         return self._receive_string()
 
     def add(self, key: str | bytes, amount: int) -> int:
-        """Count a key up, from 0 when missing, and return the sum."""
-        self._send(wire.encode(wire.ADD, self._key(key), amount))
+        """Count a key up, from 0 if it is missing, and return the sum."""
+        self._ask(wire.ADD, self._key(key), amount)
         return self._receive_number()
 
     def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Replace a value if it is the expected one.
-
-        Args:
-            key: The key; when missing it is only set if `expected` is empty.
-            expected: The value it must have.
-            desired: The value it then gets.
+        """Replace a value if it is the expected one; a missing key is set if `expected` is empty.
 
         Returns:
             The value now; for a missing key that stays missing, `expected`.
         """
-        self._send(wire.encode(wire.COMPARE_SET, self._key(key), encode_value(expected), encode_value(desired)))
+        self._ask(wire.COMPARE_SET, self._key(key), encode_value(expected), encode_value(desired))
         return self._receive_string()
 
     def append(self, key: str | bytes, value: str | bytes) -> None:
         """Put bytes behind a key's value."""
-        self._send(wire.encode(wire.APPEND, self._key(key), encode_value(value)))
+        self._ask(wire.APPEND, self._key(key), encode_value(value))
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
         """Wait for keys, up to the timeout, and return their values.
 
         Raises:
-            StoreTimeoutError: One did not appear.
+            StoreTimeoutError: A key did not appear.
         """
         self.wait(keys)
-        self._send(wire.encode(wire.MULTI_GET, *self._list(keys)))
+        self._ask(wire.MULTI_GET, *self._list(keys))
         return [self._receive_string() for _ in keys]
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
@@ -134,40 +147,36 @@ class StoreClient:
         if len(keys) != len(values):
             message = f"{len(keys)} keys, but {len(values)} values"
             raise ValueError(message)
-        prefixed = self._list(keys)
-        pairs = [part for key, value in zip(prefixed[1:], values, strict=True) for part in (key, encode_value(value))]
-        self._send(wire.encode(wire.MULTI_SET, prefixed[0], *pairs))
+        count, *prefixed = self._list(keys)
+        pairs = [part for key, value in zip(prefixed, values, strict=True) for part in (key, encode_value(value))]
+        self._ask(wire.MULTI_SET, count, *pairs)
 
     def delete_key(self, key: str | bytes) -> bool:
-        """Remove a key; returns whether it was there."""
-        self._send(wire.encode(wire.DELETE, self._key(key)))
+        """Remove a key; return whether it was there."""
+        self._ask(wire.DELETE, self._key(key))
         return self._receive_number() == 1
 
     def num_keys(self) -> int:
         """Return the number of keys, those of other prefixes too."""
-        self._send(wire.encode(wire.NUM_KEYS))
+        self._ask(wire.NUM_KEYS)
         return self._receive_number()
 
     def list_keys(self) -> list[str]:
         """Return the keys with this client's prefix, without it."""
-        self._send(wire.encode(wire.LIST_KEYS))
-        keys = [self._receive_string() for _ in range(self._receive_count())]
+        self._ask(wire.LIST_KEYS)
+        count = self._receive_number()
+        # Each string that follows has a length at least.
+        self._take_room(0 if 0 <= count <= self._room // wire.U64.size else self._room + 1)
+        keys = [self._receive_string() for _ in range(count)]
         return [key[len(self._prefix) :].decode(errors="replace") for key in keys if key.startswith(self._prefix)]
 
     # --- queues --------------------------------------------------------------------------------------------------
     def queue_push(self, key: str | bytes, value: str | bytes) -> None:
         """Put a value at a queue's end."""
-        self._send(wire.encode(wire.QUEUE_PUSH, self._key(key), encode_value(value)))
+        self._ask(wire.QUEUE_PUSH, self._key(key), encode_value(value))
 
     def queue_pop(self, key: str | bytes, *, block: bool = True) -> bytes:
-        """Take a queue's first value.
-
-        Args:
-            key: The queue.
-            block: Whether to wait for one, up to the timeout.
-
-        Returns:
-            The value.
+        """Take a queue's first value; wait for it, up to the timeout, unless `block` is false.
 
         Raises:
             QueueEmptyError: There is none, or another client was faster.
@@ -175,7 +184,7 @@ class StoreClient:
         """
         if block:
             self.wait([key])
-        self._send(wire.encode(wire.QUEUE_POP, self._key(key)))
+        self._ask(wire.QUEUE_POP, self._key(key))
         if self._receive_number() == 0:
             message = f"the queue {key!r} is empty"
             raise QueueEmptyError(message)
@@ -183,68 +192,46 @@ class StoreClient:
 
     def queue_len(self, key: str | bytes) -> int:
         """Return a queue's length."""
-        self._send(wire.encode(wire.QUEUE_LEN, self._key(key)))
+        self._ask(wire.QUEUE_LEN, self._key(key))
         return self._receive_number()
 
     # --- waiting -------------------------------------------------------------------------------------------------
     def check(self, keys: Sequence[str | bytes]) -> bool:
         """Whether all these keys are there."""
-        self._send(wire.encode(wire.CHECK, *self._list(keys)))
+        self._ask(wire.CHECK, *self._list(keys))
         return self._receive(1) == wire.READY
 
     def wait(self, keys: Sequence[str | bytes], timeout: float | None = None) -> None:
-        """Wait until all keys are there.
-
-        Args:
-            keys: The keys.
-            timeout: Seconds; the client's timeout if None.
+        """Wait until all keys are there, for so many seconds; the client's timeout if None.
 
         Raises:
-            StoreTimeoutError: One did not appear in time.
+            StoreTimeoutError: A key did not appear in time.
         """
         timeout = self.timeout if timeout is None else timeout
-        if not self.has_come(keys, timeout):
-            message = (
-                f"not within {timeout} s: {', '.join(map(repr, keys[:_NAMED]))}{' …' if len(keys) > _NAMED else ''}"
-            )
+        self._ask(wire.WAIT, *self._list(keys))
+        if not self._wait_over(timeout):
+            more = " …" if len(keys) > _NAMED else ""
+            message = f"not within {timeout} s: {', '.join(map(repr, keys[:_NAMED]))}{more}"
             raise StoreTimeoutError(message)
-
-    def has_come(self, keys: Sequence[str | bytes], timeout: float) -> bool:
-        """Wait until all keys are there.
-
-        Args:
-            keys: The keys.
-            timeout: Seconds.
-
-        Returns:
-            Whether they are; False when the time was over first.
-        """
-        self._send(wire.encode(wire.WAIT, *self._list(keys)))
-        return self._wait_over(timeout)
 
     def barrier(self, key: str | bytes, world_size: int, timeout: float | None = None) -> None:
         """Wait until so many have called this for the key (torch's servers know it from 2.13 on).
 
-        Args:
-            key: The barrier's name.
-            world_size: The number of callers.
-            timeout: Seconds; the client's timeout if None.
-
         Raises:
             StoreTimeoutError: They did not all come in time.
         """
-        self._send(wire.encode(wire.BARRIER, self._key(key), world_size))
+        self._ask(wire.BARRIER, self._key(key), world_size)
         timeout = self.timeout if timeout is None else timeout
         if not self._wait_over(timeout):
             message = f"not {world_size} at barrier {key!r} within {timeout} s"
             raise StoreTimeoutError(message)
 
     def _wait_over(self, timeout: float) -> bool:
-        """Wait for a wait's end, or call it off; returns whether it was over by itself."""
+        """Wait for a wait's end, or call it off; return whether it was over by itself."""
         try:
-            self._stream.fill(1, timeout)
+            self._fill(1, timeout)
         except TimeoutError:
-            self._send(wire.encode(wire.CANCEL_WAIT))
+            self._ask(wire.CANCEL_WAIT)
             if self._receive(1) == wire.WAIT_CANCELLED:
                 return False
             # The end crossed with the cancellation, which has its own reply. What was waited for is there.
@@ -253,35 +240,24 @@ class StoreClient:
         return self._receive(1) == wire.WAIT_OVER
 
     # --- messages ------------------------------------------------------------------------------------------------
-    def _send(self, data: bytes) -> None:
+    def _ask(self, operation: int, *fields: bytes | int) -> None:
         self._room = MESSAGE_LIMIT
-        self._stream.send(data, self.timeout)
-
-    def _receive(self, size: int) -> bytes:
-        return self._stream.receive(size, self.timeout)
+        self._send(wire.encode(operation, *fields), self.timeout)
 
     def _receive_number(self) -> int:
         number: int = wire.I64.unpack(self._receive(wire.I64.size))[0]
         return number
 
     def _receive_string(self) -> bytes:
-        return self._receive_sized(wire.U64.unpack(self._receive(wire.U64.size))[0])
-
-    def _receive_sized(self, size: int) -> bytes:
+        size = wire.U64.unpack(self._receive(wire.U64.size))[0]
         self._take_room(size + wire.U64.size)
         return self._receive(size)
-
-    def _receive_count(self) -> int:
-        """Take the number of strings that follow, each of which has a length at least."""
-        count = self._receive_number()
-        self._take_room(0 if 0 <= count <= self._room // wire.U64.size else self._room + 1)
-        return count
 
     def _take_room(self, size: int) -> None:
         """Count the bytes of an answer, before they are read."""
         if size > self._room:
             self.close()
-            message = f"the store at {self.host}:{self.port} answers with more than {MESSAGE_LIMIT} bytes"
+            message = f"the store at {self._name} answers with more than {MESSAGE_LIMIT} bytes"
             raise StoreConnectionError(message)
         self._room -= size
 
@@ -297,6 +273,111 @@ class StoreClient:
             message = f"{len(keys)} keys at once, over the limit of {COUNT_LIMIT}"
             raise ValueError(message)
         return [len(keys), *map(self._key, keys)]
+
+    # --- bytes ---------------------------------------------------------------------------------------------------
+    def _send(self, data: bytes, timeout: float) -> None:
+        connected = self._connected()
+        try:
+            connected.settimeout(min(timeout, LONGEST_WAIT))
+            connected.sendall(data)
+        except OSError as error:
+            raise self._lose(error) from error
+
+    def _receive(self, size: int, timeout: float | None = None) -> bytes:
+        if len(self._buffer) - self._offset < size:
+            try:
+                self._fill(size, self.timeout if timeout is None else timeout)
+            except TimeoutError as error:
+                raise self._lose(error) from error
+        start, self._offset = self._offset, self._offset + size
+        return self._buffer[start : self._offset]
+
+    def _fill(self, size: int, timeout: float) -> None:
+        """Read until so many bytes are there.
+
+        Raises:
+            StoreConnectionError: The connection is closed.
+            TimeoutError: They did not come in time; what came is kept.
+        """
+        deadline = time.monotonic() + timeout
+        # One array: a peer that sends byte by byte would make a list of pieces fifty times as large as the bytes.
+        buffer = bytearray(memoryview(self._buffer)[self._offset :])
+        connected = self._connected()
+        try:
+            while (missing := size - len(buffer)) > 0:
+                connected.settimeout(max(min(deadline - time.monotonic(), LONGEST_WAIT), 1e-6))
+                part = connected.recv(min(max(missing, _RECEIVE), _RECEIVE_MOST))
+                if not part:
+                    raise self._lose(None)
+                buffer += part
+        except OSError as error:
+            if isinstance(error, StoreConnectionError) or _is_timeout(error):
+                raise
+            raise self._lose(error) from error
+        finally:
+            self._buffer = bytes(buffer)
+            self._offset = 0
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            message = f"the connection to the store at {self._name} is closed"
+            raise StoreConnectionError(message, self._reason)
+        return self._socket
+
+    def _lose(self, error: OSError | None) -> StoreError:
+        self._reason = CLOSED if error is None else reason_of(error)
+        self.close()
+        if error is not None and _is_timeout(error):
+            return StoreTimeoutError(f"the store at {self._name} did not answer in time")
+        message = f"the store at {self._name} closed the connection: {error or 'end of stream'}"
+        return StoreConnectionError(message, self._reason)
+
+    # --- opening -------------------------------------------------------------------------------------------------
+    def _open(self) -> None:
+        deadline = time.monotonic() + self.timeout
+        delay = _FIRST_RETRY
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                self._open_once(max(left, _LEAST))
+            except StoreConnectionError as error:
+                if left <= delay or error.reason == FOREIGN:
+                    message = f"no store answers at {self._name} within {self.timeout} s: {error}"
+                    raise StoreConnectionError(message, error.reason, cause=error.cause) from error
+            else:
+                return
+            time.sleep(delay)
+            delay = min(2 * delay, _LAST_RETRY)
+
+    def _open_once(self, timeout: float) -> None:
+        """Connect and exchange the first messages; the errors say at which address."""
+        self._buffer, self._offset = b"", 0
+        self._socket = connect_once(self.host, self.port, timeout, dark_after=self.timeout)
+        try:
+            address = format_endpoint(*self._socket.getpeername()[:2])
+        except OSError:
+            address = format_endpoint(self.host, self.port)  # it is closed already; the first message will say so
+        nonce = os.getpid() & 0xFFFFFFFF
+        try:
+            self._send(wire.encode_opening(nonce), timeout)
+            answer = wire.U32.unpack(self._receive(wire.U32.size, timeout))[0]
+        except StoreTimeoutError as error:
+            message = (
+                f"{address} takes connections but sends no answer: the store hangs, or another program has that port"
+            )
+            raise StoreTimeoutError(message) from error
+        except StoreConnectionError as error:
+            cause = f"{address} closes connections without an answer: a store that is about to end, or another program"
+            raise StoreConnectionError(str(error), error.reason, cause=cause) from error
+        if answer != nonce:
+            self.close()
+            message = f"what listens at {address} is not a TCPStore"
+            raise StoreConnectionError(message, FOREIGN)
+
+
+def _is_timeout(error: OSError) -> bool:
+    """Whether our own time was over: the kernel's verdict on a host that went dark has the same class, and a number."""
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 def encode_value(value: str | bytes) -> bytes:

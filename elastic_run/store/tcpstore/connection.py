@@ -5,18 +5,16 @@ Rules
 - A client that doesn't read its replies stops being read: once a megabyte is queued for it no further message is
   looked at until the queue is empty. So what a client can make the server hold is bounded by one reply.
 - Small replies are gathered, large values queued by reference and sent with sendmsg, so nothing large is copied.
-- What a connection holds of unfinished messages and of copied replies it tells its `Holdings`, which has a bound.
-- A client that breaks the protocol or its connection is closed. That harms no other client, and is not logged.
-- Whatever goes wrong while a client is served, be it that memory runs out, ends that client's connection only.
+- A client that breaks the protocol or its connection is closed, and so is one whose service fails, be it that memory
+  runs out. That harms no other client.
 """
 
 from __future__ import annotations
 
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 
-from elastic_run.store.errors import ServerDefectError, WireError
+from elastic_run.store.errors import DEFECT, WireError
 from elastic_run.store.limits import PIECE_COST
-from elastic_run.store.tcpstore.memory_store import SHARED_FROM
 from elastic_run.store.tcpstore.wire import Decoder
 
 TYPE_CHECKING = False
@@ -24,37 +22,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
-    from elastic_run.store.tcpstore.groups import Member
-    from elastic_run.store.tcpstore.waits import Waiter
+    from elastic_run.store.tcpstore.memory_store import Waiter
 
 _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024
 #: Queued bytes over which a client isn't read on.
 _HIGH_WATER = 1024 * 1024
 #: Replies up to this are copied together: that is cheaper than a vector of many small pieces.
-_SMALL = SHARED_FROM
+_SMALL = 2048
 _IOV_MAX = 512
 #: The program we run in may have restored the default action of SIGPIPE, which is death.
 _NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)
 
 
 class Holdings:
-    """What all connections of a server hold together.
+    """Bytes that all connections of a server hold: unfinished messages, waits, and replies that were copied."""
 
-    Args:
-        relieve: Called when it is more than the limit; closes connections.
+    __slots__ = ("limit", "total")
 
-    Attributes:
-        limit: Bytes.
-        total: Bytes of unfinished messages and of replies that were copied and not taken yet.
-    """
-
-    __slots__ = ("limit", "relieve", "total")
-
-    def __init__(self, relieve: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.limit = 0
         self.total = 0
-        self.relieve = relieve
 
 
 class Connection:
@@ -66,12 +54,10 @@ class Connection:
         holdings: What all connections of the server hold.
         peer: The client's address and port.
         on_message: Called with (connection, operation, fields); may raise `WireError` to close the connection.
-        on_close: Called once with the connection, and with the error where the client broke the protocol.
+        on_close: Called once with the connection, and with the error that ended it.
 
     Attributes:
-        held: Bytes that it holds, as its holdings were told.
-        member: The client's part in its process's groups, where they are kept apart.
-        host: The client's address.
+        held: Bytes that it holds, as its holdings have them.
         waiter: The wait that the client is in, or None.
         woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
     """
@@ -86,14 +72,12 @@ class Connection:
         "_loop",
         "_on_close",
         "_on_message",
-        "_port",
+        "_peer",
         "_queue",
         "_queued",
         "_socket",
         "held",
-        "host",
         "is_closed",
-        "member",
         "waiter",
         "woken_by",
     )
@@ -108,12 +92,11 @@ class Connection:
         on_message: Callable[[Connection, int, list[bytes | int]], None],
         on_close: Callable[[Connection, WireError | None], None],
     ) -> None:
-        self.member: Member | None = None
         self.waiter: Waiter | None = None
         self.woken_by: bytes | None = None
         self.is_closed = False
-        self.host, self._port = peer
         self.held = 0
+        self._peer = peer
         self._holdings = holdings
         self._loop = loop
         self._socket = socket
@@ -128,21 +111,10 @@ class Connection:
         self._is_held = False
         loop.add_reader(self._fd, self._receive)
 
-    def reply(self, data: bytes) -> None:
-        """Queue a part of a reply; it goes out at the end of the event, or with `flush`."""
-        self._queued += len(data)
-        if len(data) <= _SMALL:
-            self._copied += len(data)
-            self._gathered += data
-        else:
-            self._enqueue_gathered()
-            self._queue.append(data)
-
-    @property
-    def peer(self) -> str:
-        """The client's address and port, for messages."""
-        host = self.host.removeprefix("::ffff:")  # an IPv4 client on a socket for both
-        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+    def __str__(self) -> str:
+        """Return the client's address and port, for messages."""
+        host = self._peer[0].removeprefix("::ffff:")  # an IPv4 client on a socket for both
+        return f"[{host}]:{self._peer[1]}" if ":" in host else f"{host}:{self._peer[1]}"
 
     def close(self, error: WireError | None = None) -> None:
         """Close the socket; harmless when it is closed."""
@@ -157,21 +129,23 @@ class Connection:
         self.held = 0
         self._on_close(self, error)
 
-    def abort(self, defect: Exception) -> None:
-        """Close the socket since serving it failed, which must not reach the others."""
-        error = ServerDefectError(f"serving it failed: {type(defect).__name__}: {defect}")
-        error.__cause__ = defect
-        try:
-            self.close(error)
-        except MemoryError:
-            pass  # there is no room to say so either; the socket is closed, or the kernel closes it with the client
-
     # --- in ------------------------------------------------------------------------------------------------------
     def _receive(self) -> None:
+        self.serve(self._receive_messages)
+
+    def serve(self, step: Callable[[], None]) -> None:
+        """Do something for the client. Whatever goes wrong in it ends this connection, and no other is harmed."""
         try:
-            self._receive_messages()
+            step()
+        except WireError as error:
+            self.close(error)
         except Exception as error:  # noqa: BLE001 - a defect, or no memory: the other clients are served on
-            self.abort(error)
+            defect = WireError(f"serving it failed: {type(error).__name__}: {error}", DEFECT)
+            defect.__cause__ = error
+            try:
+                self.close(defect)
+            except MemoryError:
+                pass  # there is no room to say so; the socket is closed, or the kernel closes it with the client
 
     def _receive_messages(self) -> None:
         try:
@@ -193,44 +167,60 @@ class Connection:
                 self._on_message(self, operation, decoder.fields)
                 if self.is_closed:
                     return
-        except WireError as error:
-            # What came before the error was in order, and its replies are due.
-            self.flush()
-            self.close(error)
-            return
+        except WireError:
+            self.flush()  # what came before the error was in order, and its replies are due
+            raise
         if decoder.unread:
-            self._hold()
+            # No further message is read until the client has read its replies.
+            self._is_held = True
+            self._loop.remove_reader(self._fd)
+            self._loop.add_writer(self._fd, self._send_on)
         self.flush()
-        if decoder.held or self._queued or self.held:
-            self.account()
+        self.account()
 
     def account(self) -> None:
-        """Tell the holdings what is held now."""
-        if self.is_closed or not (self._decoder.held or self._queued or self.held):
+        """Count what the connection holds now.
+
+        Raises:
+            WireError: All connections together hold too much.
+        """
+        if self.is_closed or not (self._decoder.held or self._queued or self.held or self.waiter):
             return
         held = self._decoder.held + self._decoder.unread
         if self._queued:
             held += self._copied + PIECE_COST * len(self._queue)
-        holdings = self._holdings
-        holdings.total += held - self.held
+        if self.waiter is not None:
+            held += self.waiter.cost
+        holdings, more = self._holdings, held - self.held
+        holdings.total += more
         self.held = held
-        if holdings.total > holdings.limit:
-            holdings.relieve()
-
-    def _hold(self) -> None:
-        """Read no further until the client has read its replies."""
-        self._is_held = True
-        self._loop.remove_reader(self._fd)
-        self._loop.add_writer(self._fd, self._send_on)
+        if more > 0 and holdings.total > holdings.limit:
+            total = f"unfinished messages, waits and unread replies of all clients pass {holdings.limit} bytes"
+            message = f"{total}; this client has {held}"
+            raise WireError(message, "connections")
 
     # --- out -----------------------------------------------------------------------------------------------------
+    def reply(self, data: bytes) -> None:
+        """Queue a part of a reply; it goes out at the end of the event, or with `flush`."""
+        self._queued += len(data)
+        if len(data) <= _SMALL:
+            self._copied += len(data)
+            self._gathered += data
+        else:
+            self._enqueue_gathered()
+            self._queue.append(data)
+
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it."""
         if not self._queued or self.is_closed:
             return
         self._enqueue_gathered()
+        queue = self._queue
         try:
-            sent = self._send()
+            if len(queue) == 1:
+                sent = self._socket.send(queue[0], _NO_SIGPIPE)
+            else:
+                sent = self._socket.sendmsg(queue[:_IOV_MAX], (), _NO_SIGPIPE)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:
@@ -241,14 +231,8 @@ class Connection:
             self._drop(sent)
             self._loop.add_writer(self._fd, self._send_on)
         else:
-            self._queue.clear()
+            queue.clear()
             self._copied = 0
-
-    def _send(self) -> int:
-        queue = self._queue
-        if len(queue) == 1:
-            return self._socket.send(queue[0], _NO_SIGPIPE)
-        return self._socket.sendmsg(queue[:_IOV_MAX], (), _NO_SIGPIPE)
 
     def _enqueue_gathered(self) -> None:
         if self._gathered:
@@ -268,10 +252,7 @@ class Connection:
             self._queue[0] = memoryview(self._queue[0])[sent:]
 
     def _send_on(self) -> None:
-        try:
-            self._send_queue()
-        except Exception as error:  # noqa: BLE001 - as for what comes in
-            self.abort(error)
+        self.serve(self._send_queue)
 
     def _send_queue(self) -> None:
         self.flush()

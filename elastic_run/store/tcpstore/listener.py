@@ -1,7 +1,7 @@
 """The port: opened before its number is given to anyone, so that no other program can take it in between.
 
-Everything here is close-on-exec and does no name look-up. Where a port is taken, the error says by whom, as far as
-that can be seen.
+Everything here is close-on-exec and looks up no name. If a port is taken, the error says by whom, as far as that can be
+seen.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ _ATTEMPTS = 16
 
 
 class PortTakenError(StoreError, OSError):
-    """Another process listens on the port; only the message looks for it, and many of these errors are never shown.
-
-    Args:
-        port: The port.
-    """
+    """Another process listens on the port; only the message looks for it, and many of these errors are never shown."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -44,54 +40,11 @@ class PortTakenError(StoreError, OSError):
         return self._fact
 
 
-def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
-    """Listen on a port.
-
-    Args:
-        host: A numeric address of this machine.
-        port: The port, or 0 for any free one.
-
-    Returns:
-        The listening socket, non-blocking.
-
-    Raises:
-        PortTakenError: Another process listens there.
-        OSError: The system refuses.
-    """
-    return _listen(bind_port(host, port), port)
-
-
-def open_public_listener(port: int) -> _socket.socket:
-    """Listen on a port of all interfaces, IPv6 and IPv4.
-
-    Args:
-        port: The port, or 0 for any free one.
-
-    Returns:
-        The listening socket, non-blocking.
-
-    Raises:
-        PortTakenError: Another process listens there.
-        OSError: The system refuses.
-    """
-    return _listen(bind_public_port(port), port)
-
-
-def _listen(bound: _socket.socket, port: int) -> _socket.socket:
-    try:
-        bound.listen(_BACKLOG)
-    except OSError as error:
-        host = bound.getsockname()[0]
-        bound.close()
-        raise _explain(error, host, port) from error
-    return bound
-
-
 def open_listeners(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
     """Listen on the same port of several addresses.
 
     Args:
-        hosts: Numeric addresses of this machine; none for all interfaces.
+        hosts: Numeric addresses of this machine; none for all interfaces, IPv6 and IPv4.
         port: The port, or 0 for one that is free on all of them.
 
     Returns:
@@ -101,22 +54,24 @@ def open_listeners(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
         PortTakenError: Another process listens there.
         OSError: The system refuses.
     """
-    if not hosts:
-        return [open_public_listener(port)]
-    for attempts_left in range(_ATTEMPTS if port == 0 else 1, 0, -1):
+    for _ in range(_ATTEMPTS - 1 if port == 0 and len(hosts) > 1 else 0):
         try:
             return _open_together(hosts, port)
         except PortTakenError:
-            if attempts_left == 1:
-                raise
-    raise AssertionError
+            pass
+    return _open_together(hosts, port)
 
 
 def _open_together(hosts: Sequence[str], port: int) -> list[_socket.socket]:
     listeners: list[_socket.socket] = []
     try:
-        for host in hosts:
-            listeners.append(open_listener(host, port))
+        for host in hosts or [""]:
+            bound = bind_port(host, port)
+            listeners.append(bound)
+            try:
+                bound.listen(_BACKLOG)
+            except OSError as error:
+                raise _explain(error, bound.getsockname()[0], port) from error
             port = listeners[0].getsockname()[1]
     except OSError:
         for listener in listeners:
@@ -125,13 +80,17 @@ def _open_together(hosts: Sequence[str], port: int) -> list[_socket.socket]:
     return listeners
 
 
-def bind_port(host: str, port: int, *, is_dual_stack: bool = False) -> _socket.socket:
+def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
+    """Listen on a port of one address; as `open_listeners`."""
+    return open_listeners([host], port)[0]
+
+
+def bind_port(host: str, port: int) -> _socket.socket:
     """Bind a port without listening on it.
 
     Args:
-        host: A numeric address of this machine.
+        host: A numeric address of this machine; empty for all interfaces, IPv6 and IPv4.
         port: The port, or 0 for any free one.
-        is_dual_stack: Whether an IPv6 wildcard takes the IPv4 port too.
 
     Returns:
         The bound socket, non-blocking, with SO_REUSEADDR: connections of a past job that are still in TIME_WAIT don't
@@ -141,28 +100,30 @@ def bind_port(host: str, port: int, *, is_dual_stack: bool = False) -> _socket.s
         PortTakenError: Another process listens there.
         OSError: The system refuses.
     """
-    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
-    bound = _socket.socket(family, _socket.SOCK_STREAM)
+    if not host:
+        try:
+            return _bind("::", port)
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+            host = "0.0.0.0"  # noqa: S104 - a machine without IPv6, and other nodes are to reach it
+    return _bind(host, port)
+
+
+def _bind(host: str, port: int) -> _socket.socket:
+    bound = None
     try:
+        bound = _socket.socket(_socket.AF_INET6 if ":" in host else _socket.AF_INET, _socket.SOCK_STREAM)
         bound.setblocking(False)
         bound.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        if is_dual_stack:
+        if host == "::":
             bound.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
         bound.bind((host, port))
     except OSError as error:
-        bound.close()
+        if bound is not None:
+            bound.close()
         raise _explain(error, host, port) from error
     return bound
-
-
-def bind_public_port(port: int) -> _socket.socket:
-    """Bind a port of all interfaces, IPv6 and IPv4, without listening on it; errors as of `bind_port`."""
-    try:
-        return bind_port("::", port, is_dual_stack=True)
-    except OSError as error:
-        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            raise
-        return bind_port("0.0.0.0", port)  # noqa: S104 - other nodes are to reach it
 
 
 def _explain(error: OSError, host: str, port: int) -> OSError:
@@ -172,13 +133,8 @@ def _explain(error: OSError, host: str, port: int) -> OSError:
     return OSError(error.errno, f"can't listen on {where}: {error.strerror}")
 
 
-# --- which process has the port ---------------------------------------------------------------------------------------
 def find_port_owner(port: int) -> str:
-    """Find the process that listens on a TCP port.
-
-    Returns:
-        "pid 123 (name)"; "" where it can't be seen, as another user's.
-    """
+    """Return the process that listens on a TCP port as "pid 123 (name)"; "" if it can't be seen, as another user's."""
     try:
         import psutil
 
@@ -194,7 +150,6 @@ def find_port_owner(port: int) -> str:
         return ""
 
 
-# --- descriptors -----------------------------------------------------------------------------------------------------
 def raise_descriptor_limit() -> int:
     """Raise this process's soft limit of descriptors to the hard one: every client of a server takes one.
 
@@ -208,6 +163,5 @@ def raise_descriptor_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            # macOS reports an unlimited hard limit and refuses it. The soft one then has to do.
-            return soft
+            pass  # macOS reports an unlimited hard limit and refuses it. The soft one then has to do.
     return soft

@@ -4,14 +4,12 @@ Rules
 - It serves a socket that already listens, and lives in the loop's thread. It never blocks, never looks up a name
   (torch's server asks the DNS for every peer) and starts no thread.
 - Nothing that arrives can harm it: what isn't the protocol is closed without a word. What passes a bound of `limits`,
-  or makes the server fail, ends its connection and is told to the owner, each kind once.
-- Its bounds grow with the hosts whose clients are connected, as the needs of a job do.
-- An operation of the protocol that it doesn't know is told to the owner, once, and closes that client's connection:
-  silence would leave the worker waiting for ever.
+  asks for an unknown operation (silence would leave the worker waiting for ever) or makes the server fail ends its
+  connection and is told to the owner, each kind once.
+- Its bounds grow with the hosts whose clients have come, as the needs of a job do.
 - `reset` begins a round: the keys go, the port stays.
 - When descriptors run out it stops accepting until a client leaves or a second has passed: clients wait in the backlog.
-  Some descriptors are left to the rest of the process. A client that would take one of these is told the limit and
-  closed, and so is the owner, once.
+  Some descriptors are left to the rest of the process. A client that would take one of these is closed.
 """
 
 from __future__ import annotations
@@ -20,27 +18,20 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 import errno
 import os
 
-from elastic_run.store.errors import LimitError, ServerDefectError, UnknownOperationError, WireError
-from elastic_run.store.limits import FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
+from elastic_run.store.errors import WireError
+from elastic_run.store.limits import COUNTED_HOSTS, FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.connection import Connection, Holdings
-from elastic_run.store.tcpstore.groups import Member, ProcessGroups
-from elastic_run.store.tcpstore.request_handler import RequestHandler
+from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.store.tcpstore.memory_store import MemoryStore
 
-#: Kinds of refusals, beside those of `LimitError`.
-GARBAGE, DEFECT = "garbage", "defect"
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_AGAIN = 1.0
-_OPENING_SIZE = 4096
-#: Stands for all loopback addresses, which are one host: every program there can come from 16 million of them.
-_LOOPBACK = "loopback"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -50,12 +41,10 @@ class StoreServer:
     Args:
         loop: The loop whose thread this lives in.
         listener: A listening, non-blocking socket; the server owns it from now on.
-        further: More of them, on other addresses.
         data: What to serve; a new, empty store if None.
-        on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
-        on_refusal: Called with the kind and with what was wrong when a client is closed, once for each kind: it sent
-            what is no message (`GARBAGE`), it passed a bound, or serving it failed.
-        separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
+        further: More listening sockets, on other addresses.
+        on_refusal: Called with the kind of a `WireError`, the client and what was wrong when a client is closed for it,
+            once for each kind.
         is_fed: Whether somebody else listens, and hands connections on with `take`.
     """
 
@@ -64,46 +53,34 @@ class StoreServer:
         loop: Loop,
         listener: _socket.socket,
         data: MemoryStore | None = None,
-        on_unknown_operation: Callable[[int], None] | None = None,
         *,
         further: Sequence[_socket.socket] = (),
         on_refusal: Callable[[str, str], None] | None = None,
-        separates_groups: bool = False,
         is_fed: bool = False,
     ) -> None:
+        self.address: tuple[str, int] = listener.getsockname()[:2]
         self._loop = loop
         self._listeners = () if is_fed else (listener, *further)
-        self._handler = RequestHandler(data)
-        self._on_unknown_operation = on_unknown_operation
-        self._groups = ProcessGroups(self._handler.data) if separates_groups else None
+        self._data = MemoryStore() if data is None else data
+        self._answers = self._make_answers()
         self._on_refusal = on_refusal
         self._refused_kinds: set[str] = set()
-        self._holdings = Holdings(self._close_largest)
-        self._clients_by_host: dict[str, int] = {}
-        self._has_told = False
+        self._holdings = Holdings()
+        self._hosts: set[str] = set()
         self._connections: set[Connection] = set()
         self._pause: Timer | None = None
         self._is_closed = False
-        self.address: tuple[str, int] = listener.getsockname()[:2]
         self._set_limits()
         self._watch_listeners()
-
-    @property
-    def connections(self) -> int:
-        """The number of clients that are connected."""
-        return len(self._connections)
 
     def reset(self) -> None:
         """Forget all keys and close all connections, those included that were not accepted yet; the port stays open."""
         for connection in tuple(self._connections):
             connection.close()
         for listener in self._listeners:
-            while (waiting := self._take_connection(listener)) is not None:
+            while (waiting := self._accept_from(listener)) is not None:
                 waiting[0].close()
-        self._handler.data.clear()
-        if self._groups is not None:
-            self._groups.clear()
-        self._has_told = False
+        self._data.clear()
         self._refused_kinds.clear()
 
     def close(self) -> None:
@@ -132,84 +109,22 @@ class StoreServer:
 
     def _accept(self, listener: _socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
-            taken = self._take_connection(listener)
-            if taken is None:
+            accepted = self._accept_from(listener)
+            if accepted is None:
                 return
-            self.take(*taken)
+            self.take(*accepted)
 
-    def take(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
-        """Serve a connection that was accepted just now.
-
-        Args:
-            socket: The connection, non-blocking, from which nothing was read; the server owns it from now on.
-            peer: The client's address and port.
-        """
-        if _is_reserved(socket.fileno()):
-            self._refuse_full(socket, peer)
-            return
-        connection = Connection(
-            self._loop,
-            socket,
-            self._holdings,
-            peer=peer,
-            on_message=self._answer,
-            on_close=self._forget,
-        )
-        if self._groups is not None:
-            connection.member = Member(peer[0])
-        self._connections.add(connection)
-        self._count_client(peer[0], 1)
-
-    def _refuse_full(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
-        limit = os.sysconf("SC_OPEN_MAX")
-        try:
-            socket.recv(_OPENING_SIZE)  # what is left unread would make the kernel drop the answer
-        except OSError:
-            pass
-        try:
-            socket.send(wire.U32.pack(wire.STORE_FULL) + wire.U32.pack(limit & 0xFFFFFFFF))
-        except OSError:
-            pass  # it is gone already
-        socket.close()
-        self._tell_full(f"{peer[0]}:{peer[1]}", limit)
-
-    def _tell_full(self, peer: str, limit: int) -> None:
-        what = f"{self.connections} other connections leave too few of the {limit} file descriptors of this process"
-        self._tell("descriptors", f"{peer}: {what}: raise the limit (ulimit -n), a job needs one for each node")
-
-    def _count_client(self, host: str, more: int) -> None:
-        if _is_loopback(host):
-            host = _LOOPBACK
-        clients = self._clients_by_host.get(host, 0) + more
-        if clients > 0:
-            self._clients_by_host[host] = clients
-        else:
-            self._clients_by_host.pop(host, None)
-        if clients == more == 1:  # a host has come
-            self._set_limits()
-
-    def _set_limits(self) -> None:
-        # It never falls: what was put there while more hosts were connected may stay, and be replaced.
-        limit = max(self._holdings.limit, measure(len(self._clients_by_host)))
-        self._holdings.limit = limit
-        self._handler.data.set_limit(limit)
-
-    def _close_largest(self) -> None:
-        """Close the connection that holds most, since all of them together hold too much."""
-        largest = max(self._connections, key=lambda one: one.held)
-        limit = self._holdings.limit
-        total = f"unfinished messages and unread replies of all clients pass {limit} bytes"
-        largest.close(LimitError(f"{total}; this client has {largest.held}", "connections"))
-
-    def _take_connection(self, listener: _socket.socket) -> tuple[_socket.socket, tuple[str, int]] | None:
+    def _accept_from(self, listener: _socket.socket) -> tuple[_socket.socket, tuple[str, int]] | None:
         try:
             # What socket.accept itself calls; the descriptor is close-on-exec.
             fd, address = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
-                self._pause_accepting()
+                if self._pause is None:
+                    self._leave_listeners()
+                    self._pause = self._loop.call_later(_ACCEPT_AGAIN, self._resume_accepting)
                 if error.errno == errno.EMFILE:
-                    self._tell_full("the next one", os.sysconf("SC_OPEN_MAX"))
+                    self._report_full("the next one")
             # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.
             return None
         socket = _socket.socket(listener.family, listener.type, listener.proto, fd)
@@ -219,11 +134,6 @@ class StoreServer:
         except OSError:
             pass  # it is gone already; the first read will say so
         return socket, (str(address[0]), int(address[1]))
-
-    def _pause_accepting(self) -> None:
-        if self._pause is None:
-            self._leave_listeners()
-            self._pause = self._loop.call_later(_ACCEPT_AGAIN, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
         if self._pause is not None:
@@ -235,41 +145,167 @@ class StoreServer:
             self._pause.cancel()
             self._pause = None
 
-    def _forget(self, connection: Connection, error: WireError | None) -> None:
-        self._connections.discard(connection)
-        self._count_client(connection.host, -1)
-        self._handler.forget(connection)
-        if self._groups is not None and connection.member is not None:
-            self._groups.leave(connection.member)
-        self._resume_accepting()
-        if error is not None:
-            self._tell_refusal(connection, error)
-        if isinstance(error, UnknownOperationError) and self._on_unknown_operation and not self._has_told:
-            self._has_told = True
-            self._on_unknown_operation(error.operation)
+    def take(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
+        """Serve a connection that was accepted just now.
 
-    def _tell_refusal(self, connection: Connection, error: WireError) -> None:
-        kind = error.kind if isinstance(error, LimitError) else GARBAGE
-        kind = DEFECT if isinstance(error, ServerDefectError) else kind
-        self._tell(kind, f"{connection.peer}: {error}")
+        Args:
+            socket: The connection, non-blocking, from which nothing was read; the server owns it from now on.
+            peer: The client's address and port.
+        """
+        limit = os.sysconf("SC_OPEN_MAX")  # the soft limit; the module `resource` is not needed for it
+        if limit >= FEW_DESCRIPTORS and socket.fileno() >= limit - RESERVED_DESCRIPTORS:
+            socket.close()
+            self._report_full(f"{peer[0]}:{peer[1]}")
+            return
+        connection = Connection(
+            self._loop, socket, self._holdings, peer=peer, on_message=self._answer, on_close=self._forget
+        )
+        self._connections.add(connection)
+        host = peer[0]
+        if host == "::1" or host.removeprefix("::ffff:").startswith("127."):
+            host = "loopback"  # one host, though every program of it can come from 16 million addresses
+        if host not in self._hosts and len(self._hosts) < COUNTED_HOSTS:
+            self._hosts.add(host)
+            self._set_limits()
 
-    def _tell(self, kind: str, what: str) -> None:
+    def _set_limits(self) -> None:
+        self._holdings.limit = self._data.limit = measure(len(self._hosts))
+
+    def _report_full(self, peer: str) -> None:
+        limit = os.sysconf("SC_OPEN_MAX")
+        what = (
+            f"{len(self._connections)} other connections leave too few of the {limit} file descriptors of this process"
+        )
+        self._report("descriptors", f"{peer}: {what}: raise the limit (ulimit -n), a job needs one for each node")
+
+    def _report(self, kind: str, what: str) -> None:
         if self._on_refusal is not None and kind not in self._refused_kinds:
             self._refused_kinds.add(kind)
             self._on_refusal(kind, what)
 
+    def _forget(self, connection: Connection, error: WireError | None) -> None:
+        self._connections.discard(connection)
+        if connection.waiter is not None:
+            self._data.cancel(connection.waiter)
+        self._pass_queue_on(connection)
+        self._resume_accepting()
+        if error is not None:
+            self._report(error.kind, f"{connection}: {error}")
+
     # --- answers -------------------------------------------------------------------------------------------------
     def _answer(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
-        if self._groups is not None and connection.member is not None and connection.member.number != 1:
-            fields = self._groups.rename(connection.member, operation, fields)
-        self._handler.answer(connection, operation, fields)
+        if connection.woken_by is not None and operation != wire.QUEUE_POP:
+            self._pass_queue_on(connection)
+        try:
+            self._answers[operation](connection, *fields)
+        except ValueError as error:
+            raise WireError(str(error)) from error
+
+    def _make_answers(self) -> Mapping[int, Callable[..., None]]:
+        data = self._data
+        return {
+            wire.VALIDATE: _validate,
+            wire.PING: lambda connection, nonce: connection.reply(wire.U32.pack(nonce)),
+            wire.SET: lambda _, key, value: data.set(key, value),
+            wire.COMPARE_SET: lambda connection, *fields: _reply_parts(connection, (data.compare_set(*fields),)),
+            wire.GET: lambda connection, key: _reply_parts(connection, data.get_parts(key)),
+            wire.ADD: lambda connection, key, amount: _reply_number(connection, data.add(key, amount)),
+            wire.CHECK: lambda connection, *keys: connection.reply(wire.READY if data.check(keys) else wire.NOT_READY),
+            wire.WAIT: self._wait,
+            wire.NUM_KEYS: lambda connection: _reply_number(connection, data.num_keys()),
+            wire.DELETE: lambda connection, key: _reply_number(connection, data.delete_key(key)),
+            wire.APPEND: lambda _, key, value: data.append(key, value),
+            wire.MULTI_GET: self._multi_get,
+            wire.MULTI_SET: lambda _, *pairs: data.multi_set(pairs[::2], pairs[1::2]),
+            wire.CANCEL_WAIT: self._cancel_wait,
+            wire.QUEUE_PUSH: lambda _, key, value: data.queue_push(key, value),
+            wire.QUEUE_POP: self._queue_pop,
+            wire.QUEUE_LEN: lambda connection, key: _reply_number(connection, data.queue_len(key)),
+            wire.LIST_KEYS: self._list_keys,
+            wire.BARRIER: self._barrier,
+        }
+
+    def _multi_get(self, connection: Connection, *keys: bytes) -> None:
+        size, limit = self._data.measure(keys), self._data.limit
+        if size > limit:
+            message = f"a reply of {size} bytes, over the limit of {limit}"
+            raise WireError(message, "reply")
+        for key in keys:
+            _reply_parts(connection, self._data.get_parts(key))
+
+    def _list_keys(self, connection: Connection) -> None:
+        keys = self._data.list_keys()
+        _reply_number(connection, len(keys))
+        for key in keys:
+            _reply_parts(connection, (key,))
+
+    def _queue_pop(self, connection: Connection, key: bytes) -> None:
+        if connection.woken_by == key:
+            connection.woken_by = None
+        self._pass_queue_on(connection)
+        length, value = self._data.queue_pop(key)
+        _reply_number(connection, length)
+        if length:
+            _reply_parts(connection, (value,))
+
+    def _pass_queue_on(self, connection: Connection) -> None:
+        """Let the next client have what this one was woken for and did not take."""
+        if connection.woken_by is not None:
+            queue, connection.woken_by = connection.woken_by, None
+            self._data.pass_on(queue)
+
+    def _wait(self, connection: Connection, *keys: bytes) -> None:
+        _refuse_second_wait(connection)
+        connection.waiter = self._data.on_key(keys, lambda: _end_wait(connection))
+        if connection.waiter is None:
+            connection.reply(wire.WAIT_OVER)
+
+    def _barrier(self, connection: Connection, key: bytes, world_size: int) -> None:
+        _refuse_second_wait(connection)
+        connection.waiter = self._data.barrier(key, world_size, lambda: _end_wait(connection))
+        if connection.waiter is None:
+            connection.reply(wire.WAIT_OVER)
+
+    def _cancel_wait(self, connection: Connection) -> None:
+        if connection.waiter is not None:
+            self._data.cancel(connection.waiter)
+            connection.waiter = None
+        connection.reply(wire.WAIT_CANCELLED)
 
 
-def _is_loopback(host: str) -> bool:
-    return host == "::1" or host.removeprefix("::ffff:").startswith("127.")
+def _end_wait(connection: Connection) -> None:
+    """Tell a client that its wait is over. Another client is served meanwhile, which must not suffer from it."""
+    if connection.waiter is None:
+        return
+    connection.woken_by = connection.waiter.queue
+    connection.waiter = None
+
+    def tell() -> None:
+        connection.reply(wire.WAIT_OVER)
+        connection.flush()
+        connection.account()
+
+    connection.serve(tell)
 
 
-def _is_reserved(fd: int) -> bool:
-    """Whether a descriptor is one of the last, which the rest of the process needs."""
-    limit = os.sysconf("SC_OPEN_MAX")  # the soft limit; the module `resource` is not needed for it
-    return limit >= FEW_DESCRIPTORS and fd >= limit - RESERVED_DESCRIPTORS
+def _validate(_: Connection, magic: int) -> None:
+    if magic != wire.MAGIC:
+        message = f"magic number {magic:#x}"
+        raise WireError(message)
+
+
+def _refuse_second_wait(connection: Connection) -> None:
+    if connection.waiter is not None:
+        message = "a wait within a wait"
+        raise WireError(message)
+
+
+def _reply_number(connection: Connection, number: int) -> None:
+    connection.reply(wire.I64.pack(number))
+
+
+def _reply_parts(connection: Connection, parts: Sequence[bytes]) -> None:
+    """Reply with a string that is kept in pieces; none are an empty string."""
+    connection.reply(wire.U64.pack(sum(map(len, parts))))
+    for part in parts:
+        connection.reply(part)

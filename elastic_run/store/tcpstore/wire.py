@@ -18,19 +18,13 @@ Captured on the wire between torch 2.13's own client and server; `tests/compat` 
   unknown operation and a string over the limit each close the connection, as torch's server does.
 - BARRIER counts the callers of a key like ADD and lets them go at the world size; PrefixStore doesn't use it. Torch's
   older backend knows no queues. Torch 2.4 has the operations up to CANCEL_WAIT, and opens without PING.
-- Our server answers a client for which it has no descriptor left with STORE_FULL and its limit of descriptors, and
-  closes the connection. Torch's server has no such answer.
 """
 
 from __future__ import annotations
 
 from struct import Struct
 
-from elastic_run.store.errors import (
-    LimitError,
-    UnknownOperationError,
-    WireError,
-)
+from elastic_run.store.errors import UNKNOWN, WireError
 from elastic_run.store.limits import COUNT_LIMIT, FIELD_COST, KEY_LIMIT, MESSAGE_LIMIT, PIECE_COST, VALUE_LIMIT
 
 TYPE_CHECKING = False
@@ -43,8 +37,6 @@ VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE, APPEND, MUL
     range(14)
 )
 QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER = range(14, 19)
-#: Ours alone.
-STORE_FULL = 0xF011_CA9A
 #: Replies of CHECK, and of WAIT, BARRIER and CANCEL_WAIT.
 READY, NOT_READY = b"\0", b"\1"
 WAIT_OVER, WAIT_CANCELLED = b"\0", b"\1"
@@ -167,8 +159,7 @@ class Decoder:
             Its operation, or -1 while none is complete.
 
         Raises:
-            UnknownOperationError: The operation isn't one of ours.
-            WireError: A limit is passed, or the stream doesn't begin as this protocol does.
+            WireError: A limit is passed, the operation is unknown, or the stream doesn't begin as this protocol does.
         """
         if self._offset >= len(self._buffer):
             if self._operation < 0:
@@ -199,7 +190,8 @@ class Decoder:
             if self._layouts is _OPENING or operation == VALIDATE:
                 message = f"operation {operation} where a connection is opened or open"
                 raise WireError(message)
-            raise UnknownOperationError(operation)
+            message = f"operation {operation} is unknown to this store"
+            raise WireError(message, UNKNOWN)
         self._operation = operation
         self._total = -1 if layout.is_list else len(layout.kinds)
         self._size = 0
@@ -211,7 +203,7 @@ class Decoder:
         count: int = U64.unpack_from(self._buffer, self._offset)[0]
         if count > COUNT_LIMIT:
             message = f"a list of {count} strings, over the limit of {COUNT_LIMIT}"
-            raise LimitError(message, "list")
+            raise WireError(message, "list")
         self._offset += U64.size
         self._total = count * width
         return True
@@ -227,7 +219,7 @@ class Decoder:
                 length = _unpack_length(buffer, start)[0]
                 if length > kind:
                     message = f"a string of {length} bytes, over the limit of {kind}"
-                    raise LimitError(message, "string")
+                    raise WireError(message, "string")
                 stop = body + length
             else:
                 stop = body
@@ -247,7 +239,7 @@ class Decoder:
         self._size += self._offset
         if self._size + length > MESSAGE_LIMIT:
             message = f"a message of more than {MESSAGE_LIMIT} bytes"
-            raise LimitError(message, "message")
+            raise WireError(message, "message")
         rest = self._buffer[self._offset :]
         self.held = self._size + len(rest) + FIELD_COST * len(self.fields)
         self.missing = length - len(rest)

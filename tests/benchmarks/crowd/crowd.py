@@ -21,7 +21,7 @@ from elastic_run.loop import Loop
 from elastic_run.rendezvous.backend_table import make_place, read_settings
 from elastic_run.rendezvous.coordination.handler import open_session
 from elastic_run.rendezvous.session import Lost
-from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import open_listeners, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
 from tests.benchmarks.crowd.light_node import LightNode
 from tests.support.configs import plain_config, plain_setup
@@ -68,7 +68,7 @@ def run_real(endpoint: str, run_id: str, nodes: int, count: int) -> None:
     tally = Tally(count)
     token = os.environ.get("CROWD_TOKEN", "").encode() or None
     settings = read_settings("c10d", {"join_timeout": "600", "is_host": "0"})
-    listener = open_public_listener(0)
+    listener = open_listeners([])[0]
     store_address = StoreAddress("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
     sessions = [
         open_session(

@@ -21,7 +21,7 @@ from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.handler import open_session
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.session import Lost
-from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import open_listeners, raise_descriptor_limit
 from elastic_run.store.tcpstore.server import StoreServer
 from tests.benchmarks.crowd.counting import count_traffic, say
 from tests.support.configs import plain_setup
@@ -69,7 +69,7 @@ class HostedServer:
 
     def __init__(self) -> None:
         self._loop = Loop()
-        server = StoreServer(self._loop, open_public_listener(0))
+        server = StoreServer(self._loop, open_listeners([])[0])
         self.port = server.address[1]
         threading.Thread(target=lambda: self._loop.run_until(lambda: False), daemon=True).start()
 
