@@ -369,7 +369,7 @@ class History:
 
     def _count_oom_kills(self) -> OomKills | None:
         """Return the kills since this was last called; None the first time."""
-        from elastic_run.cluster.oom_counters import read_oom_kills
+        from elastic_run.cluster.limits import read_oom_kills
 
         before, self._oom_kills = self._oom_kills, read_oom_kills()
         return None if before is None else self._oom_kills.since(before)
@@ -401,6 +401,6 @@ def _add_denial(root: WorkerEnd) -> None:
     exception = root.certain_exception
     if exception is None or exception.name != "PermissionError" or root.remark:
         return
-    from elastic_run.cluster.denied_paths import explain_denial
+    from elastic_run.cluster.paths import explain_denial
 
     root.remark = explain_denial(exception.message)

@@ -6,7 +6,7 @@ Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
 from __future__ import annotations
 
 from elastic_run.cli.values import duration, nearest
-from elastic_run.cluster.memory_limit import memory_limit
+from elastic_run.cluster.limits import memory_limit
 from elastic_run.core.agent.faults import ACTIONS, AGENT_ACTIONS, Fault
 from elastic_run.errors import UsageError
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number

@@ -95,7 +95,7 @@ def _check_interpreter(environ: Mapping[str, str]) -> None:
             message = f"{contract.ENV_PYTHON_EXEC}: must name the workers' interpreter: {reason}"
             raise UsageError(message)
         return
-    from elastic_run.cluster.programs import find_program, name_denier
+    from elastic_run.cluster.paths import find_program, name_denier
 
     if find_program(chosen, environ) is None:
         denier = name_denier(chosen) if os.path.dirname(chosen) else ""
@@ -104,7 +104,7 @@ def _check_interpreter(environ: Mapping[str, str]) -> None:
 
 
 def _check_command(name: str, environ: Mapping[str, str], flag: str) -> None:
-    from elastic_run.cluster.programs import find_program, is_executable
+    from elastic_run.cluster.paths import find_program, is_executable
 
     if _has_macro(name) or find_program(name, environ) is not None:
         return
@@ -170,7 +170,7 @@ def _exists(name: str, what: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        from elastic_run.cluster.programs import name_denier
+        from elastic_run.cluster.paths import name_denier
 
         message = f"{what} {name!r} cannot be accessed: {name_reason(error)}{name_denier(name)}"
         raise UsageError(message) from None
@@ -191,7 +191,7 @@ def _script_hint(name: str) -> str:
         return f", did you mean {name + '.py'!r}?"
     if not name.endswith(".py") and _is_module(name):
         return f", did you mean -m {name}?"
-    from elastic_run.cluster.programs import find_program
+    from elastic_run.cluster.paths import find_program
 
     if find_program(name, os.environ) is not None:
         return _command_hint(name) or f", did you mean --no-python {name}?"

@@ -48,7 +48,7 @@ def choose_threads(flag: int | str | None, workers: int, environ: Mapping[str, s
         unused = f"--omp-threads: {flag} is not used, since {_NAME}={given} is set"
         return Threads(None, notice=unused if flag is not None and str(flag) != given else "")
     if flag == AUTO:
-        from elastic_run.cluster.cpus import core_count
+        from elastic_run.cluster.limits import core_count
 
         cores = core_count()
         count = max(1, cores // workers)

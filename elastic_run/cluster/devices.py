@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
-from elastic_run.cluster.cpus import ROOT, cpu_count, list_names, read_text
+from elastic_run.cluster.limits import ROOT, cpu_count, list_names, read_text
 from elastic_run.cluster.torch_devices import TorchUnavailableError, count_by_torch
 from elastic_run.contract import ENV_CUDA_VISIBLE_DEVICES, ENV_HIP_VISIBLE_DEVICES, WORKER_COUNT_WORDS
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,19 +42,12 @@ class UnknownDeviceError(DeviceError):
     """No package adds a device of this name to torch."""
 
 
+@dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU.
+    """A GPU: its address as in /sys/bus/pci/devices and NVIDIA's name for it, both empty if not known."""
 
-    Args:
-        pci_address: As in /sys/bus/pci/devices, or empty if not known.
-        uuid: NVIDIA's name for it, or empty.
-    """
-
-    __slots__ = ("pci_address", "uuid")
-
-    def __init__(self, pci_address: str = "", uuid: str = "") -> None:
-        self.pci_address = pci_address
-        self.uuid = uuid
+    pci_address: str = ""
+    uuid: str = ""
 
 
 def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> int:
@@ -79,20 +74,22 @@ def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, pyt
     gpus = len(visible_gpus(environ, root=root)) if build is None or build & {"cuda", "hip"} else 0
     xpus = len(visible_xpus(environ, root=root)) if build is None or "xpu" in build else 0
     if word == "auto":
-        return gpus or xpus or _count_any_of_package(environ, python) or cpu_count(root=root)
+        of_packages = 0
+        if not gpus and not xpus:
+            with suppress(TorchUnavailableError):  # the workers will say why, where they need torch
+                of_packages = count_by_torch("auto", environ, python, sys.path) or 0
+        return gpus or xpus or of_packages or cpu_count(root=root)
     found = gpus if word == "gpu" else xpus
-    if not found:
-        message = f"{_why_none(word, environ, build)}; 'auto' counts CPUs instead"
-        raise DeviceError(message)
-    return found
-
-
-def _why_none(word: str, environ: Mapping[str, str], build: frozenset[str] | None) -> str:
+    if found:
+        return found
     needed = {"cuda", "hip"} if word == "gpu" else {"xpu"}
+    mask = "CUDA_VISIBLE_DEVICES" if word == "gpu" else "ZE_AFFINITY_MASK"
     if build is not None and not build & needed:
-        return f"the installed torch is built without {' and '.join(sorted(needed))}"
-    hidden = environ.get("CUDA_VISIBLE_DEVICES" if word == "gpu" else "ZE_AFFINITY_MASK")
-    return f"no {word} is visible here" + (f" (CUDA_VISIBLE_DEVICES={hidden!r})" if hidden is not None else "")
+        why = f"the installed torch is built without {' and '.join(sorted(needed))}"
+    else:
+        why = f"no {word} is visible here" + (f" ({mask}={environ[mask]!r})" if mask in environ else "")
+    message = f"{why}; 'auto' counts CPUs instead"
+    raise DeviceError(message)
 
 
 def _count_of_package(word: str, environ: Mapping[str, str], python: str) -> int:
@@ -110,21 +107,8 @@ def _count_of_package(word: str, environ: Mapping[str, str], python: str) -> int
     return found
 
 
-def _count_any_of_package(environ: Mapping[str, str], python: str) -> int:
-    try:
-        return count_by_torch("auto", environ, python, sys.path) or 0
-    except TorchUnavailableError:
-        return 0  # the workers will say why, where they need torch
-
-
 def visible_gpus(environ: Mapping[str, str], *, root: str = ROOT, asks_program: bool = True) -> list[Device]:
-    """Find the GPUs that a worker will see, NVIDIA's or AMD's, in the order of their numbers there.
-
-    Args:
-        environ: Environment, for the variables that hide devices.
-        root: Root of the file system.
-        asks_program: See `find_nvidia`.
-    """
+    """Find the GPUs that a worker will see, NVIDIA's or AMD's, in the order of their numbers there."""
     nvidia = find_nvidia(root=root, asks_program=asks_program)
     if nvidia:
         return select_cuda(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
@@ -133,12 +117,7 @@ def visible_gpus(environ: Mapping[str, str], *, root: str = ROOT, asks_program: 
 
 
 def find_nvidia(*, root: str = ROOT, asks_program: bool = True) -> list[Device]:
-    """Find NVIDIA's GPUs, by PCI address.
-
-    Args:
-        root: Root of the file system.
-        asks_program: Whether nvidia-smi, which takes seconds, is asked if no file lists a GPU.
-    """
+    """Find NVIDIA's GPUs, by PCI address; without `asks_program`, nvidia-smi is not asked, which takes seconds."""
     driver = os.path.join(root, "proc/driver/nvidia/gpus")
     devices = os.path.join(root, "dev")
     listed = [name for name in list_names(devices) if name[:6] == "nvidia" and name[6:].isdecimal()]
@@ -159,7 +138,7 @@ def find_nvidia(*, root: str = ROOT, asks_program: bool = True) -> list[Device]:
 
 def _ask_nvidia_smi() -> list[Device]:
     """Have nvidia-smi list the GPUs: a second or two, so it comes last."""
-    from elastic_run.cluster.programs import find_program
+    from elastic_run.cluster.paths import find_program
 
     program = next((path for name in _NVIDIA_SMI if (path := find_program(name, os.environ))), None)
     if program is None:
@@ -182,15 +161,7 @@ def parse_nvidia_smi(text: str) -> list[Device]:
 
 
 def select_cuda(devices: Sequence[Device], mask: str | None) -> list[Device]:
-    """Apply CUDA_VISIBLE_DEVICES.
-
-    Args:
-        devices: All GPUs.
-        mask: The variable's value; None if it is not set.
-
-    Returns:
-        The GPUs that CUDA will see, in CUDA's order.
-    """
+    """Return the GPUs that CUDA will see with CUDA_VISIBLE_DEVICES, in CUDA's order; None is a mask that isn't set."""
     if mask is None:
         return list(devices)
     chosen: list[Device] = []
@@ -234,30 +205,20 @@ def find_amd(*, root: str = ROOT) -> list[Device]:
     for node in sorted((name for name in list_names(nodes) if name.isdecimal()), key=int):
         facts = _read_facts(os.path.join(nodes, node, "properties"), " ")
         if facts.get("simd_count", "0") != "0" and f"renderD{facts.get('drm_render_minor')}" in files:
-            found.append(Device(_amd_address(facts)))
+            # The location is bus, device and function in 8, 5 and 3 bits.
+            domain, place = int(facts.get("domain", "0")), int(facts.get("location_id", "0"))
+            address = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 0x7}"
+            found.append(Device(address))
     return found
-
-
-def _amd_address(facts: Mapping[str, str]) -> str:
-    """The location is bus, device and function in 8, 5 and 3 bits."""
-    location = int(facts.get("location_id", "0"))
-    domain = int(facts.get("domain", "0"))
-    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 0x7}"
 
 
 def virtual_device(local_rank: int, parent: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that leave a worker its own device; HIP_VISIBLE_DEVICES comes first, as in ROCm.
 
-    Args:
-        local_rank: The worker's number on this node.
-        parent: The launcher's environment.
-
     Raises:
-        ValueError: There are more workers than visible devices.
+        ValueError: There are more workers than devices in the environment of the launcher, `parent`.
     """
-    name = ENV_HIP_VISIBLE_DEVICES
-    if not parent.get(name):
-        name = ENV_CUDA_VISIBLE_DEVICES
+    name = ENV_HIP_VISIBLE_DEVICES if parent.get(ENV_HIP_VISIBLE_DEVICES) else ENV_CUDA_VISIBLE_DEVICES
     visible = parent.get(name)
     devices = visible.split(",") if visible is not None else [*map(str, range(local_rank + 1))]
     if local_rank >= len(devices):
@@ -267,12 +228,7 @@ def virtual_device(local_rank: int, parent: Mapping[str, str]) -> dict[str, str]
 
 
 def visible_xpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device]:
-    """Find Intel's discrete GPUs that a worker will see, one device for each tile.
-
-    Args:
-        environ: Environment, for ZE_AFFINITY_MASK.
-        root: Root of the file system.
-    """
+    """Find Intel's discrete GPUs that a worker will see, one device for each tile."""
     cards = os.path.join(root, "sys/class/drm")
     found = []
     for name in sorted(list_names(cards)):
@@ -288,30 +244,21 @@ def visible_xpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device
 
 
 def torch_build(environ: Mapping[str, str], directory: str | None = None) -> frozenset[str] | None:
-    """Find the kinds of devices that the installed torch was built for.
+    """Return the kinds of devices that the installed torch was built for: cuda, hip, xpu; None if that is not known.
 
-    Args:
-        environ: Environment; with PYTHON_EXEC the workers' torch is another one, which we can't see.
-        directory: Directory of the torch package; None looks for it.
-
-    Returns:
-        Names out of cuda, hip and xpu; None if they can't be found.
+    With PYTHON_EXEC the workers' torch is another one, which we can't see.
     """
-    if directory is None:
-        directory = "" if environ.get("PYTHON_EXEC") else _torch_directory()
+    if directory is None and not environ.get("PYTHON_EXEC"):
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec("torch")
+        directory = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
     text = read_text(os.path.join(directory, "version.py")) if directory else ""
     if not text:
         return None
     lines = [line.partition("=") for line in text.splitlines()]
     values = {name.partition(":")[0].strip(): value.strip() for name, _, value in lines}
     return frozenset(name for name in ("cuda", "hip", "xpu") if values.get(name, "None") != "None")
-
-
-def _torch_directory() -> str:
-    from importlib.machinery import PathFinder
-
-    spec = PathFinder.find_spec("torch")
-    return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
 
 
 def _read_facts(path: str, separator: str) -> dict[str, str]:

@@ -1,19 +1,37 @@
-"""How much of the GPUs each process takes, as NVIDIA's management library tells it (nvidia-ml-py, extra `gpu`)."""
+"""Which processes hold GPU memory, by nvidia-smi, and how much each process takes, by nvidia-ml-py (extra `gpu`)."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
+from elastic_run import contract
+from elastic_run.cluster.paths import find_program
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["GpuUse", "has_library", "read_gpu_use"]
+_QUERY = ("--query-compute-apps=pid", "--format=csv,noheader")
 
 #: Seconds before now in which a process has computed or has not. The driver takes a sample at least once a second.
 _WINDOW = 2.0
+
+
+def find_query(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the command that lists the processes with GPU memory, or None if workers use no such GPU."""
+    if environ.get(contract.ENV_CUDA_VISIBLE_DEVICES) in ("", "-1"):
+        return None
+    program = find_program("nvidia-smi", environ)
+    return None if program is None else (program, *_QUERY)
+
+
+def read_pids(output: str) -> frozenset[int]:
+    """Return the pids that the command has listed; a line that is no number is a message."""
+    lines = (line.strip() for line in output.splitlines())
+    return frozenset(int(line) for line in lines if line.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +76,9 @@ def read_gpu_use() -> dict[int, GpuUse]:
     except pynvml.NVMLError:
         pass  # what was read counts
     finally:
-        _end(pynvml)
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
     return {pid: _add(uses) for pid, uses in found.items()}
-
-
-def _end(pynvml: Any) -> None:
-    try:
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        pass
 
 
 def _read_device(pynvml: Any, index: int) -> list[tuple[int, GpuUse]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cluster.cpus import read_text
+from elastic_run.cluster.limits import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import os
 import sys
 from enum import Enum
 
-from elastic_run.cluster.cpus import ROOT, available_cpus, list_names, read_text
 from elastic_run.cluster.devices import Device, visible_gpus, visible_xpus
+from elastic_run.cluster.limits import ROOT, available_cpus, list_names, read_text
 from elastic_run.cluster.torch_devices import TorchUnavailableError, addresses_by_torch
 from elastic_run.records import dataclass
 
@@ -93,22 +93,16 @@ def worker_affinities(
 
 
 def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> list[int]:
-    """Find the NUMA node of each visible GPU.
-
-    Args:
-        environ: Environment, for the variables that hide GPUs.
-        root: Root of the file system.
-        python: See `worker_affinities`.
-
-    Returns:
-        Numbers of nodes, by GPU.
-
-    Raises:
-        NumaError: A GPU's place is not known.
-    """
+    """Return the NUMA node of each visible GPU, or NumaError where a GPU's place is not known."""
     nodes = []
     gpus = visible_gpus(environ, root=root) or visible_xpus(environ, root=root)
-    for index, gpu in enumerate(gpus or _devices_of_packages(environ, python)):
+    if not gpus:
+        try:
+            gpus = [Device(address) for address in addresses_by_torch(environ, python, sys.path)]
+        except TorchUnavailableError as error:
+            message = f"torch can't say where its devices are: {error}"
+            raise NumaError(message) from None
+    for index, gpu in enumerate(gpus):
         text = read_text(os.path.join(root, "sys/bus/pci/devices", gpu.pci_address, "numa_node")).strip()
         if not gpu.pci_address or not text:
             message = f"the system doesn't say on which NUMA node GPU {index} is"
@@ -117,22 +111,8 @@ def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT, python: str 
     return nodes
 
 
-def _devices_of_packages(environ: Mapping[str, str], python: str) -> list[Device]:
-    try:
-        return [Device(address) for address in addresses_by_torch(environ, python, sys.path)]
-    except TorchUnavailableError as error:
-        message = f"torch can't say where its devices are: {error}"
-        raise NumaError(message) from None
-
-
 class Machine:
-    """The CPUs of a machine and the GPUs near them.
-
-    Args:
-        gpu_nodes: NUMA node of each GPU.
-        allowed: CPUs that may be used at all.
-        root: Root of the file system.
-    """
+    """The CPUs of a machine that may be used, and the GPUs near them, by their NUMA nodes."""
 
     def __init__(self, gpu_nodes: Sequence[int], allowed: AbstractSet[int], *, root: str = ROOT) -> None:
         self._gpu_nodes = gpu_nodes
@@ -140,18 +120,7 @@ class Machine:
         self._system = os.path.join(root, "sys/devices/system")
 
     def cpus_near(self, gpu: int, mode: AffinityMode) -> frozenset[int]:
-        """Choose the CPUs for a worker.
-
-        Args:
-            gpu: Number of the worker's GPU.
-            mode: The CPUs that the worker is bound to.
-
-        Returns:
-            Numbers of CPUs, at least one.
-
-        Raises:
-            NumaError: There is none, or too few for all GPUs.
-        """
+        """Choose the CPUs for the worker of a GPU; NumaError if there is none, or too few for all GPUs."""
         choose = {
             AffinityMode.NODE: self._node,
             AffinityMode.SOCKET: self._socket,
@@ -170,12 +139,9 @@ class Machine:
     def _socket(self, gpu: int) -> frozenset[int]:
         # By all CPUs of a node, not only those allowed: with torch a node without an allowed one is an error.
         wanted = self._socket_of_node(self._gpu_nodes[gpu])
-        nodes = parse_ranges(read_text(os.path.join(self._system, "node/possible")))
-        cpus: frozenset[int] = frozenset()
-        for node in nodes:
-            if self._socket_of_node(node) == wanted:
-                cpus |= self._cpus_of_node(node)
-        return cpus
+        nodes = _parse_ranges(read_text(os.path.join(self._system, "node/possible")))
+        on_socket = (self._cpus_of_node(node) for node in nodes if self._socket_of_node(node) == wanted)
+        return frozenset().union(*on_socket)
 
     def _share(self, gpu: int) -> frozenset[int]:
         """Deal the node's cores out; the first GPUs get one more where it doesn't come out even."""
@@ -207,7 +173,7 @@ class Machine:
         return [frozenset(groups[lowest]) for lowest in sorted(groups)]
 
     def _all_cpus_of_node(self, node: int) -> frozenset[int]:
-        return parse_ranges(read_text(os.path.join(self._system, f"node/node{node}/cpulist")))
+        return _parse_ranges(read_text(os.path.join(self._system, f"node/node{node}/cpulist")))
 
     def _cpus_of_node(self, node: int) -> frozenset[int]:
         return self._all_cpus_of_node(node) & self._allowed
@@ -219,7 +185,7 @@ class Machine:
         return read_text(os.path.join(self._system, f"cpu/cpu{min(cpus)}/topology/physical_package_id")).strip()
 
     def _core_of_cpu(self, cpu: int) -> frozenset[int]:
-        return parse_ranges(read_text(os.path.join(self._system, f"cpu/cpu{cpu}/topology/thread_siblings_list")))
+        return _parse_ranges(read_text(os.path.join(self._system, f"cpu/cpu{cpu}/topology/thread_siblings_list")))
 
     def _cache_of_cpu(self, cpu: int) -> frozenset[int]:
         """Return the CPUs that share the last-level cache with this one."""
@@ -228,10 +194,10 @@ class Machine:
         caches = [os.path.join(directory, name) for name in names]
         data = [cache for cache in caches if read_text(os.path.join(cache, "type")).strip() in {"Unified", "Data"}]
         last = max(data, key=lambda cache: int(read_text(os.path.join(cache, "level")) or 0), default="")
-        return parse_ranges(read_text(os.path.join(last, "shared_cpu_list"))) if last else frozenset()
+        return _parse_ranges(read_text(os.path.join(last, "shared_cpu_list"))) if last else frozenset()
 
 
-def parse_ranges(text: str) -> frozenset[int]:
+def _parse_ranges(text: str) -> frozenset[int]:
     """Read the kernel's notation for sets of numbers, as in ``0-2,4``."""
     numbers: set[int] = set()
     for part in text.strip().split(","):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from elastic_run.cluster.programs import find_program
+from elastic_run.cluster.paths import find_program
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False

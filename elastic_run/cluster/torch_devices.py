@@ -1,11 +1,9 @@
-"""Devices that only torch knows, since a separate package adds them, such as `npu` of torch_npu.
+"""What only torch knows, without importing it: devices that packages add, such as `npu` of torch_npu; its version.
 
 Such a package has an entry point of the group `torch.backends`, which torch calls when it is imported; there the
 package names its device (`torch.utils.rename_privateuse1_backend`). So torch has to be asked: in this process if the
-program around us has imported it, otherwise in a child process, since the launcher doesn't import torch. A child takes
-seconds, so it is started only if such a package is installed.
-
-Run as a script, this file is the child.
+program around us has imported it, otherwise in a child process. A child takes seconds, so it is started only if such a
+package is installed. Run as a script, this file is the child.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ _GROUP = b"[torch.backends]"
 _METADATA = (".dist-info", ".egg-info")
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _TIMEOUT = 120.0
+#: Characters of torch/version.py, in which the version stands near the top.
+_MOST = 4096
 #: The text in front of the child's answer: modules that it imports may also write to stdout.
 _MARK = "elastic-run devices: "
 #: The question for addresses in place of a number; no device has such a name.
@@ -32,6 +32,19 @@ _ADDRESSES = "--addresses"
 
 class TorchUnavailableError(Exception):
     """Torch can't be asked; the message says why."""
+
+
+def find_torch_version(paths: Iterable[str]) -> str:
+    """Return the version of the first torch on a search path like `sys.path`, or "" where it is unknown."""
+    for path in paths:
+        try:
+            with open(os.path.join(path, "torch", "version.py"), encoding="utf-8", errors="replace") as file:
+                lines = file.read(_MOST).splitlines()
+        except OSError:
+            continue
+        found = (line.partition("=")[2].strip().strip("'\"") for line in lines if line.startswith("__version__"))
+        return next(found, "")
+    return ""
 
 
 def count_by_torch(word: str, environ: Mapping[str, str], python: str, path: Iterable[str]) -> int | None:
@@ -59,14 +72,7 @@ def count_by_torch(word: str, environ: Mapping[str, str], python: str, path: Ite
 
 
 def addresses_by_torch(environ: Mapping[str, str], python: str, path: Iterable[str]) -> list[str]:
-    """Ask torch for the devices that it prefers, in this process or in a child; see `count_by_torch`.
-
-    Returns:
-        The PCI address of each, as in /sys/bus/pci/devices; "?" for a device without one.
-
-    Raises:
-        TorchUnavailableError: The child has failed.
-    """
+    """Return the PCI address, or "?", of each device that torch prefers; see `count_by_torch`."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return list_addresses(torch)
@@ -76,30 +82,25 @@ def addresses_by_torch(environ: Mapping[str, str], python: str, path: Iterable[s
 def has_backend_package(environ: Mapping[str, str], path: Iterable[str]) -> bool:
     """Whether a package that brings a backend for torch is installed, and torch would load it.
 
-    The files are read without importlib.metadata, which takes longer to import than they do to read.
-
-    Args:
-        environ: The environment; TORCH_DEVICE_BACKEND_AUTOLOAD may turn such packages off.
-        path: Directories with installed packages.
+    TORCH_DEVICE_BACKEND_AUTOLOAD may turn such packages off. The files are read without importlib.metadata, which takes
+    longer to import than they do to read.
     """
-    return environ.get(_AUTOLOAD, "1") == "1" and any(map(_has_backend, {entry or os.curdir for entry in path}))
-
-
-def _has_backend(directory: str) -> bool:
-    try:
-        names = os.listdir(directory)
-    except OSError:
+    if environ.get(_AUTOLOAD, "1") != "1":
         return False
-    found = (os.path.join(directory, name, "entry_points.txt") for name in names if name.endswith(_METADATA))
-    return any(_GROUP in _read(file) for file in found)
-
-
-def _read(file: str) -> bytes:
-    try:
-        with open(file, "rb") as opened:
-            return opened.read()
-    except OSError:
-        return b""
+    for directory in {entry or os.curdir for entry in path}:
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            continue
+        for name in names:
+            try:
+                with open(os.path.join(directory, name, "entry_points.txt"), "rb") as file:
+                    found = name.endswith(_METADATA) and _GROUP in file.read()
+            except OSError:
+                continue
+            if found:
+                return True
+    return False
 
 
 def _ask_child(word: str, environ: Mapping[str, str], python: str) -> str:
@@ -124,15 +125,7 @@ def _ask_child(word: str, environ: Mapping[str, str], python: str) -> str:
 
 
 def count_devices(torch: Any, word: str) -> int | None:
-    """Count devices with torch, as torch's own launcher does.
-
-    Args:
-        torch: The module.
-        word: Name of a device type, or `auto`.
-
-    Returns:
-        The number; None where this torch knows no device of its packages by that name.
-    """
+    """Count devices with torch, as torch's own launcher does; None where torch knows no device by that name."""
     name = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - as torch.distributed.run; there is no public one
     if word == "auto" and hasattr(torch, "accelerator"):  # since torch 2.6
         return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
@@ -143,11 +136,7 @@ def count_devices(torch: Any, word: str) -> int | None:
 
 
 def list_addresses(torch: Any) -> list[str]:
-    """Return the PCI address of each device that torch prefers, as torch's NUMA binding reads it since torch 2.15.
-
-    Args:
-        torch: The module.
-    """
+    """Return the PCI address of each device that torch prefers, as torch's NUMA binding reads it since torch 2.15."""
     if not hasattr(torch, "accelerator") or not torch.accelerator.is_available():
         return []
     module = torch.get_device_module(torch.accelerator.current_accelerator())

@@ -166,11 +166,3 @@ def test_the_flag_reaches_the_job(mode: AffinityMode) -> None:
     args = parse_args(["--numa-binding", mode.value, "train.py"])
     assert config_from_args(args)[0].numa_options == NumaOptions(mode)
     assert config_from_args(parse_args(["train.py"]))[0].numa_options is None
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", set()), ("0", {0}), ("0-2,4,6-7\n", {0, 1, 2, 4, 6, 7}), ("3,1", {1, 3})]
-)
-def test_the_kernels_notation_is_read(text: str, expected: set[int]) -> None:
-    """Numbers and ranges, separated by commas."""
-    assert numa.parse_ranges(text) == expected

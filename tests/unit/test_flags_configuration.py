@@ -15,7 +15,7 @@ from elastic_run.cli.checks import check_master
 from elastic_run.cli.flag_notices import find_notices
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cluster import cpus, devices
+from elastic_run.cluster import devices, limits
 from elastic_run.core.job.config import Window
 from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.errors import UsageError
@@ -110,7 +110,7 @@ def test_several_workers_get_one_thread_each(
 
 def test_omp_threads_gives_workers_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """--omp-threads sets OMP_NUM_THREADS, auto to an equal share of the cores, and a line says so."""
-    monkeypatch.setattr(cpus, "core_count", lambda: 7)
+    monkeypatch.setattr(limits, "core_count", lambda: 7)
     for words, value, told in (
         (["--omp-threads=auto", "--nproc-per-node=2"], "3", "(7 cores for 2 workers)"),
         (["--omp-threads=auto", "--nproc-per-node=9"], "1", "(7 cores for 9 workers)"),

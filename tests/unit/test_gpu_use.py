@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.agent import gpu_question
-from elastic_run.cluster import gpu_processes, gpu_use
+from elastic_run.cluster import gpu_use
 from elastic_run.cluster.gpu_use import GpuUse
 from elastic_run.loop import Loop
 
@@ -117,9 +117,9 @@ def test_processes_with_gpu_memory_are_asked_for_where_there_is_the_program(
     program = tmp_path / "nvidia-smi"
     if has_program:
         program.touch(mode=0o755)
-    query = gpu_processes.find_query({"PATH": str(tmp_path)})
+    query = gpu_use.find_query({"PATH": str(tmp_path)})
     assert (query[:1] if query else None) == ((str(program),) if has_program else None)
-    assert gpu_processes.find_query({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}) is None
+    assert gpu_use.find_query({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}) is None
 
 
 def test_a_process_that_only_copies_uses_the_gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent import history as module
 from elastic_run.agent.history import History
-from elastic_run.cluster import denied_paths, oom_counters
+from elastic_run.cluster import limits, paths
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.restart_policy import Failure
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def test_kills_count_from_the_first_start_of_workers_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later start of workers hides no kill, and each kill is told once."""
     readings = iter([OomKills(3, 7), OomKills(4, 9), OomKills(4, 9)])
-    monkeypatch.setattr(oom_counters, "read_oom_kills", lambda: next(readings))
+    monkeypatch.setattr(limits, "read_oom_kills", lambda: next(readings))
     history = History(cast("AgentContext", None), cast("Senders", None), lambda _: None)
     history.begin()
     history.begin()
@@ -141,7 +141,7 @@ def test_a_denied_file_is_looked_at_on_the_node_of_the_failure(
     exception: ExceptionText | None, remark: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other nodes may not see the path; a remark that the worker's end has already stays."""
-    monkeypatch.setattr(denied_paths, "explain_denial", {"denied: /data": "the directory denied it"}.__getitem__)
+    monkeypatch.setattr(paths, "explain_denial", {"denied: /data": "the directory denied it"}.__getitem__)
     root = worker_end(0, 1, exception=exception, remark=remark)
     module._add_denial(root)
     assert root.remark == told

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elastic_run.cluster.torch_version import find_torch_version
+from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.core.job.node_versions import describe_versions
 from elastic_run.core.protocol.facts import NodeInfo
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.agent.driver.check_process import CheckEnd, CheckProcess
-from elastic_run.cluster.gpu_processes import read_pids
+from elastic_run.cluster.gpu_use import read_pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

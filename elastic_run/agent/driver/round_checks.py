@@ -12,7 +12,7 @@ import shlex
 
 from elastic_run.agent.driver.check_process import CheckEnd, CheckProcess
 from elastic_run.agent.driver.gpu_memory import GpuMemoryWait
-from elastic_run.cluster.gpu_processes import find_query
+from elastic_run.cluster.gpu_use import find_query
 from elastic_run.signals import signal_name
 
 TYPE_CHECKING = False

@@ -9,7 +9,7 @@ import sys
 from elastic_run import __version__
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.cluster.machine import find_machine_name
-from elastic_run.cluster.torch_version import find_torch_version
+from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.core.protocol.facts import NodeInfo
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.records import replace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cluster.cpus import available_cpus, cgroup_limit, read_text
+from elastic_run.cluster.limits import available_cpus, cgroup_limit, read_text
 from elastic_run.diagnosis.doctor.finding import problem, warning
 from elastic_run.records import dataclass
 

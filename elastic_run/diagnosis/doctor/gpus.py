@@ -9,9 +9,9 @@ import os
 
 import psutil
 
-from elastic_run.cluster.cpus import list_names
 from elastic_run.cluster.devices import torch_build
-from elastic_run.cluster.programs import find_program
+from elastic_run.cluster.limits import list_names
+from elastic_run.cluster.paths import find_program
 from elastic_run.diagnosis.doctor.finding import problem, warning
 from elastic_run.records import dataclass
 

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 
-from elastic_run.cluster.cpus import read_text
+from elastic_run.cluster.limits import read_text
 from elastic_run.diagnosis.doctor.finding import problem, warning
 from elastic_run.records import dataclass
 from elastic_run.store.connecting import resolve

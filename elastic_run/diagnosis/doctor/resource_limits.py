@@ -7,7 +7,7 @@ import resource
 
 import psutil
 
-from elastic_run.cluster.cpus import read_text
+from elastic_run.cluster.limits import read_text
 from elastic_run.diagnosis.doctor.finding import problem, warning
 from elastic_run.records import dataclass
 

@@ -1,4 +1,4 @@
-"""CPUs that may be used: affinity, and the limits of control groups of both versions."""
+"""What this process may use: CPUs, cores and memory by affinity and control groups, and the OOM killer's counters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cluster import cpus
+from elastic_run.cluster import limits
+from elastic_run.cluster.limits import memory_limit, read_oom_kills
+from elastic_run.core.failure.root_cause import OomKills
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +67,7 @@ LIMITS: list[tuple[str, dict[str, str], float | None]] = [
 @pytest.mark.parametrize(("files", "limit"), [row[1:] for row in LIMITS], ids=[row[0] for row in LIMITS])
 def test_the_lowest_limit_counts(files: dict[str, str], limit: float | None, tmp_path: Path) -> None:
     """The limit is the lowest of the group and all above it, in CPUs."""
-    assert cpus.cgroup_limit(root=write_tree(tmp_path, files)) == limit
+    assert limits.cgroup_limit(root=write_tree(tmp_path, files)) == limit
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_the_count_is_the_lower_of_affinity_and_limit(
     """A part of a CPU counts as one, and there is always one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)), raising=False)
     root = write_tree(tmp_path, {GROUPS: "0::/\n", f"{V2}/cpu.max": f"{quota} 100000\n"})
-    assert cpus.cpu_count(root=root) == expected
+    assert limits.cpu_count(root=root) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,10 +96,71 @@ def test_two_threads_of_a_core_count_once(
         f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu & ~1}-{cpu | 1}\n" for cpu in range(8)
     }
     root = write_tree(tmp_path, {GROUPS: "0::/\n", f"{V2}/cpu.max": f"{quota} 100000\n", **siblings})
-    assert cpus.core_count(root=root) == expected
+    assert limits.core_count(root=root) == expected
 
 
 def test_without_affinity_all_cpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a system without affinity masks every CPU may be used."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert len(cpus.available_cpus()) == os.cpu_count()
+    assert len(limits.available_cpus()) == os.cpu_count()
+
+
+_V1 = "sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/job/step", {"sys/fs/cgroup/job/memory.max": "7000", "sys/fs/cgroup/job/step/memory.max": "max"}, 7000),
+        ("0::/job", {"sys/fs/cgroup/memory.max": "max"}, None),
+        ("4:memory:/job", {f"{_V1}/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("4:memory:/job\n0::/", {f"{_V1}/job/memory.limit_in_bytes": "5", f"{_V1}/memory.limit_in_bytes": "9"}, 5),
+        ("3:cpu:/job", {f"{_V1}/job/memory.limit_in_bytes": "5"}, None),
+    ],
+)
+def test_the_lowest_memory_limit_counts(tmp_path: Path, groups: str, files: dict[str, str], limit: int | None) -> None:
+    """Of the group and all those above it; the largest number, and no file, are no limit."""
+    for name, text in {"proc/self/cgroup": groups, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n", encoding="ascii")
+    assert memory_limit(root=str(tmp_path)) == limit
+
+
+VMSTAT = {"proc/vmstat": "nr_free_pages 1\noom_kill 7\n"}
+EVENTS = "low 0\noom 3\noom_kill 2\n"
+CONTROL = {"sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "group", "machine"),
+    [
+        ({}, None, None),
+        (VMSTAT, None, 7),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.events": EVENTS}, 2, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": EVENTS, **VMSTAT}, 2, 7),
+        ({"proc/self/cgroup": "0::/host/path\n", "sys/fs/cgroup/memory.events": EVENTS}, 2, None),
+        ({"proc/self/cgroup": "0::/\n"}, None, None),
+        ({"proc/self/cgroup": "4:memory:/job\n"}, None, None),
+        ({"proc/self/cgroup": "3:cpu:/\n4:memory:/job\n0::/\n", **CONTROL}, 2, None),
+        ({"proc/self/cgroup": "garbage\n"}, None, None),
+        ({"proc/vmstat": "nr_free_pages 1\n"}, None, None),
+    ],
+)
+def test_counters_are_read_where_the_kernel_has_them(
+    tmp_path: Path, files: dict[str, str], group: int | None, machine: int | None
+) -> None:
+    """Control groups of both versions, in a container or not, and the machine's counter."""
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    kills = read_oom_kills(root=str(tmp_path))
+    assert (kills.group, kills.machine) == (group, machine)
+
+
+def test_the_difference_of_two_readings_counts() -> None:
+    """Kills before the job are not the job's."""
+    difference = OomKills(5, 9).since(OomKills(3, None))
+    assert (difference.group, difference.machine) == (2, None)
+    assert OomKills(1, 1).since(OomKills(2, 1)).group == 0

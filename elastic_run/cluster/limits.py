@@ -1,0 +1,158 @@
+"""What this process may use of the machine, and what the kernel took back: CPUs, memory, kills of the OOM killer.
+
+torch counts the affinity mask only. In a container with a CPU limit that is the whole machine, and a worker for each of
+its CPUs then shares the limit with all the others. So the limits of the control groups count too, in both versions.
+Every function takes the root of the file system as an argument, so that tests can show it other machines.
+
+Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control,
+which counts the group alone, without those below it) and mm/vmstat.c.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_run.core.failure.root_cause import OomKills
+
+ROOT = "/"
+#: No memory limit, as version 1 writes it: the largest number of pages.
+_NO_LIMIT = 1 << 60
+
+
+def cpu_count(*, root: str = ROOT) -> int:
+    """Count the CPUs that this process may use, at least 1; a limit of one and a half CPUs counts as 2."""
+    limit = cgroup_limit(root=root)
+    available = len(available_cpus())
+    return available if limit is None else max(1, min(available, -int(-limit // 1)))
+
+
+def core_count(*, root: str = ROOT) -> int:
+    """Count the cores whose time this process gets in full, at least 1: two hardware threads of a core are one.
+
+    A limit of one and a half CPUs counts as 1, since a second thread would wait for the first one.
+    """
+    path = os.path.join(root, "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list")
+    cores = len({read_text(path.format(cpu)) or str(cpu) for cpu in available_cpus()})
+    limit = cgroup_limit(root=root)
+    return cores if limit is None else max(1, min(cores, int(limit)))
+
+
+def available_cpus() -> frozenset[int]:
+    """Return the numbers of the CPUs that this process may be scheduled on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def cgroup_limit(*, root: str = ROOT) -> float | None:
+    """Return how many CPUs' time per second the control groups give this process, or None where there is no limit."""
+    mount = os.path.join(root, "sys/fs/cgroup")
+    limits = []
+    for controllers, path in _cgroup_entries(root):
+        if not controllers:
+            limits.append(_lowest_limit(mount, path, _read_cpu_limit))
+        elif "cpu" in controllers.split(","):
+            trees = (os.path.join(mount, name) for name in ("cpu", controllers))
+            tree = next((tree for tree in trees if os.path.isdir(tree)), "")
+            limits.append(_lowest_limit(tree, path, _read_cpu_limit) if tree else None)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_limit(*, root: str = ROOT) -> int | None:
+    """Return the bytes of memory that this process and its group may use, or None if there is no limit."""
+    limits = []
+    for controllers, path in _cgroup_entries(root):
+        if not controllers or "memory" in controllers.split(","):
+            mount = os.path.join(root, "sys/fs/cgroup", "memory" if controllers else "")
+            limits.append(_lowest_limit(mount, path, _read_memory_limit))
+    return min((int(limit) for limit in limits if limit is not None), default=None)
+
+
+def read_oom_kills(*, root: str = ROOT) -> OomKills:
+    """Read the counters of the OOM killer, of this process's control group and of the machine.
+
+    The group's counter is evidence: it counts kills inside this job's container or Slurm step. The machine's counter
+    includes all processes, so it only supports a suspicion.
+    """
+    from elastic_run.core.failure.root_cause import OomKills
+
+    return OomKills(_read_group_kills(root), _read_counter(os.path.join(root, "proc/vmstat")))
+
+
+def _read_group_kills(root: str) -> int | None:
+    for controllers, path in _cgroup_entries(root):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        tree, file = ("memory", "memory.oom_control") if controllers else ("", "memory.events")
+        # In a container the path may name the host's tree while the mount shows the container's own root.
+        for group in (path.strip("/"), ""):
+            kills = _read_counter(os.path.join(root, "sys/fs/cgroup", tree, group, file))
+            if kills is not None:
+                return kills
+    return None
+
+
+def _read_counter(path: str) -> int | None:
+    lines = read_text(path).splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+# --- control groups --------------------------------------------------------------------------------------------------
+
+
+def _cgroup_entries(root: str) -> Iterator[tuple[str, str]]:
+    """Yield the controllers (none for version 2) and the path of each control group that this process is in."""
+    for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
+        controllers, colon, path = line.partition(":")[2].partition(":")
+        if colon:
+            yield controllers, path
+
+
+def _lowest_limit(mount: str, path: str, read_limit: Callable[[str], float | None]) -> float | None:
+    """Return the lowest limit of a group and all those above it.
+
+    In a container the path may be the host's and not exist; then only the existing groups count.
+    """
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    groups = (os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1))
+    return min((limit for group in groups if (limit := read_limit(group)) is not None), default=None)
+
+
+def _read_cpu_limit(group: str) -> float | None:
+    """Read quota and period; no limit is "max" in version 2, -1 in version 1, and a missing file."""
+    quota, _, period = read_text(os.path.join(group, "cpu.max")).strip().partition(" ")
+    if not quota:
+        quota = read_text(os.path.join(group, "cpu.cfs_quota_us")).strip()
+        period = read_text(os.path.join(group, "cpu.cfs_period_us")).strip()
+    if not (quota.isdecimal() and period.isdecimal()) or int(quota) == 0 or int(period) == 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _read_memory_limit(group: str) -> float | None:
+    texts = (read_text(os.path.join(group, name)).strip() for name in ("memory.max", "memory.limit_in_bytes"))
+    return next((float(text) for text in texts if text.isdecimal() and int(text) < _NO_LIMIT), None)
+
+
+# --- files of the kernel ---------------------------------------------------------------------------------------------
+
+
+def list_names(directory: str) -> list[str]:
+    """Return the names in a directory, or none if it can't be read."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def read_text(path: str) -> str:
+    """Return a file's text, or nothing if it can't be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
