@@ -15,10 +15,10 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import render_markdown
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
-from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER
+from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER
 
 if TYPE_CHECKING:
-    from elastic_run.report.event_schema import Field
+    from elastic_run.report.event_log import Field
 
 #: The states that may follow a state and the name of an event.
 Steps: TypeAlias = Mapping[tuple[str, str], tuple[str, ...]]

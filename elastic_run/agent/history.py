@@ -78,7 +78,7 @@ class History:
             import elastic_run.core.failure.traceback_text
             import elastic_run.multiprocessing.errors.error_file
             import elastic_run.report.failure
-            import elastic_run.report.trace  # noqa: F401
+            import elastic_run.report.failure_sections  # noqa: F401
 
     def blame(self, end: WorkerEnd) -> None:
         """Take a worker of this round for the cause, however the stop of the round lets it end."""
@@ -161,7 +161,7 @@ class History:
             root = self._find_hidden_cause()
         if root is None or self._round is None:
             return None
-        from elastic_run.report.root_cause_document import encode_root_cause
+        from elastic_run.report.failure_documents import encode_root_cause
 
         return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._find_rule(root)))
 
@@ -169,7 +169,7 @@ class History:
         """Return how the workers of the last round ended, for the other nodes."""
         if not self._ends:
             return None
-        from elastic_run.report.node_ends import describe_ends
+        from elastic_run.report.failure_documents import describe_ends
 
         return describe_ends(self._ends)
 
@@ -187,11 +187,11 @@ class History:
     def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
         from elastic_run.report import Attempt
-        from elastic_run.report.root_cause_document import decode_root_cause
+        from elastic_run.report.failure_documents import decode_root_cause
 
         self._stuck, self._equal_errors = {}, end.equal_errors
         if end.stuck:
-            from elastic_run.report.node_ends import read_places
+            from elastic_run.report.failure_documents import read_places
 
             self._stuck = read_places(end.stuck)
         root = decode_root_cause(end.root)
@@ -357,10 +357,10 @@ class History:
         """Say that a hang found no restart left; other ends by a hang have a detail or another verdict."""
         if verdict != "worker_failed" or self._root is None:
             return ""
-        from elastic_run.report import wording
+        from elastic_run.report import text
 
         most = self._context.options.job_config.max_restarts
-        return wording.no_restart_left(most) if wording.is_hang(self._root) else ""
+        return text.no_restart_left(most) if text.is_hang(self._root) else ""
 
     def _writes_to_files(self) -> bool:
         """Whether the worker that failed first writes into log files itself; under --tee the launcher does."""

@@ -62,7 +62,7 @@ class UserRules:
     def find(self, root: WorkerEnd) -> Rule | None:
         """Return the first rule that fits a failure; none if the file has changed for the worse since its check."""
         from elastic_run.core.failure.diagnose import last_words
-        from elastic_run.report.failure_rules import read_rules
+        from elastic_run.report.job_result import read_rules
         from elastic_run.report.text import printable
 
         said = last_words(root)

@@ -333,7 +333,7 @@ def _check_events_file(args: Namespace) -> None:
 def _check_failure_rules(args: Namespace) -> None:
     if not args.failure_rules:
         return
-    from elastic_run.report.failure_rules import read_rules
+    from elastic_run.report.job_result import read_rules
 
     try:
         read_rules(args.failure_rules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run.diagnosis import trace_findings
-from elastic_run.report.wording import count, ranks
+from elastic_run.report.text import count, ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

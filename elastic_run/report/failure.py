@@ -17,14 +17,27 @@ from elastic_run.contract import HANG
 from elastic_run.core.failure.diagnose import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
-from elastic_run.report.advice import advice
+from elastic_run.report.failure_sections import early_exit, equal_errors, other_worker_lines, stuck_workers
+from elastic_run.report.job_result import advice
 from elastic_run.report.lines import failed
-from elastic_run.report.other_workers import early_exit, equal_errors, other_worker_lines, stuck_workers
-from elastic_run.report.text import columns, elide, printable, shorten, wrap
-from elastic_run.report.wording import count, end_verb, exception_line, ranks, signal_name, span
+from elastic_run.report.text import (
+    columns,
+    count,
+    elide,
+    end_verb,
+    exception_line,
+    printable,
+    ranks,
+    shorten,
+    signal_name,
+    span,
+    wrap,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from elastic_run.core.failure.diagnose import Cause
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.report.job_result import Attempt, JobResult
@@ -97,16 +110,7 @@ class _Section:
 
 
 def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> list[str]:
-    """Return the report on how a job ended.
-
-    Args:
-        result: The end of the job.
-        width: Columns of the terminal; fewer than 60 count as 60, more than 120 as 120.
-        color: Whether the terminal understands colours.
-
-    Returns:
-        At most 25 lines; none for a success, one if another node shows the whole report.
-    """
+    """Return the report on how a job ended; no line for a success, one if another node shows the whole report."""
     if result.verdict == "success":
         return []
     if result.is_brief:
@@ -172,12 +176,7 @@ def _fit_ending(result: JobResult, room: int) -> str:
 
 
 def ending_sentence(result: JobResult, most: int = _MOST_NAME) -> str:
-    """Return the sentence of the title: the program, and how its job ended.
-
-    Args:
-        result: The end of the job.
-        most: Columns that the program's name may take.
-    """
+    """Return the sentence of the title: the program, and how its job ended."""
     program = _name(printable(result.entrypoint or "the program"), most)
     if result.signal is not None:
         return f"{program} was stopped by {signal_name(result.signal)}"
@@ -268,7 +267,7 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
         return []
     sections = []
     if root.exception is not None:
-        from elastic_run.report.trace import trace_lines
+        from elastic_run.report.failure_sections import trace_lines
 
         most_trace = most if root.exception.is_certain else max(1, most - _LAST_LINES)
         trace = trace_lines(root.exception, width=room, most=most_trace)
@@ -403,3 +402,35 @@ def _moment(seconds: float) -> str:
     """Return a wall-clock time with milliseconds, as local logs have it."""
     milliseconds = int(seconds * 1000 + 0.5)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(milliseconds // 1000))}.{milliseconds % 1000:03d}"
+
+
+def find_annotation(result: JobResult, environ: Mapping[str, str]) -> str:
+    """Return the report in one line for GitHub Actions, which shows it beside the code; "" anywhere else.
+
+    Source: "Workflow commands for GitHub Actions" in its documentation. The runner takes commands from both streams.
+    """
+    if environ.get("GITHUB_ACTIONS") != "true" or result.verdict == "success" or result.signal is not None:
+        return ""
+    properties = {"title": ending_sentence(result)}
+    if result.root is not None and result.root.exception is not None:
+        from elastic_run.report.failure_sections import find_own_place
+
+        place = find_own_place(result.root.exception)
+        if place is not None:
+            file, line = place
+            properties = {"file": _relative(file, environ.get("GITHUB_WORKSPACE", "")), "line": line, **properties}
+    message = failed(result.root, result.root.host) if result.root is not None else printable(result.detail)
+    text = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
+    return f"::error {text}::{_escape(message)}"
+
+
+def _relative(path: str, directory: str) -> str:
+    """Return a path relative to the checked-out repository, as GitHub wants it, if the file is in there."""
+    path = os.path.abspath(path)
+    return path.removeprefix(directory.rstrip(os.sep) + os.sep) if directory else path
+
+
+def _escape(text: str, more: str = "") -> str:
+    for character in f"%\r\n{more}":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

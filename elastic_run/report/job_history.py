@@ -1,172 +1,111 @@
 """The history of a job from its event logs: launchers, rounds, members, workers.
 
-Times are wall clocks of the nodes, in seconds since the epoch, corrected where they are known to differ: for display.
+Pure: events go in, records come out. A log may lack any part; the events of each launcher are taken in their order, and
+the parts of a round on several nodes are joined by the round's number and id. Times are wall clocks of the nodes, in
+seconds since the epoch, for display. They are corrected: by each launcher's monotonic clock, and by the differences
+between the nodes, which all read from the job's store within milliseconds that a round was formed.
 """
 
 from __future__ import annotations
+
+from statistics import median
 
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any, TypeAlias
 
-    #: A line of an event log that fits the schema.
     Event: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The resources that a worker had used at one moment.
+    """The resources that a worker had used at one moment."""
 
-    Args:
-        at: Wall clock.
-        cpu: Seconds of processor time since its start.
-        memory: Resident MiB.
-    """
-
-    at: float
-    cpu: float
-    memory: float
+    at: float  # Wall clock
+    cpu: float  # Seconds of processor time since its start
+    memory: float  # Resident MiB
 
 
 @dataclass(slots=True)
 class Worker:
-    """One worker in one round.
+    """One worker in one round."""
 
-    Args:
-        rank: Its global rank.
-        pid: Its pid.
-        is_output_seen: Whether its stdout passed through the launcher.
-        started_at: Wall clock, or None if the line is missing.
-        first_output_s: Seconds from the start to its first output, or None.
-        ended_at: Wall clock; None while it runs, or if its launcher was killed before.
-        exit_code: Its exit code, or None.
-        signal: Name of the signal that ended it, or None.
-        was_stopped: Whether the launcher had told it to stop.
-        silences: Wall clock at the end of each silence, and its seconds; the last ends with the worker.
-        readings: The resources that it had used, at several moments.
-        failure: Its event `worker_failed`, or None.
-    """
-
-    rank: int
-    pid: int
-    is_output_seen: bool = False
-    started_at: float | None = None
-    first_output_s: float | None = None
-    ended_at: float | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    was_stopped: bool = False
+    rank: int  # Its global rank
+    pid: int  # Its pid
+    is_output_seen: bool = False  # Whether its stdout passed through the launcher
+    started_at: float | None = None  # Wall clock, or None if the line is missing
+    first_output_s: float | None = None  # Seconds from the start to its first output, or None
+    ended_at: float | None = None  # Wall clock; None while it runs, or if its launcher was killed before
+    exit_code: int | None = None  # Its exit code, or None
+    signal: str | None = None  # Name of the signal that ended it, or None
+    was_stopped: bool = False  # Whether the launcher had told it to stop
+    #: Wall clock at the end of each silence, and its seconds; the last ends with the worker
     silences: list[tuple[float, float]] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
-    failure: Event | None = None
+    readings: list[Reading] = field(default_factory=list)  # The resources that it had used, at several moments
+    failure: Event | None = None  # Its event `worker_failed`, or None
 
 
 @dataclass(slots=True)
 class Member:
-    """One node's part in one round; times are the node's wall clock, None if the line is missing.
+    """One node's part in one round; times are the node's wall clock, None if the line is missing."""
 
-    Args:
-        agent: Id of the node's launcher.
-        node: Name of the node.
-        node_rank: Rank of the node in the round.
-        formed_at: Time at which the node had its place.
-        rendezvous_s: Seconds that the node waited for its place.
-        started_at: Time at which its workers ran.
-        recovery_s: Seconds since the failure of the round before.
-        stopping_at: Time at which the node began to stop its workers.
-        stop_reason: Reason of the stop: `failure`, `halt`, `signal`, `success`, or "".
-        detail: The reason in words, or "".
-        detected_s: Seconds from the failure to the begin of the stop.
-        stopped_at: Time at which no worker was left.
-        last_at: Time of the node's last line about the round.
-        workers: The workers by global rank.
-        hang: Its event `hang_found`, or None.
-    """
-
-    agent: str
-    node: str
-    node_rank: int
-    formed_at: float
-    rendezvous_s: float
-    started_at: float | None = None
-    recovery_s: float | None = None
-    stopping_at: float | None = None
-    stop_reason: str = ""
-    detail: str = ""
-    detected_s: float | None = None
-    stopped_at: float | None = None
-    last_at: float = 0.0
-    workers: dict[int, Worker] = field(default_factory=dict)
-    hang: Event | None = None
+    agent: str  # Id of the node's launcher
+    node: str  # Name of the node
+    node_rank: int  # Rank of the node in the round
+    formed_at: float  # Time at which the node had its place
+    rendezvous_s: float  # Seconds that the node waited for its place
+    started_at: float | None = None  # Time at which its workers ran
+    recovery_s: float | None = None  # Seconds since the failure of the round before
+    stopping_at: float | None = None  # Time at which the node began to stop its workers
+    stop_reason: str = ""  # Reason of the stop: `failure`, `halt`, `signal`, `success`, or ""
+    detail: str = ""  # The reason in words, or ""
+    detected_s: float | None = None  # Seconds from the failure to the begin of the stop
+    stopped_at: float | None = None  # Time at which no worker was left
+    last_at: float = 0.0  # Time of the node's last line about the round
+    workers: dict[int, Worker] = field(default_factory=dict)  # The workers by global rank
+    hang: Event | None = None  # Its event `hang_found`, or None
 
 
 @dataclass(slots=True)
 class Round:
-    """One round of a job.
+    """One round of a job."""
 
-    Args:
-        number: Its number.
-        round_id: The unique id of the round, "" for a job of one node.
-        restart: Restarts of the job when it was formed.
-        nodes: Nodes in it.
-        workers: Workers in it.
-        reason: Why the round was formed, or "".
-        members: The nodes whose logs were read, by node rank.
-    """
-
-    number: int
-    round_id: str
-    restart: int
-    nodes: int
-    workers: int
-    reason: str
-    members: dict[int, Member] = field(default_factory=dict)
+    number: int  # Its number
+    round_id: str  # The unique id of the round, "" for a job of one node
+    restart: int  # Restarts of the job when it was formed
+    nodes: int  # Nodes in it
+    workers: int  # Workers in it
+    reason: str  # Why the round was formed, or ""
+    members: dict[int, Member] = field(default_factory=dict)  # The nodes whose logs were read, by node rank
 
 
 @dataclass(slots=True)
 class Agent:
-    """One launcher.
+    """One launcher."""
 
-    Args:
-        name: Its id.
-        node: Its host.
-        run_id: The job's id.
-        first_at: Wall clock of its first line.
-        last_at: Wall clock of its last line.
-        started: Its event `agent_started`, or None.
-        ended: Its event `agent_ended`; None if it runs, was killed, or the end of its log is missing.
-        lost_lines: Lines that it could not write.
-        job: Unique id of its job, since jobs may share a run id; "" before its first round.
-        clock_offset: Seconds by which its clock was ahead of the other nodes', about; its times are corrected by them.
-    """
-
-    name: str
-    node: str
-    run_id: str
-    first_at: float
-    last_at: float
-    started: Event | None = None
-    ended: Event | None = None
-    lost_lines: int = 0
-    job: str = ""
+    name: str  # Its id
+    node: str  # Its host
+    run_id: str  # The job's id
+    first_at: float  # Wall clock of its first line
+    last_at: float  # Wall clock of its last line
+    started: Event | None = None  # Its event `agent_started`, or None
+    ended: Event | None = None  # Its event `agent_ended`; None if it runs, was killed, or the end of its log is missing
+    lost_lines: int = 0  # Lines that it could not write
+    job: str = ""  # Unique id of its job, since jobs may share a run id; "" before its first round
+    #: Seconds by which its clock was ahead of the other nodes', about; its times are corrected by them
     clock_offset: float = 0.0
 
 
 @dataclass(slots=True)
 class Job:
-    """One job as its event logs tell it.
+    """One job as its event logs tell it."""
 
-    Args:
-        run_id: Its id.
-        agents: Its launchers, the first to start first.
-        rounds: In their order.
-    """
-
-    run_id: str
-    agents: list[Agent]
-    rounds: list[Round]
+    run_id: str  # Its id
+    agents: list[Agent]  # Its launchers, the first to start first
+    rounds: list[Round]  # In their order
 
     @property
     def restarts(self) -> int:
@@ -181,3 +120,186 @@ class Job:
         of_last = [agent for agent in told if agent.name in last] or told
         verdicts = [agent.ended["verdict"] for agent in of_last if agent.ended is not None]
         return max(verdicts, key=verdicts.count, default="")
+
+
+def fold(events: Iterable[Event]) -> list[Job]:
+    """Fold events into jobs; times are corrected where the clocks of nodes differ, or a clock was set."""
+    events = _follow_monotonic_clocks(events)
+    offsets = _find_offsets(events)
+    of_agent: dict[str, _AgentFold] = {}
+    seen: set[tuple[str, float, str, Any]] = set()
+    for event in events:
+        key = (event["agent"], event["monotonic"], event["event"], event.get("rank"))
+        if key not in seen:
+            seen.add(key)
+            corrected = _correct(event, offsets)
+            of_agent.setdefault(event["agent"], _AgentFold(corrected)).take(corrected)
+    for name, offset in offsets.items():
+        of_agent[name].agent.clock_offset = offset
+    folds = sorted(of_agent.values(), key=lambda each: each.agent.first_at)
+    return [_join(list(group)) for group in _group_by_job(folds)]
+
+
+def _group_by_job(folds: list[_AgentFold]) -> Iterator[list[_AgentFold]]:
+    """Group the launchers by job; a launcher that was in no round belongs to the last job of its run id, if any."""
+    groups: dict[tuple[str, str], list[_AgentFold]] = {}
+    for each in (each for each in folds if each.rounds):
+        groups.setdefault((each.agent.run_id, each.agent.job), []).append(each)
+    for each in (each for each in folds if not each.rounds):
+        of_id = [key for key in groups if key[0] == each.agent.run_id and key[1] != each.agent.name]
+        groups.setdefault(of_id[-1] if of_id else (each.agent.run_id, each.agent.name), []).append(each)
+    yield from sorted(groups.values(), key=lambda group: min(each.agent.first_at for each in group))
+
+
+def _join(folds: list[_AgentFold]) -> Job:
+    rounds: dict[tuple[int, str], Round] = {}
+    for each in folds:
+        for found in each.rounds:
+            known = rounds.setdefault((found.number, found.round_id), found)
+            known.members.update(found.members)
+    ordered = sorted(rounds.values(), key=lambda each: (each.number, min(m.formed_at for m in each.members.values())))
+    agents = sorted((each.agent for each in folds), key=lambda agent: agent.first_at)
+    return Job(agents[0].run_id, agents, ordered)
+
+
+class _AgentFold:
+    """Folds the events of one launcher."""
+
+    def __init__(self, first: Event) -> None:
+        self.agent = Agent(first["agent"], first["node"], first["run_id"], first["time"], first["time"])
+        self.rounds: list[Round] = []
+        self._latest: Member | None = None
+        self._member: Member | None = None
+
+    def take(self, event: Event) -> None:
+        """Take the next event."""
+        self.agent.last_at = max(self.agent.last_at, event["time"])
+        # Of another round: the line that begins it is missing.
+        is_of_latest = bool(self.rounds) and event["round"] in (None, self.rounds[-1].number)
+        self._member = self._latest if is_of_latest else None
+        take = getattr(self, f"_take_{event['event']}", None)
+        if take is not None:
+            take(event)
+        if self._member is not None and event["event"] not in ("rendezvous_started", "agent_ended"):
+            self._member.last_at = event["time"]
+
+    def _take_agent_started(self, event: Event) -> None:
+        self.agent.started = event
+
+    def _take_agent_ended(self, event: Event) -> None:
+        self.agent.ended = event
+
+    def _take_lines_lost(self, event: Event) -> None:
+        self.agent.lost_lines += event["lines"]
+
+    def _take_round_formed(self, event: Event) -> None:
+        self.agent.job = event["job"]
+        self._latest = self._member = Member(
+            self.agent.name, self.agent.node, event["node_rank"], event["time"], event["rendezvous_s"]
+        )
+        found = Round(
+            event["round"] or 0,
+            event["round_id"],
+            event["restart"],
+            event["nodes"],
+            event["workers"],
+            event["reason"],
+            {event["node_rank"]: self._member},
+        )
+        self.rounds.append(found)
+
+    def _take_workers_started(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.started_at, self._member.recovery_s = event["time"], event["recovery_s"]
+
+    def _take_workers_stopping(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.stopping_at, self._member.stop_reason = event["time"], event["reason"]
+            self._member.detail, self._member.detected_s = event["detail"], event["detected_s"]
+
+    def _take_workers_stopped(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.stopped_at = event["time"]
+
+    def _find_worker(self, event: Event) -> Worker:
+        # Without a member the line of the round is missing.
+        workers = {} if self._member is None else self._member.workers
+        return workers.setdefault(event["rank"], Worker(event["rank"], event["pid"]))
+
+    def _take_worker_started(self, event: Event) -> None:
+        worker = self._find_worker(event)
+        worker.started_at, worker.is_output_seen = event["time"], event["is_output_seen"]
+
+    def _take_first_output(self, event: Event) -> None:
+        self._find_worker(event).first_output_s = event["after_s"]
+
+    def _take_silence(self, event: Event) -> None:
+        self._find_worker(event).silences.append((event["time"], event["silence_s"]))
+
+    def _take_resources(self, event: Event) -> None:
+        workers = {} if self._member is None else self._member.workers
+        for rank, cpu, memory in zip(event["ranks"], event["cpu_s"], event["memory_mib"], strict=False):
+            if rank in workers:
+                workers[rank].readings.append(Reading(event["time"], cpu, memory))
+
+    def _take_hang_found(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.hang = event
+
+    def _take_worker_exited(self, event: Event) -> None:
+        worker = self._find_worker(event)
+        worker.ended_at, worker.was_stopped = event["time"], event["was_stopped"]
+        worker.exit_code, worker.signal = event["exit_code"], event["signal"]
+        worker.silences.append((event["time"], event["silence_s"]))
+
+    def _take_worker_failed(self, event: Event) -> None:
+        self._find_worker(event).failure = event
+
+
+# --- the clocks of several nodes --------------------------------------------------------------------------------------
+#: Seconds; a smaller difference may be the way from the store, and is not seen on the page.
+_LEAST_OFFSET = 0.05
+
+
+def _follow_monotonic_clocks(events: Iterable[Event]) -> list[Event]:
+    """Return events with the wall clock of their launcher's first event, carried on by its monotonic clock.
+
+    A wall clock that is set while the job runs would stretch the rounds of the page by days.
+    """
+    first: dict[str, Event] = {}
+    return [
+        {**event, "time": began["time"] + event["monotonic"] - began["monotonic"]}
+        for event in events
+        for began in (first.setdefault(event["agent"], event),)
+    ]
+
+
+def _find_offsets(events: Sequence[Event]) -> dict[str, float]:
+    """Return by how many seconds the clocks of launchers are ahead of the clock of their job's first launcher.
+
+    A launcher that shares no round with the launcher of most rounds is left out, and so is a small difference.
+    """
+    formed: dict[str, dict[str, float]] = {}
+    hosts: dict[str, str] = {}
+    jobs: dict[str, list[str]] = {}
+    for event in events:
+        if event["event"] == "round_formed" and event["round_id"]:
+            agent = event["agent"]
+            hosts[agent] = event["node"]
+            if agent not in formed:
+                jobs.setdefault(event["job"], []).append(agent)
+            formed.setdefault(agent, {}).setdefault(event["round_id"], event["time"])
+    found = {}
+    for agents in jobs.values():
+        first = max(agents, key=lambda agent: len(formed[agent]))
+        for agent in agents:
+            common = formed[agent].keys() & formed[first].keys()
+            if common and hosts[agent] != hosts[first]:
+                found[agent] = median(formed[agent][round_id] - formed[first][round_id] for round_id in common)
+    return {agent: offset for agent, offset in found.items() if abs(offset) >= _LEAST_OFFSET}
+
+
+def _correct(event: Event, offsets: Mapping[str, float]) -> Event:
+    """Return an event with its time on the clock of the first launcher."""
+    offset = offsets.get(event["agent"])
+    return event if offset is None else {**event, "time": event["time"] - offset}

@@ -5,8 +5,7 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.report.text import elide, printable
-from elastic_run.report.wording import count, end_verb, exception_line, ranks, signal_name, span
+from elastic_run.report.text import count, elide, end_verb, exception_line, printable, ranks, signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +21,7 @@ _COMMAND_LIMIT = 60
 
 
 def failed(root: WorkerEnd, host: str = "") -> str:
-    """Tell which worker failed, how, and after how long.
-
-    Returns:
-        A clause.
-    """
+    """Say in a clause which worker failed, how, and after how long."""
     where = f" on {host}" if host else ""
     who = (
         f"rank {root.rank}{where} (local {root.local_rank}, pid {root.pid}) {end_verb(root)} after {span(root.uptime)}"
@@ -39,16 +34,7 @@ def failed(root: WorkerEnd, host: str = "") -> str:
 def restarting(
     root: WorkerEnd, size: int, restart_count: int, max_restarts: int, pause: float = 0.0, *, window: str = ""
 ) -> str:
-    """Say that the workers are started again.
-
-    Args:
-        root: The worker that failed first.
-        size: Workers on this node.
-        restart_count: Number of this restart.
-        max_restarts: Restarts in the whole job; 0 where only a window limits them.
-        pause: Seconds until then.
-        window: `--restart-window` as the user gave it, or "".
-    """
+    """Say that the workers are started again."""
     when = f" in {span(pause)}" if pause > 0 else ""
     limit = f" of {max_restarts}" if max_restarts > 0 else ""
     allowed = f" (at most {window})" if window else ""
@@ -57,14 +43,7 @@ def restarting(
 
 
 def lives_on(rank: int, exception: ExceptionText, survival: str, left: float) -> str:
-    """Say that a rank has failed and does not end.
-
-    Args:
-        rank: Its global rank.
-        exception: What has ended its main thread.
-        survival: A clause that says what keeps its process alive.
-        left: Seconds until it counts as failed; 0 or less if it does so now.
-    """
+    """Say that a rank has failed and does not end."""
     said = elide(printable(exception_line(exception)), _EXCEPTION_LIMIT)
     follows = f"in {span(left)}" if left > 0 else "now"
     return (
@@ -79,12 +58,7 @@ def lived_on(seconds: float, survival: str) -> str:
 
 
 def last_words(exception: ExceptionText, silence: float | None) -> str:
-    """Say that a worker, which a signal stopped, had written an exception last; it may have handled the exception.
-
-    Args:
-        exception: The exception.
-        silence: Seconds since its last output, or None.
-    """
+    """Say that a worker, which a signal stopped, had written an exception last; it may have handled the exception."""
     when = "" if silence is None else f" {span(silence)} before the stop"
     return f"wrote {exception_line(exception)}{when}, and had not ended"
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 from statistics import median
 
 from elastic_run.records import dataclass
-from elastic_run.report.text import columns, elide, printable
-from elastic_run.report.wording import count, ranks, signal_name, span
+from elastic_run.report.text import columns, count, elide, printable, ranks, signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Document = dict[str, Any]
-
-__all__ = ["Mark", "find_left_out", "find_marks", "render_status"]
 
 #: Seconds without output, and how many times the median of the others, that make a worker silent.
 _SILENCE = 10.0
@@ -48,25 +45,15 @@ _NORMAL = "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The reason why a worker stands out.
+    """The reason why a worker stands out."""
 
-    Args:
-        rank: The worker.
-        word: `stopped`, `silent`, `idle alone` or `busy alone`.
-        text: One line that explains it.
-    """
-
-    rank: int
-    word: str
-    text: str
+    rank: int  # The worker
+    word: str  # `stopped`, `silent`, `idle alone` or `busy alone`
+    text: str  # One line that explains it
 
 
 def find_marks(workers: Sequence[Document]) -> list[Mark]:
-    """Find the workers that stand out among all workers of a job.
-
-    Args:
-        workers: The documents of the workers of all nodes.
-    """
+    """Find the workers that stand out among all workers of a job."""
     living = [worker for worker in workers if worker.get("exit_code") is None]
     going = [worker for worker in living if worker["state"] != _STOPPED]
     marks = [
@@ -105,14 +92,7 @@ def _find_median(workers: Sequence[Document], field: str) -> float | None:
 
 
 def render_status(nodes: Sequence[Document], *, label: str, width: int, color: bool = False) -> list[str]:
-    """Return the lines of a job's state.
-
-    Args:
-        nodes: The document of each node that has answered, at least one.
-        label: The job's name in commands.
-        width: Columns of the terminal.
-        color: Whether rows of workers that stand out are bold.
-    """
+    """Return the lines of a job's state."""
     workers = [worker for node in nodes for worker in node["workers"]]
     marks = find_marks(workers)
     marked = {mark.rank for mark in marks}
@@ -145,11 +125,7 @@ def _advise(marks: Sequence[Mark], label: str) -> list[str]:
 
 
 def find_left_out(nodes: Sequence[Document]) -> list[Document]:
-    """Return the nodes that the job goes on without, from the answer of the coordinator's node.
-
-    Args:
-        nodes: The document of each node that has answered. It may be of another release, or of a stranger.
-    """
+    """Return the nodes that the job goes on without, from the answer of the coordinator's node."""
     found = [node["left_out"] for node in nodes if isinstance(node.get("left_out"), list)]
     return [one for one in (found and max(found, key=len)) or () if isinstance(one, dict) and _is_left_out(one)]
 

@@ -1,7 +1,8 @@
-"""Text that fits a terminal: without unprintable characters, measured in columns, shortened in the middle or wrapped.
+"""Texts for a terminal: without unprintable characters, measured in columns, shortened or wrapped; and words.
 
 Output of workers may hold anything: escape sequences that change colours or clear the screen, binary data, lines of
-megabytes, characters two columns wide. All of it passes through this module before it is shown.
+megabytes, characters two columns wide. All of it passes through this module before it is shown. The words for exit
+codes, signals, ranks, durations and exceptions are the same in all texts.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ import functools
 import itertools
 import os
 import re
+import signal as signals
 import unicodedata
+
+from elastic_run.contract import EXIT_HUNG, EXIT_SIGNAL_BASE, HANG
+from elastic_run.core.job.ranks import list_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 
 #: Characters of a text that are looked at, half of them at each end.
 _LIMIT = 2 * 1024
@@ -32,11 +39,7 @@ _SURROGATES = range(0xDC80, 0xDD00)
 
 
 def printable(text: str) -> str:
-    r"""Return a text in one line without anything that a terminal would obey.
-
-    Returns:
-        The text, with control characters written as `\x1b` and line ends as spaces.
-    """
+    """Return a text in one line without anything that a terminal would obey."""
     if len(text) > _LIMIT:
         text = f"{text[: _LIMIT // 2]} {_ELLIPSIS} {text[-_LIMIT // 2 :]}"
     text = _ANSI.sub("", text)
@@ -54,13 +57,7 @@ def columns(text: str) -> int:
 
 
 def elide(text: str, limit: int, *, tail: float = 0.4) -> str:
-    """Shorten a text to a width by leaving out its middle.
-
-    Args:
-        text: A printable text.
-        limit: Columns that it may take.
-        tail: Part of them that is for its end.
-    """
+    """Shorten a text to a width by leaving out its middle."""
     if columns(text) <= limit:
         return text
     if limit <= len(_ELLIPSIS):
@@ -70,16 +67,7 @@ def elide(text: str, limit: int, *, tail: float = 0.4) -> str:
 
 
 def shorten(text: str, limit: int, *, tail: float = 0.4) -> str:
-    """Shorten a text as `elide` does, but cut no path and no command, and keep the first two of the middle.
-
-    Args:
-        text: A printable text.
-        limit: Columns that it should take.
-        tail: Part of them that is for its end.
-
-    Returns:
-        The text, wider than `limit` where a path or a command would be cut.
-    """
+    """Shorten a text as `elide` does, but cut no path and no command, and keep the first two of the middle."""
     if columns(text) <= limit:
         return text
     start, end = _middle(text, limit, tail)
@@ -95,16 +83,7 @@ def shorten(text: str, limit: int, *, tail: float = 0.4) -> str:
 
 
 def wrap(text: str, width: int, most: int) -> list[str]:
-    """Break a text into lines, but break no path and no command.
-
-    Args:
-        text: A printable text.
-        width: Columns of a line; a line that is a path or a command may be wider.
-        most: Lines; the middle of a text that needs more is left out.
-
-    Returns:
-        At least one line.
-    """
+    """Break a text into at least one line, but break no path and no command."""
     text = text.strip()
     lines, limit = _break(text, width), width * most
     while len(lines) > most and limit > 0:
@@ -161,3 +140,79 @@ def _visible(character: str) -> str:
     if code in (0x200B, 0x200C, 0x200D, 0xFEFF):
         return ""
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004 - as Python writes them
+
+
+#: The place in C++ code that gloo and NCCL put before their messages.
+_CPP_PLACE = re.compile(r"^\[/?\S+\.\w+:\d+\] ")
+_MINUTE = 60
+_HOUR = 3600
+_DAY = 86400
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name: `SIGTERM`, `SIGRTMIN+3`, or `signal 99` where there is no such signal."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        offset = number - int(getattr(signals, "SIGRTMIN", 1000))
+        last = int(getattr(signals, "SIGRTMAX", 0)) - int(getattr(signals, "SIGRTMIN", 0))
+        return f"SIGRTMIN+{offset}" if 0 < offset < last else f"signal {number}"
+
+
+def exit_text(end: WorkerEnd) -> str:
+    """Say how a worker ended: `exit code 1`, `SIGKILL`, or `exit code 137 (128+9: SIGKILL)`."""
+    if end.exitcode < 0:
+        return signal_name(-end.exitcode)
+    if end.signal is None:
+        return f"exit code {end.exitcode}"
+    return f"exit code {end.exitcode} ({EXIT_SIGNAL_BASE}+{end.signal}: {signal_name(end.signal)})"
+
+
+def end_verb(end: WorkerEnd) -> str:
+    """Return the verb that follows a worker's name: how it ended."""
+    if is_hang(end):
+        return "made no progress"
+    return f"was killed by {exit_text(end)}" if end.exitcode < 0 else f"failed with {exit_text(end)}"
+
+
+def is_hang(end: WorkerEnd) -> bool:
+    """Whether the launcher stopped a worker for a hang; a worker may choose the same exit code."""
+    return end.exitcode == EXIT_HUNG and end.exception is not None and end.exception.type == HANG
+
+
+def no_restart_left(max_restarts: int) -> str:
+    """Say why the job ends where --hang-action asks for a restart."""
+    return f"no restart is left for --hang-action=restart (--max-restarts={max_restarts})"
+
+
+def exception_line(exception: ExceptionText) -> str:
+    """Return an exception in one line: its type, and the first line of the message that is not empty."""
+    first = next((line.strip() for line in exception.message.splitlines() if line.strip()), "")
+    first = _CPP_PLACE.sub("", first, count=1)
+    return f"{exception.type}: {first}" if first else exception.type
+
+
+def span(seconds: float) -> str:
+    """Return a span of time, rounded to the precision that a reader needs."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return a list of ranks with consecutive ranks as ranges."""
+    ordered = sorted(numbers)
+    return f"rank{'s' if len(ordered) > 1 else ''} {list_ranks(ordered)}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number and its noun: `1 worker` or `8 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -15,7 +15,7 @@ from elastic_run.core.job.node_config import JoinCommand, NodeConfig
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.session import Notice
-from elastic_run.report import wait_notices
+from elastic_run.report import waiting
 from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.configs import plain_setup
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
@@ -156,7 +156,7 @@ def test_a_master_that_cannot_be_reached_is_named(enter: Callable[[Node], Node])
 
 def test_who_is_missing_is_told(enter: Callable[[Node], Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """While nodes are missing, a line says how many are there, who, and how long they are waited for."""
-    monkeypatch.setattr(wait_notices, "FIRST", 0.2)
+    monkeypatch.setattr(waiting, "FIRST", 0.2)
     node = enter(tcp_node(free_port(), (2, 2)))
     while not (text := node.wait_for(Notice).text).startswith("waiting: 1/2 nodes"):
         pass

@@ -173,7 +173,7 @@ def test_an_unhealthy_node_does_not_hold_the_others_up(launch: Launch, worker: W
     port = free_port()
     conf = "last_call_timeout=600,join_timeout=600"
     words = ("--nnodes=2:3", "--node-rank")
-    often = shortened({"elastic_run.report.wait_texts.INTERVAL": 2.0})
+    often = shortened({"elastic_run.report.waiting.INTERVAL": 2.0})
     first = launch(*place(port, conf), *words, "1", path, program=often)
     wait_coordinated(port)
     sick = launch(*place(port, conf), *words, "2", f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)

@@ -77,7 +77,7 @@ TOO_SLOW = {
     "elastic_run.cli.explain",
     "elastic_run.cli.help",
     "elastic_run.agent.driver.event_recorder",
-    "elastic_run.report.event_file",
+    "elastic_run.report.event_log",
     "prometheus_client",
     "etcd",
     "urllib3",
@@ -88,7 +88,7 @@ SEVERAL_NODES = ["--nnodes=1:2"]
 TOO_SLOW_FOR_NODES = {
     "elastic_run.cli.explain",
     "elastic_run.agent.driver.event_recorder",
-    "elastic_run.report.event_file",
+    "elastic_run.report.event_log",
     "prometheus_client",
     "etcd",
     "urllib3",

@@ -135,7 +135,7 @@ def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Callable[[s
     """
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123456789abcdef", encoding="ascii")
-    path, often = worker("say('started')"), shortened({"elastic_run.report.wait_texts.INTERVAL": 4.0})
+    path, often = worker("say('started')"), shortened({"elastic_run.report.waiting.INTERVAL": 4.0})
     names = [{"port": free_port(), "other": free_port(), "token": token} for _ in PAIRS]
     firsts = [
         launch(*pair.first.format(**values).split(), path, program=often)

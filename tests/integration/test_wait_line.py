@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Source, Stream
 from elastic_run.multiprocessing.output.sink import Sink
-from elastic_run.report.wait_line import WaitLine
+from elastic_run.report.waiting import WaitLine
 from tests.support.launch import ELASTIC_RUN
 from tests.support.screen import Screen
 from tests.support.sessions import free_port

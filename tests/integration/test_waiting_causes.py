@@ -209,7 +209,7 @@ def test_a_node_that_was_refused(launch: Launch, worker: Worker) -> None:
     """The node that waits says which nodes were refused and why."""
     place = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j", "--nnodes=2")
     conf, script = "--rdzv-conf=keep_alive_interval=0.5", worker("pass")
-    often = shortened({"elastic_run.report.wait_texts.INTERVAL": 0.5})
+    often = shortened({"elastic_run.report.waiting.INTERVAL": 0.5})
     waiting = launch(*place, conf, script, program=often)
     waiting.wait_line(r"waiting: 1/2 nodes")
     refused = [launch(*place, conf, worker("pass")), launch(*place, conf, "--nnodes=3", script)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_run.report.event_history import fold, read_events
+from elastic_run.report.history_logs import read_events
+from elastic_run.report.job_history import fold
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,4 +23,4 @@ def shortened(constants: Mapping[str, float]) -> tuple[str, ...]:
 
 
 #: A launcher whose first waiting line comes after a fifth of a second instead of two.
-TELLS_SOON = shortened({"elastic_run.report.wait_texts.FIRST": 0.2})
+TELLS_SOON = shortened({"elastic_run.report.waiting.FIRST": 0.2})

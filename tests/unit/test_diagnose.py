@@ -13,7 +13,7 @@ from elastic_run.core.failure.diagnose import Evidence, RecorderFinding, Rule, d
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.protocol.facts import NodeEnds, StuckRank
 from elastic_run.report import JobResult, render
-from elastic_run.report.node_ends import describe_ends, read_places
+from elastic_run.report.failure_documents import describe_ends, read_places
 from tests.support.job_results import worker_end
 
 if TYPE_CHECKING:

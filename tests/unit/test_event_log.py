@@ -14,11 +14,10 @@ import pytest
 from elastic_run.agent.driver.event_recorder import open_recorder
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.loop import Loop
-from elastic_run.report.clock_offsets import find_offsets
-from elastic_run.report.event_file import EventFile, EventWriter
-from elastic_run.report.event_history import LINE_LIMIT, fold, read_events
-from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER, find_mistake
-from elastic_run.report.history_page.failures import find_failures
+from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, EventWriter, find_mistake
+from elastic_run.report.history_logs import LINE_LIMIT, read_events
+from elastic_run.report.history_page import find_failures
+from elastic_run.report.job_history import _find_offsets, fold
 
 _VALUES: dict[str, Any] = {"text": "text", "count": 1, "seconds": 1.5, "yes or no": True, "numbers": [0]}
 
@@ -316,12 +315,12 @@ def test_clocks_that_differ_are_corrected() -> None:
 
 def test_launchers_of_one_host_have_one_clock() -> None:
     """What one of them was late with is no difference of clocks; nor is one without a common round known."""
-    assert find_offsets([*node_log("a", 0.0, host="h"), *node_log("b", 9.0, host="h")]) == {}
-    assert find_offsets([*node_log("a", 0.0), *node_log("b", 9.0, rounds=(3,))]) == {}
+    assert _find_offsets([*node_log("a", 0.0, host="h"), *node_log("b", 9.0, host="h")]) == {}
+    assert _find_offsets([*node_log("a", 0.0), *node_log("b", 9.0, rounds=(3,))]) == {}
 
 
 def test_one_late_reader_of_a_round_does_not_count() -> None:
     """The median of the rounds tells."""
     late = node_log("b", 1.0, rounds=(1, 2, 3))
     late[1] |= {"time": late[1]["time"] + 20}
-    assert round(find_offsets([*node_log("a", 0.0, rounds=(1, 2, 3)), *late])["b"], 2) == 1.0
+    assert round(_find_offsets([*node_log("a", 0.0, rounds=(1, 2, 3)), *late])["b"], 2) == 1.0

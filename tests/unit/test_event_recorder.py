@@ -13,7 +13,7 @@ from elastic_run.agent.driver.step import Step
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 from elastic_run.core.job.config import JobConfig
-from elastic_run.report.event_schema import find_mistake
+from elastic_run.report.event_log import find_mistake
 
 if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round

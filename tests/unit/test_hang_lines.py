@@ -6,7 +6,7 @@ from elastic_run.core.diagnosis.hang import Stillness
 from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.records import replace
-from elastic_run.report import hang_lines
+from elastic_run.report import stack_lines
 
 _REDUCES = Stillness(Place("all_reduce", "/code/train.py", 88, is_waiting=True), waits=True, same=62.0, idle=62.0)
 _BACKWARD = Stillness(Place("backward", "/code/train.py", 90), waits=True, same=62.0, idle=62.0)
@@ -20,21 +20,21 @@ def test_the_report_names_the_odd_rank_first() -> None:
     asleep = Place("load_batch", "/home/ada/data.py", 41)
     places = {0: waiting, 1: other, 2: waiting, 3: asleep, 4: other, 5: other}
     ranks = {rank: Stillness(place, waits=place.is_waiting, same=62.0, idle=62.0) for rank, place in places.items()}
-    assert hang_lines.detail(ranks).startswith(
+    assert stack_lines.hang_detail(ranks).startswith(
         "no progress of any rank for 62.0 s: rank 3 is in load_batch (data.py:41), 62.0 s; ranks "
     )
-    assert list(hang_lines.verdict(ranks))[-1].startswith("  rank 3 is in load_batch")
-    assert hang_lines.find_odd_rank(ranks) == 3
+    assert list(stack_lines.hang_verdict(ranks))[-1].startswith("  rank 3 is in load_batch")
+    assert stack_lines.find_odd_rank(ranks) == 3
 
 
 def test_the_rank_that_the_others_wait_for_comes_last() -> None:
     """With its place and the seconds for which it has been there; the first line and the report begin with it."""
-    assert [*hang_lines.verdict({0: _REDUCES, 1: _LOADS, 2: _REDUCES})] == [
+    assert [*stack_lines.hang_verdict({0: _REDUCES, 1: _LOADS, 2: _REDUCES})] == [
         "the job hangs: no progress of any rank for 62.0 s; look at rank 1: other ranks wait for it",
         "  ranks 0, 2 wait in all_reduce (train.py:88), 62.0 s",
         "  rank 1 is in load_batch (data.py:41), 63.0 s",
     ]
-    assert hang_lines.detail({0: _REDUCES, 1: _LOADS}) == (
+    assert stack_lines.hang_detail({0: _REDUCES, 1: _LOADS}) == (
         "no progress of any rank for 62.0 s: rank 1 is in load_batch (data.py:41), 63.0 s; "
         "rank 0 waits in all_reduce (train.py:88), 62.0 s"
     )
@@ -43,26 +43,28 @@ def test_the_rank_that_the_others_wait_for_comes_last() -> None:
 def test_without_a_difference_no_rank_is_to_be_looked_at() -> None:
     """Where all ranks wait, or none does, the first line accuses nobody; of several it names all."""
     for same in (_REDUCES, _LOADS):
-        assert next(hang_lines.verdict({0: same, 1: same})) == "the job hangs: no progress of any rank for " + (
+        assert next(stack_lines.hang_verdict({0: same, 1: same})) == "the job hangs: no progress of any rank for " + (
             "62.0 s" if same is _REDUCES else "63.0 s"
         )
     several = {0: _REDUCES, 1: _LOADS, 2: _LOADS}
-    assert next(hang_lines.verdict(several)).endswith("; look at ranks 1-2: other ranks wait for them")
+    assert next(stack_lines.hang_verdict(several)).endswith("; look at ranks 1-2: other ranks wait for them")
 
 
 def test_a_rank_that_has_ended_is_what_the_others_wait_for() -> None:
     """It stands in the first line, below all places, and first in the report, if a rank waits."""
-    assert [*hang_lines.verdict({0: _REDUCES, 2: _REDUCES}, ended=(1,))] == [
+    assert [*stack_lines.hang_verdict({0: _REDUCES, 2: _REDUCES}, ended=(1,))] == [
         "the job hangs: no progress of any rank for 62.0 s; look at rank 1: it has ended, and other ranks wait for it",
         "  ranks 0, 2 wait in all_reduce (train.py:88), 62.0 s",
         "  rank 1 has ended with exit code 0",
     ]
-    assert hang_lines.detail({0: _REDUCES}, ended=(1, 2)) == (
+    assert stack_lines.hang_detail({0: _REDUCES}, ended=(1, 2)) == (
         "no progress of any rank for 62.0 s: ranks 1-2 have ended with exit code 0; "
         "rank 0 waits in all_reduce (train.py:88), 62.0 s"
     )
-    assert next(hang_lines.verdict({0: _LOADS}, ended=(1, 2))) == "the job hangs: no progress of any rank for 63.0 s"
-    both = next(hang_lines.verdict({0: _REDUCES, 3: _LOADS}, ended=(1, 2)))
+    assert (
+        next(stack_lines.hang_verdict({0: _LOADS}, ended=(1, 2))) == "the job hangs: no progress of any rank for 63.0 s"
+    )
+    both = next(stack_lines.hang_verdict({0: _REDUCES, 3: _LOADS}, ended=(1, 2)))
     assert both.endswith("; look at rank 3: other ranks wait for it")
 
 
@@ -70,43 +72,43 @@ def test_the_flight_recorder_comes_first_where_all_ranks_wait() -> None:
     """Then the rank that it names is the odd one; where a rank does not wait or has ended, that tells the cause."""
     finding = RecorderFinding("rank 2 did not join all_reduce number 4 of group 'inner', in which ranks 0-1 wait", (2,))
     other = Stillness(Place("all_reduce", "/code/train.py", 99, is_waiting=True), waits=True, same=62.0, idle=62.0)
-    assert hang_lines.detail({0: _REDUCES, 1: _REDUCES, 2: other}, finding=finding) == (
+    assert stack_lines.hang_detail({0: _REDUCES, 1: _REDUCES, 2: other}, finding=finding) == (
         "rank 2 did not join all_reduce number 4 of group 'inner', in which ranks 0-1 wait; "
         "no progress of any rank for 62.0 s: rank 2 waits in all_reduce (train.py:99), 62.0 s; "
         "ranks 0-1 wait in all_reduce (train.py:88), 62.0 s"
     )
     for ranks, ended in (({0: _REDUCES, 2: _LOADS}, ()), ({0: _REDUCES, 1: other}, (2,))):
-        assert hang_lines.detail(ranks, ended, finding) == hang_lines.detail(ranks, ended)
+        assert stack_lines.hang_detail(ranks, ended, finding) == stack_lines.hang_detail(ranks, ended)
     unknown = RecorderFinding("all ranks of group 'inner' are in all_reduce number 4: no rank is missing")
-    assert hang_lines.detail({0: _REDUCES}, finding=unknown).startswith(f"{unknown.text}; no progress ")
+    assert stack_lines.hang_detail({0: _REDUCES}, finding=unknown).startswith(f"{unknown.text}; no progress ")
 
 
 def test_a_large_job_takes_one_screen() -> None:
     """Of many places the first and the last are shown, and the number of the other ranks: the odd one out is last."""
     places = {rank: Place("f", "a.py", rank, is_waiting=rank != 17) for rank in range(40)}
     ranks = {rank: Stillness(place, waits=place.is_waiting, same=62.0, idle=62.0) for rank, place in places.items()}
-    lines = [*hang_lines.verdict(ranks)]
+    lines = [*stack_lines.hang_verdict(ranks)]
     assert len(lines) == 14
     assert lines[7] == "  28 ranks elsewhere"
     assert lines[-1] == "  rank 17 is in f (a.py:17), 62.0 s"
-    assert hang_lines.detail(ranks).startswith(
+    assert stack_lines.hang_detail(ranks).startswith(
         "no progress of any rank for 62.0 s: rank 17 is in f (a.py:17), 62.0 s; "
     )
 
 
 def test_the_rank_that_does_not_wait_is_the_odd_one() -> None:
     """Also where only the flight recorder knows that the other waits; where all wait, it is the rank that it names."""
-    assert hang_lines.find_odd_rank({0: _BACKWARD, 1: _LOADS}) == 1
-    assert hang_lines.find_odd_rank({0: _REDUCES, 1: _LOADS, 2: _LOADS, 3: _LOADS}, accused=(0,)) == 1
-    assert hang_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}) == 2
-    assert hang_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}, accused=(1,)) == 1
+    assert stack_lines.find_odd_rank({0: _BACKWARD, 1: _LOADS}) == 1
+    assert stack_lines.find_odd_rank({0: _REDUCES, 1: _LOADS, 2: _LOADS, 3: _LOADS}, accused=(0,)) == 1
+    assert stack_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}) == 2
+    assert stack_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}, accused=(1,)) == 1
 
 
 def test_a_rank_that_has_ended_is_no_odd_rank() -> None:
     """The flight recorder accuses a rank without a dump; if that rank has ended, one that waits stands for the hang."""
-    assert hang_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1,)) == 0
-    assert hang_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1, 2)) == 2
-    assert [*hang_lines.verdict({0: _BACKWARD})][1] == "  rank 0 waits in backward (train.py:90), 62.0 s"
+    assert stack_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1,)) == 0
+    assert stack_lines.find_odd_rank({0: _REDUCES, 2: _REDUCES}, accused=(1, 2)) == 2
+    assert [*stack_lines.hang_verdict({0: _BACKWARD})][1] == "  rank 0 waits in backward (train.py:90), 62.0 s"
 
 
 def test_a_rank_that_has_failed_comes_before_others() -> None:
@@ -116,19 +118,23 @@ def test_a_rank_that_has_failed_comes_before_others() -> None:
         return replace(_LOADS, place=Place(problem=problem))
 
     ranks = {0: _LOADS, 1: be("has ended its main thread, and another thread still runs"), 2: _REDUCES}
-    assert hang_lines.find_odd_rank(ranks) == 1
-    assert next(hang_lines.verdict({0: _LOADS, 1: ranks[1]})).endswith("; look at rank 1: it has ended the main thread")
+    assert stack_lines.find_odd_rank(ranks) == 1
+    assert next(stack_lines.hang_verdict({0: _LOADS, 1: ranks[1]})).endswith(
+        "; look at rank 1: it has ended the main thread"
+    )
     ranks |= {3: be("has written KeyError: 3 and nothing after it, and is in wait (a.py:1)")}
-    assert next(hang_lines.verdict(ranks)).endswith(
+    assert next(stack_lines.hang_verdict(ranks)).endswith(
         "; look at rank 3: it has written an exception and nothing after it"
     )
     ranks |= {rank: be("has raised KeyError: 3, and has not ended: thread t still runs") for rank in (4, 5, 6)}
-    assert next(hang_lines.verdict(ranks)).endswith("; look at ranks 4-6: they have failed and not ended")
+    assert next(stack_lines.hang_verdict(ranks)).endswith("; look at ranks 4-6: they have failed and not ended")
 
 
 def test_what_follows_a_hang() -> None:
     """The user's action, none without --hang-timeout, or the failure of a rank that has failed already."""
-    assert hang_lines.closing("/logs/stacks.txt", "fail").endswith("stacks.txt; stopping the job (--hang-action=fail)")
-    assert hang_lines.closing("", "fail", failed=3).endswith("; rank 3 counts as failed now")
-    assert hang_lines.closing("", "report", failed=3).endswith("; the job goes on (--hang-action=report)")
-    assert "--hang-timeout finds a hang sooner" in hang_lines.closing("", hang_lines.NOT_ASKED, failed=3)
+    assert stack_lines.hang_closing("/logs/stacks.txt", "fail").endswith(
+        "stacks.txt; stopping the job (--hang-action=fail)"
+    )
+    assert stack_lines.hang_closing("", "fail", failed=3).endswith("; rank 3 counts as failed now")
+    assert stack_lines.hang_closing("", "report", failed=3).endswith("; the job goes on (--hang-action=report)")
+    assert "--hang-timeout finds a hang sooner" in stack_lines.hang_closing("", stack_lines.NOT_ASKED, failed=3)

@@ -52,8 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"new_files", "worker_start"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
     | {"rendezvous.session", "new_files", "user_file"},
-    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"}
-    | {"user_file"},
+    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.waiting"} | {"user_file"},
     "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port", "slurm_running_step"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {
@@ -77,7 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.utils",
         "rendezvous.addresses",
     }
-    | {"report.wording", "new_files", "user_file"},
+    | {"report.text", "new_files", "user_file"},
     "worker": {"contract", "slurm_node_lists", "slurm_port", "slurm_running_step"},
 }
 #: What the command line's modules leave to the launcher, which alone sees all.

@@ -11,7 +11,7 @@ from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.core.agent import messages
 from elastic_run.core.job.node_events import Ended
 from elastic_run.core.protocol.decisions import End
-from elastic_run.report import wait_line
+from elastic_run.report import waiting
 
 
 class _Node:
@@ -75,7 +75,7 @@ def test_one_line_shows_the_wait_until_it_ends(monkeypatch: pytest.MonkeyPatch) 
             show=lambda texts, *, is_live: shown.append((texts, is_live)), end=lambda last: shown.append(("end", last))
         )
 
-    monkeypatch.setattr(wait_line, "WaitLine", make)
+    monkeypatch.setattr(waiting, "WaitLine", make)
     node, texts = _Node(), ("waiting",)
     event: Any = SimpleNamespace(texts=texts, is_for_nodes=False)
     for _ in range(2):

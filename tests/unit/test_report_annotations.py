@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.report.annotations import find_annotation
+from elastic_run.report.failure import find_annotation
 from tests.support.job_results import captured, result, worker_end
 
 ACTIONS = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": "/home/runner/repo/"}

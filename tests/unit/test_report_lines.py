@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_run import contract
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report import lines
-from elastic_run.report.wording import end_verb
+from elastic_run.report.text import end_verb
 from tests.support.job_results import captured, worker_end
 
 ROOT = worker_end(3, 1, captured("value_error"))

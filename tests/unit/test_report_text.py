@@ -9,9 +9,22 @@ import signal
 import pytest
 
 from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.report.text import columns, elide, printable, shorten, shows_colors, wrap
-from elastic_run.report.trace import trace_lines
-from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span
+from elastic_run.report.failure_sections import trace_lines
+from elastic_run.report.text import (
+    columns,
+    count,
+    elide,
+    end_verb,
+    exception_line,
+    exit_text,
+    printable,
+    ranks,
+    shorten,
+    shows_colors,
+    signal_name,
+    span,
+    wrap,
+)
 from tests.support.job_results import worker_end
 
 

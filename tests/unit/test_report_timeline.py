@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.report.event_history import LINE_LIMIT, fold, read_lines
-from elastic_run.report.history_page import files
-from elastic_run.report.history_page.failures import find_failures
-from elastic_run.report.history_page.files import _DEPTH, _STACK_BYTES, read_logs
-from elastic_run.report.history_page.page import _clock, _describe_round, _share_out
-from elastic_run.report.history_page.timeline import RUNNING, STARTING, STOPPING, UNSEEN, WAITING, draw_rows, find_span
-from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
+from elastic_run.report import history_logs
+from elastic_run.report.history_charts import RUNNING, STARTING, STOPPING, UNSEEN, WAITING, draw_rows, find_span
+from elastic_run.report.history_logs import _DEPTH, _STACK_BYTES, LINE_LIMIT, read_lines, read_logs
+from elastic_run.report.history_page import _clock, _describe_round, _share_out, find_failures
+from elastic_run.report.job_history import Agent, Job, Member, Round, Worker, fold
 from tests.unit.test_event_log import encode, event
 
 if TYPE_CHECKING:
@@ -73,31 +71,22 @@ def test_a_line_that_is_longer_than_any_event_is_one_line(tmp_path: Path) -> Non
         assert list(read_lines(file)) == [b"x" * (LINE_LIMIT + 1), b"next\n"]
 
 
-def test_of_a_long_log_the_first_and_the_last_part_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left out is told, and where lines are that are no events; lines at the borders are not cut."""
+def test_of_a_long_log_the_last_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says that a part is left out; the line at the border is not cut."""
     path = str(tmp_path / "events.jsonl")
     lines = [encode([event("resources", round=number, monotonic=number)]) for number in range(100)]
     lines[95] = b"no event\n"
     size = len(lines[50])
-    monkeypatch.setattr(files, "_PART", 10 * size)
+    monkeypatch.setattr(history_logs, "_LONGEST", 20 * size)
     (tmp_path / "events.jsonl").write_bytes(b"".join(lines[:20]))
     assert (len(read_logs(path).events), read_logs(path).problems) == (20, [])
     whole = b"".join(lines)
     (tmp_path / "events.jsonl").write_bytes(whole)
     logs = read_logs(path)
-    assert [each["round"] for each in logs.events] == [*range(11), *range(90, 95), *range(96, 100)]
-    assert logs.problems == [f"{path} has 0 MiB: only its first and last 0 MiB are read"]
-    start = len(whole) - 10 * size
+    assert [each["round"] for each in logs.events] == [*range(80, 95), *range(96, 100)]
+    assert logs.problems == [f"{path} has 0 MiB: only the last 0 MiB are read"]
     (mistake,) = logs.mistakes
-    assert (mistake.file, mistake.first_line) == (f"{path}, from byte {start} on", 6)
-
-
-def test_a_line_that_never_ends_ends_with_the_part(tmp_path: Path) -> None:
-    """A file with a hole of gigabytes has such a line."""
-    (tmp_path / "e").write_bytes(b"first\n" + b"\0" * (9 * LINE_LIMIT))
-    with (tmp_path / "e").open("rb") as file:
-        assert list(read_lines(file, 2 * LINE_LIMIT)) == [b"first\n", b"\0" * (LINE_LIMIT + 1)]
-        assert file.tell() <= 3 * LINE_LIMIT + 8
+    assert (mistake.file, mistake.count) == (path, 1)
 
 
 def test_lines_of_a_round_whose_beginning_is_missing_belong_to_no_other_round() -> None:

@@ -10,7 +10,7 @@ import pytest
 from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.records import replace
 from elastic_run.rendezvous.session import Notice
-from elastic_run.report.wait_notices import NEW, READY, WaitNotices
+from elastic_run.report.waiting import NEW, READY, WaitNotices
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous.session import Waiting

@@ -9,13 +9,7 @@ import pytest
 
 from elastic_run.core.job.node_config import JoinCommand
 from elastic_run.rendezvous.join_command import describe_join_command
-from elastic_run.report.wait_texts import (
-    describe_missing,
-    describe_spare,
-    describe_trouble,
-    missing_texts,
-    trouble_texts,
-)
+from elastic_run.report.waiting import describe_missing, describe_spare, describe_trouble, missing_texts, trouble_texts
 
 
 def test_missing_nodes() -> None:

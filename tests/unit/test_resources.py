@@ -10,10 +10,9 @@ import pytest
 from elastic_run.agent.driver.resource_readings import ResourceReader
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.report.event_history import fold
-from elastic_run.report.event_schema import find_mistake
-from elastic_run.report.history_page.resources import draw_resources
-from elastic_run.report.history_page.timeline import Span
+from elastic_run.report.event_log import find_mistake
+from elastic_run.report.history_charts import Span, draw_resources
+from elastic_run.report.job_history import fold
 from tests.support.stream_bench import Clockwork
 from tests.unit.test_event_log import event
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.loop import Loop
-    from elastic_run.report.history_page.resources import Chart
+    from elastic_run.report.history_charts import Chart
 
 
 def draw(*readings: tuple[float, list[int], list[float], list[int]]) -> list[Chart]:

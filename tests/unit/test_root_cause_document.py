@@ -10,7 +10,7 @@ import pytest
 from elastic_run.core.failure.root_cause import OomKills
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.report import render
-from elastic_run.report.root_cause_document import decode_root_cause, encode_root_cause
+from elastic_run.report.failure_documents import decode_root_cause, encode_root_cause
 from tests.support.job_results import captured, result, worker_end
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.errors import UsageError
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.coordination.handler import create_handler
-from elastic_run.report.failure_rules import read_rules
-from elastic_run.report.history_page.files import read_logs
+from elastic_run.report.history_logs import read_logs
+from elastic_run.report.job_result import read_rules
 from elastic_run.user_file import read_user_file
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Makes the events of `report.event_schema` for one agent, and hands them to the event log and the metrics.
+"""Makes the events of `report.event_log` for one agent, and hands them to the event log and the metrics.
 
 Rules
 - Nothing here decides, waits or sets a timer. A failed write does not disturb the job: the writer tells it once.
@@ -14,10 +14,8 @@ from elastic_run import __version__, contract
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.failure.root_cause import has_lost_rank
-from elastic_run.report.event_file import EventFile, EventWriter
-from elastic_run.report.event_schema import VERSION
-from elastic_run.report.text import elide, printable
-from elastic_run.report.wording import end_verb, exception_line, signal_name
+from elastic_run.report.event_log import VERSION, EventFile, EventWriter
+from elastic_run.report.text import elide, end_verb, exception_line, printable, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -267,14 +265,14 @@ class EventRecorder:
 
     def hang_found(self, moment: Moment, found: Hang, action: str) -> None:
         """The job hangs, as far as this node knows."""
-        from elastic_run.report.hang_lines import detail, find_odd_rank
+        from elastic_run.report.stack_lines import find_odd_rank, hang_detail
 
         self._put(
             moment,
             "hang_found",
             still_s=_seconds(found.seconds),
             rank=find_odd_rank(found.ranks),
-            detail=_one_line(detail(found.ranks, found.ended)),
+            detail=_one_line(hang_detail(found.ranks, found.ended)),
             action=action,
         )
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from elastic_run.core.agent.faults import ACTIONS, ALTERED, ARMED, COLLECTIVE_ACTIONS, plan_faults
 from elastic_run.diagnosis.worker_sockets import send_request
-from elastic_run.report.wording import signal_name, span
+from elastic_run.report.text import signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

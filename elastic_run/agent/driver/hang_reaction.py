@@ -14,7 +14,7 @@ from elastic_run import contract
 from elastic_run.core.agent import messages
 from elastic_run.core.diagnosis.stacks import FAILED, rank_suspicion
 from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, ExceptionText, WorkerEnd
-from elastic_run.report import hang_lines
+from elastic_run.report import stack_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class HangReaction:
 
     def react(self, current: Round, found: Hang) -> None:
         """Tell the user of a hang, and begin the action."""
-        for line in hang_lines.verdict(found.ranks, found.ended):
+        for line in stack_lines.hang_verdict(found.ranks, found.ended):
             self._say(line)
         path = self._write(found.dumps)
         recorder = self._context.flight_recorder
@@ -95,14 +95,14 @@ class HangReaction:
         if not self._is_running(current):
             return
         settings = self._context.options.agent_config
-        action = settings.hang_action if settings.hang_timeout is not None else hang_lines.NOT_ASKED
+        action = settings.hang_action if settings.hang_timeout is not None else stack_lines.NOT_ASKED
         if finding is not None and finding.text:
-            self._say(hang_lines.recorder(finding.text))
+            self._say(stack_lines.hang_recorder(finding.text))
         accused = () if finding is None else finding.ranks
-        rank = hang_lines.find_odd_rank(found.ranks, accused)
+        rank = stack_lines.find_odd_rank(found.ranks, accused)
         has_failed = rank_suspicion(found.ranks[rank].place) == FAILED
-        self._say(hang_lines.closing(path, action, failed=rank if has_failed else None))
-        if action in ("report", hang_lines.NOT_ASKED):
+        self._say(stack_lines.hang_closing(path, action, failed=rank if has_failed else None))
+        if action in ("report", stack_lines.NOT_ASKED):
             return
         if has_failed:  # the node of this rank has found the same
             for local_rank in current.uncaught:
@@ -111,7 +111,7 @@ class HangReaction:
             return
         if not found.is_decided_here:
             return
-        detail = hang_lines.detail(found.ranks, found.ended, finding)
+        detail = stack_lines.hang_detail(found.ranks, found.ended, finding)
         event: Event = messages.WorkersHung(current.number)
         if action == "fail":
             event = messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job")

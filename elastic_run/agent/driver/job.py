@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.process.guardian import Guardian
     from elastic_run.rendezvous.errors import RendezvousError
     from elastic_run.rendezvous.session import Session, SessionEvent
-    from elastic_run.report.wait_line import WaitLine
+    from elastic_run.report.waiting import WaitLine
 
     Deliver: TypeAlias = Callable[[dict[str, Any]], None]
 
@@ -329,7 +329,7 @@ class MultiNodeJob:
             self._end_wait("")
             return
         if self._wait_line is None:
-            from elastic_run.report.wait_line import WaitLine
+            from elastic_run.report.waiting import WaitLine
 
             self._wait_line = WaitLine(self._loop, self._console)
         # Workers own the terminal: beside their progress bars there is no room for a line that is rewritten.

@@ -13,10 +13,5 @@ import elastic_run.agent.user_rules
 import elastic_run.core.failure.uncaught
 import elastic_run.multiprocessing.output.outlet
 import elastic_run.multiprocessing.output.remainder
-import elastic_run.report.annotations
-import elastic_run.report.failure_json
-import elastic_run.report.failure_rules
-import elastic_run.report.job_result
-import elastic_run.report.lines
-import elastic_run.report.node_ends
-import elastic_run.report.root_cause_document  # noqa: F401
+import elastic_run.report.failure
+import elastic_run.report.failure_documents  # noqa: F401

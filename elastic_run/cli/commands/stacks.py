@@ -17,7 +17,7 @@ from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, say
 from elastic_run.report.stack_lines import details, rank_lines, summary
-from elastic_run.report.wording import ranks
+from elastic_run.report.text import ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

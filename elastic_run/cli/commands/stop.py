@@ -18,8 +18,7 @@ from elastic_run.control.socket_directory import is_stale
 from elastic_run.control.wire import Call, ControlError
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
-from elastic_run.report.text import printable
-from elastic_run.report.wording import count
+from elastic_run.report.text import count, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_text import cause_line, detail_lines
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text
-from elastic_run.report.text import printable, wrap
-from elastic_run.report.wording import count, ranks
+from elastic_run.report.text import count, printable, ranks, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

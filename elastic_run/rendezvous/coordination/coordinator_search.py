@@ -36,7 +36,7 @@ from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_en
 from elastic_run.rendezvous.coordination.link import PARTING
 from elastic_run.rendezvous.coordination.opening import CONTRADICTS, REFUSED, Answer, ask
 from elastic_run.rendezvous.session import Lost, Notice
-from elastic_run.report.wait_texts import Repetition
+from elastic_run.report.waiting import Repetition
 from elastic_run.store.connecting import Backoff
 from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS

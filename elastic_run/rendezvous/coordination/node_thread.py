@@ -30,7 +30,7 @@ from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.coordination.round_entry import RoundEntry
 from elastic_run.rendezvous.coordination.step_check import StepCheck
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
-from elastic_run.report.wait_notices import NEW, READY, WaitNotices
+from elastic_run.report.waiting import NEW, READY, WaitNotices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

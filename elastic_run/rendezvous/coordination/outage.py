@@ -1,7 +1,7 @@
 """How long an agent looks for its coordinator, and what it says meanwhile.
 
 No line appears within the lease where the agent has had a coordinator before: the workers go on. Where it never had
-one, the first line appears after two seconds. Lines from time to time (`report.wait_texts`) say what is wrong, and for
+one, the first line appears after two seconds. Lines from time to time (`report.waiting`) say what is wrong, and for
 how long the agent looks; after that the job is lost for it. It looks for `join_timeout` where it never had a
 coordinator, or where another one may follow (several endpoints, a lease). Where only one is possible it gives up
 sooner: a refused connection means that its process is gone.
@@ -13,7 +13,7 @@ import time
 
 from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.rendezvous.session import Lost, Notice, Waiting
-from elastic_run.report.wait_texts import FIRST, LIVE_INTERVAL, Repetition, describe_trouble, trouble_texts
+from elastic_run.report.waiting import FIRST, LIVE_INTERVAL, Repetition, describe_trouble, trouble_texts
 from elastic_run.store.errors import REFUSED, SILENT, UNREADY, UNRESOLVED
 
 TYPE_CHECKING = False

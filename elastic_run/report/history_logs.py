@@ -1,31 +1,79 @@
 """Finds and reads event logs and stacks below a directory; lines that are not events are counted and named.
 
-A log may be longer than can be read in seconds: it is of years, or a copy of it has a hole of gigabytes. Its beginning
-and its end are read then.
+A log may end in the middle of a line, lack any part, and contain anything: none of that is an error.
 """
 
 from __future__ import annotations
 
 import errno
-import math
+import json
 import os
 import stat
 
 from elastic_run.contract import EVENTS_FILE
 from elastic_run.records import dataclass, field
-from elastic_run.report.event_history import Mistakes, read_events, read_lines
+from elastic_run.report.event_log import find_mistake
 from elastic_run.user_file import open_user_file, read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from io import BufferedReader
 
     from elastic_run.report.job_history import Event
 
+#: Bytes that are read of a line at most; no line of an event log is longer.
+LINE_LIMIT = 1 << 16
+
+
+@dataclass(slots=True)
+class Mistakes:
+    """Lines of a file that are not events."""
+
+    file: str  # Name of the file
+    count: int  # Number of such lines
+    first_line: int  # Number of the first such line
+    reason: str  # Why that line is no event
+
+
+def read_lines(file: BufferedReader) -> Iterator[bytes]:
+    """Return the lines of an event log; a line that is longer than any event is cut."""
+    while line := file.readline(LINE_LIMIT + 1):
+        yield line
+        while len(line) > LINE_LIMIT and not line.endswith(b"\n"):
+            line = file.readline(LINE_LIMIT + 1)
+
+
+def read_events(lines: Iterable[bytes], file: str) -> tuple[list[Event], Mistakes | None]:
+    """Return the events of lines, and the lines that are not events; empty lines don't count."""
+    events, mistakes = [], None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        document, reason = _parse(line)
+        if not reason:
+            events.append(document)
+        elif mistakes is None:
+            mistakes = Mistakes(file, 1, number, reason)
+        else:
+            mistakes.count += 1
+    return events, mistakes
+
+
+def _parse(line: bytes) -> tuple[Event, str]:
+    if len(line) > LINE_LIMIT:
+        return {}, "is longer than any event"
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, "is not a whole line of JSON"
+    return document, find_mistake(document)
+
+
 #: Depth of the search below the user's directory: runs, attempts, ranks.
 _DEPTH = 3
-#: Bytes of the beginning, and of the end, of an event log that are read.
-_PART = 64 << 20
+#: Bytes of an event log that are read, its last ones. A longer log is of years, or a copy of it has a hole.
+_LONGEST = 128 << 20
 #: Files of stacks that the page shows, and bytes of each.
 _STACKS = 20
 _STACK_BYTES = 64 * 1024
@@ -33,21 +81,13 @@ _STACK_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Logs:
-    """The event logs and stacks of a directory.
+    """The event logs and stacks of a directory."""
 
-    Args:
-        files: Paths of the event logs that could be read.
-        events: Their events, file by file.
-        mistakes: Lines that are not events.
-        problems: Files that could not be read, or only in part, a clause each.
-        stacks: Path and text of each file of stacks.
-    """
-
-    files: list[str] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    mistakes: list[Mistakes] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    stacks: list[tuple[str, str]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)  # Paths of the event logs that could be read
+    events: list[Event] = field(default_factory=list)  # Their events, file by file
+    mistakes: list[Mistakes] = field(default_factory=list)  # Lines that are not events
+    problems: list[str] = field(default_factory=list)  # Files that could not be read, or only in part, a clause each
+    stacks: list[tuple[str, str]] = field(default_factory=list)  # Path and text of each file of stacks
 
 
 def read_logs(place: str) -> Logs:
@@ -102,20 +142,12 @@ def _check_kind(path: str, *, allows_pipe: bool = False) -> None:
 def _read_events(path: str, logs: Logs) -> None:
     with open_user_file(path) as file:
         size = os.fstat(file.fileno()).st_size  # of a pipe 0
-        is_long = size > 2 * _PART
-        _take_events(read_lines(file, _PART if is_long else math.inf), path, logs)
-        if is_long:
-            start = file.seek(size - _PART)
-            last = read_lines(file)
-            next(last, None)  # the rest of a line
-            _take_events(last, f"{path}, from byte {start} on", logs)
-            part = _PART >> 20
-            logs.problems.append(f"{path} has {size >> 20} MiB: only its first and last {part} MiB are read")
+        if size > _LONGEST:
+            file.seek(size - _LONGEST)
+            next(read_lines(file), None)  # the rest of a line
+            logs.problems.append(f"{path} has {size >> 20} MiB: only the last {_LONGEST >> 20} MiB are read")
+        events, mistakes = read_events(read_lines(file), path)
     logs.files.append(path)
-
-
-def _take_events(lines: Iterator[bytes], name: str, logs: Logs) -> None:
-    events, mistakes = read_events(lines, name)
     logs.events += events
     if mistakes is not None:
         logs.mistakes.append(mistakes)

@@ -1,21 +1,107 @@
-"""How the workers ended that are not the root cause, in as few lines as possible."""
+"""Parts of the closing report: the lines of a traceback that say most, and how the other workers ended.
+
+Of a traceback, the user's own code and the last frame say most. The other workers get as few lines as possible.
+"""
 
 from __future__ import annotations
+
+import re
 
 from elastic_run.core.diagnosis.stacks import group_places
 from elastic_run.core.failure.diagnose import find_early_ends, find_stuck
 from elastic_run.core.failure.root_cause import failure_signature, has_equal_error, has_lost_rank
+from elastic_run.core.failure.traceback_text import FOREIGN_PATHS
+from elastic_run.records import dataclass, field
 from elastic_run.report.stack_lines import describe
-from elastic_run.report.text import printable
-from elastic_run.report.wording import exception_line, exit_text, ranks, span
+from elastic_run.report.text import elide, exception_line, exit_text, printable, ranks, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elastic_run.core.diagnosis.stacks import Place
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.core.protocol.decisions import EqualErrors
+
+_FRAME_LINE = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
+_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?(?=/python3))/")
+#: Where `@record` stands, ours and torch's: in every traceback, and never the reason.
+_RECORDERS = (
+    "elastic_run/multiprocessing/errors/recording.py",
+    "torch/distributed/elastic/multiprocessing/errors/__init__.py",
+)
+#: Lines of code of one frame, and frames of libraries, that are shown.
+_CODE = 2
+_LIBRARY_FRAMES = 2
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A place in a traceback and the code that stands there."""
+
+    place: str
+    is_own: bool
+    code: list[str] = field(default_factory=list)
+
+
+def trace_lines(exception: ExceptionText, *, width: int, most: int) -> list[str]:
+    """Choose the lines of a traceback that tell most."""
+    frames = _frames(exception)
+    members = [elide(printable(line), width) for line in exception.lines if line.startswith("  | ")][: most // 2]
+    chosen: set[int] = set()
+    for index in _by_worth(frames):
+        if len(_layout(frames, chosen | {index}, width)) > most - len(members):
+            break
+        chosen.add(index)
+    return _layout(frames, chosen, width) + members
+
+
+def find_own_place(exception: ExceptionText) -> tuple[str, str] | None:
+    """Return file and line of the innermost frame of the user's own code, or of the innermost frame of all."""
+    found = [match for match in map(_FRAME_LINE.match, exception.lines) if match is not None]
+    own = [match for match in found if not any(part in match["file"] for part in FOREIGN_PATHS)]
+    place = next(reversed(own or found), None)
+    return None if place is None else (printable(place["file"]), place["line"])
+
+
+def _by_worth(frames: list[_Frame]) -> list[int]:
+    """The innermost frame, the user's own from the inside out, and a library's next to the innermost."""
+    inside_out = range(len(frames) - 1, -1, -1)
+    own = [index for index in inside_out if frames[index].is_own]
+    foreign = [index for index in inside_out if not frames[index].is_own][:_LIBRARY_FRAMES]
+    return [*dict.fromkeys([*inside_out[:1], *own, *foreign])]
+
+
+def _frames(exception: ExceptionText) -> list[_Frame]:
+    frames: list[_Frame] = []
+    is_recorder = False
+    for line in exception.lines:
+        found = _FRAME_LINE.match(line)
+        if found is not None:
+            is_recorder = found["file"].endswith(_RECORDERS)
+        if is_recorder:
+            continue
+        if found is not None:
+            name = f" in {found['name']}" if found["name"] else ""
+            is_own = not any(part in found["file"] for part in FOREIGN_PATHS)
+            path = _INSTALLED.sub("", found["file"])
+            frames.append(_Frame(printable(f"{path}:{found['line']}{name}"), is_own=is_own))
+        elif frames and line.startswith("    ") and line.strip() and len(frames[-1].code) < _CODE:
+            frames[-1].code.append(printable(line.strip()))
+    return frames
+
+
+def _layout(frames: list[_Frame], chosen: set[int], width: int) -> list[str]:
+    lines: list[str] = []
+    before = -1
+    for index in sorted(chosen):
+        if index != before + 1:
+            lines.append("...")
+        lines.append(frames[index].place)  # readers copy it
+        lines += [f"  {elide(code, width - 2)}" for code in frames[index].code]
+        before = index
+    return lines
+
 
 #: Kinds of failure that get a line of their own.
 _MOST_KINDS = 2
@@ -25,16 +111,7 @@ SIGKILL = 9
 
 
 def equal_errors(ends: Sequence[WorkerEnd], root: WorkerEnd, of_job: EqualErrors | None) -> str:
-    """Say which workers had the error of the root cause; of a job of several nodes, whether one node or all.
-
-    Args:
-        ends: How the workers of this node ended.
-        root: The worker that failed first.
-        of_job: What the job knows of all its nodes, or None.
-
-    Returns:
-        A sentence; "" where no other worker is known to have had it, but for the only worker of a node.
-    """
+    """Say which workers had the error of the root cause; of a job of several nodes, whether one node or all."""
     what = "failure" if root.certain_exception is None else root.certain_exception.type
     if of_job is None:
         equal = [end.rank for end in ends if end is not root and has_equal_error(end, root)]
@@ -53,16 +130,7 @@ def equal_errors(ends: Sequence[WorkerEnd], root: WorkerEnd, of_job: EqualErrors
 
 
 def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has_early: bool) -> list[str]:
-    """Describe the workers that are not the root cause, and had another error.
-
-    Args:
-        ends: How the workers ended.
-        root: The worker that failed first, or None.
-        has_early: Whether those are described that had ended with 0 when the root cause lost a peer.
-
-    Returns:
-        At most six lines, the failures first.
-    """
+    """Describe the workers that are not the root cause, and had another error."""
     others = [end for end in ends if end is not root]
     killed = [end for end in others if end.was_stopped and end.exitcode == -SIGKILL]
     others = [end for end in others if end not in killed and not (root is not None and has_equal_error(end, root))]
@@ -80,12 +148,7 @@ def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has
 
 
 def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """Say which workers had ended with 0, if the other workers only report that they lost a peer.
-
-    Args:
-        root: The first failure, of a lost peer.
-        ends: How the workers ended; one of them had ended with 0 before it.
-    """
+    """Say which workers had ended with 0, if the other workers only report that they lost a peer."""
     early = find_early_ends(root, ends)
     before = span(max(0.0, root.uptime - max(end.uptime for end in early)))
     they = "it" if len(early) == 1 else "they"
@@ -94,13 +157,7 @@ def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 
 
 def stuck_workers(root: WorkerEnd, ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None) -> str:
-    """Say where the workers were that did not stop, if the other workers only report that they lost a peer.
-
-    Args:
-        root: The first failure, of a lost peer.
-        ends: How the workers ended.
-        of_job: See `find_stuck`.
-    """
+    """Say where the workers were that did not stop, if the other workers only report that they lost a peer."""
     stuck = find_stuck(root, ends, of_job)
     groups = group_places(stuck)
     they = "it" if len(stuck) == 1 else "they"

@@ -1,0 +1,243 @@
+"""Failures as documents: failure.json for programs, and what a node has to know of the failures on other nodes.
+
+Version 1 of failure.json holds the keys that `failure_document` returns. A key is never renamed and never changes its
+meaning within a version; new keys may be added. Times are seconds since the epoch (`ended_at`), with the same moment in
+UTC beside them, and durations are seconds. Text of workers is cut to the sizes below, at both ends.
+
+A document of another node may be of another release: a field of the wrong kind counts as missing. Long texts are cut
+before they are sent, because each node of the job reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+
+from elastic_run import contract
+from elastic_run.core.diagnosis.stacks import Place
+from elastic_run.core.failure.diagnose import has_failed, is_stuck
+from elastic_run.core.failure.root_cause import (
+    STDERR_TAIL_LINES,
+    ExceptionText,
+    OomKills,
+    WorkerEnd,
+    compute_error_number,
+    has_lost_rank,
+    severity,
+)
+from elastic_run.core.protocol.codec import to_document
+from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank
+from elastic_run.new_files import replace_file
+from elastic_run.records import fields
+from elastic_run.report.job_result import advice
+from elastic_run.report.lines import failed, failure_file_not_written
+from elastic_run.report.text import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.core.job.restart_policy import Failure
+    from elastic_run.report.job_result import Attempt, JobResult
+
+VERSION = 1
+#: Characters of a message and of a line that the file holds.
+_MESSAGE_LIMIT = 16 * 1024
+_LINE_LIMIT = 2 * 1024
+
+
+def failure_document(result: JobResult) -> dict[str, Any]:
+    """Return the result of a job as a document for JSON, version 1."""
+    kills = None if result.root is None else result.root.oom_kills
+    return {
+        "version": VERSION,
+        "verdict": result.verdict,
+        "exit_code": result.exit_code,
+        "detail": _cut(result.detail, _MESSAGE_LIMIT),
+        "advice": advice(result),
+        "signal": _signal(result.signal),
+        "ended_at": result.ended_at,
+        "ended_at_utc": _utc(result.ended_at),
+        "entrypoint": result.entrypoint,
+        "role": result.role,
+        "run_id": result.run_id,
+        "world_size": result.world_size,
+        "nnodes": result.nnodes,
+        "restarts_used": result.restarts_used,
+        "max_restarts": result.max_restarts,
+        "log_dir": result.log_dir,
+        "root_cause": None if result.root is None else _worker(result.root),
+        "equal_errors": None if result.equal_errors is None else to_document(result.equal_errors),
+        "causes": [to_document(cause) for cause in result.causes],
+        "workers": [_worker(end) for end in result.ends],
+        "attempts": [_attempt(attempt) for attempt in result.attempts],
+        "unkillable": [{"pid": pid, "wait_channel": channel} for pid, channel in result.survivors],
+        "oom_kills": None if kills is None else to_document(kills),
+    }
+
+
+def write_failure_file(result: JobResult, directory: str, say: Callable[[str], None] | None = None) -> str:
+    """Write failure.json into a directory: the whole file, or none; return its path, or "" for none."""
+    import json
+
+    path = os.path.join(directory, contract.FAILURE_FILE)
+    text = json.dumps(failure_document(result), indent=2) + "\n"
+    try:
+        replace_file(path, text.encode("ascii"))
+    except OSError as error:
+        if say is not None:
+            say(failure_file_not_written(directory, error.strerror or str(error)))
+        return ""
+    return path
+
+
+def _worker(end: WorkerEnd) -> dict[str, Any]:
+    return {
+        "rank": end.rank,
+        "local_rank": end.local_rank,
+        "role": end.role,
+        "host": end.host,
+        "pid": end.pid,
+        "exit_code": end.exitcode if end.exitcode >= 0 else None,
+        "signal": _signal(-end.exitcode if end.exitcode < 0 else None),
+        "ended_at": end.ended_at,
+        "ended_at_utc": _utc(end.ended_at),
+        "uptime": end.uptime,
+        "restart_count": end.restart_count,
+        "was_stopped": end.was_stopped,
+        "stuck_at": None if end.stuck_at is None else to_document(end.stuck_at),
+        "is_consequence": end.exitcode != 0 and has_lost_rank(end),
+        "exception": None if end.exception is None else _exception(end.exception),
+        "remark": end.remark,
+        "last_words": end.last_words,
+        "kernel_line": _cut(end.kernel_line, _LINE_LIMIT),
+        "error_file": end.error_file,
+        "log_file": end.log_file,
+        "stderr_target": end.stderr_target,
+        "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail],
+    }
+
+
+def _exception(exception: ExceptionText) -> dict[str, Any]:
+    return {
+        "type": exception.type,
+        "message": _cut(exception.message, _MESSAGE_LIMIT),
+        "where": exception.where,
+        "cause": _cut(exception.cause, _LINE_LIMIT),
+        "lines": [_cut(line, _LINE_LIMIT) for line in exception.lines],
+        "is_certain": exception.is_certain,
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "restart_count": attempt.restart_count,
+        "started_at": attempt.started_at,
+        "started_at_utc": _utc(attempt.started_at),
+        "uptime": attempt.uptime,
+        "root_cause": None if attempt.root is None else _worker(attempt.root),
+    }
+
+
+def _signal(number: int | None) -> dict[str, Any] | None:
+    return None if number is None else {"number": number, "name": signal_name(number)}
+
+
+def _utc(seconds: float) -> str:
+    milliseconds = int(seconds * 1000 + 0.5)
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    return f"{moment}.{milliseconds % 1000:03d}Z"
+
+
+def _cut(text: str, limit: int) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
+# --- to the other nodes -----------------------------------------------------------------------------------------------
+#: Characters of each line of stderr and of a traceback that are sent, and of any other text.
+_LINE_LENGTH = 400
+_MESSAGE_LENGTH = 2000
+#: Fields of a worker's end that only its own node knows.
+_UNSENT = frozenset(("was_stopped", "stuck_at", "is_unmoved", "last_words"))
+
+
+def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
+    """Return the root cause of a failed round: the failure's fields, and the whole end of the worker under `end`."""
+    end = {field.name: _shorten(getattr(root, field.name)) for field in fields(WorkerEnd) if field.name not in _UNSENT}
+    if root.exception is not None:
+        end["exception"] = {
+            field.name: _shorten(getattr(root.exception, field.name)) for field in fields(ExceptionText)
+        }
+    if root.oom_kills is not None:
+        end["oom_kills"] = to_document(root.oom_kills)
+    return {
+        **to_document(failure),
+        "severity": severity(root),
+        "error": compute_error_number(root),
+        "summary": failed(root, host=root.host),
+        "end": end,
+    }
+
+
+def _shorten(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [line[:_LINE_LENGTH] for line in value[-STDERR_TAIL_LINES:]]
+    return value[:_MESSAGE_LENGTH] if isinstance(value, str) else value
+
+
+def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
+    """Return the worker's end in a document of `encode_root_cause`, or None where there is none."""
+    end = document.get("end") if document is not None else None
+    if not isinstance(end, dict):
+        return None
+    exception, kills = end.get("exception"), end.get("oom_kills")
+    read = {field.name: _read(str(field.type), end.get(field.name)) for field in fields(WorkerEnd)}
+    read |= dict.fromkeys(("exception", "oom_kills", "stuck_at"))
+    if isinstance(exception, dict):
+        values = {field.name: _read(str(field.type), exception.get(field.name)) for field in fields(ExceptionText)}
+        values |= {"type": values["type"] or "Exception", "is_certain": exception.get("is_certain") is not False}
+        read["exception"] = ExceptionText(**values)
+    if isinstance(kills, dict):
+        numbers = (number if isinstance(number, int) else None for number in map(kills.get, ("group", "machine")))
+        read["oom_kills"] = OomKills(*numbers)
+    return WorkerEnd(**read)
+
+
+def _read(kind: str, value: Any) -> Any:
+    """Return a value if it is of a kind, shortened, else the kind's empty value."""
+    if kind == "int":
+        return value if isinstance(value, int) else 0
+    if kind == "float":
+        return float(value) if isinstance(value, int | float) else 0.0
+    if kind == "bool":
+        return value is True
+    if kind == "str":
+        return _shorten(value) if isinstance(value, str) else ""
+    return tuple(_shorten(tuple(map(str, value)))) if isinstance(value, list) else ()
+
+
+#: Characters of a path, or of another text.
+_LONGEST = 400
+
+
+def describe_ends(ends: Sequence[WorkerEnd]) -> NodeEnds | None:
+    """Return what the job has to know of a node's workers; None if all of them obeyed the stop."""
+    found = sorted(filter(is_stuck, ends), key=lambda end: not end.is_unmoved)
+    stuck = [_name(end.rank, end.stuck_at) for end in found[:MOST_STUCK] if end.stuck_at is not None]
+    failed = sum(map(has_failed, ends))
+    unmoved = sum(end.is_unmoved for end in found)
+    numbers = Counter(number for number in map(compute_error_number, ends) if number is not None)
+    errors = tuple(ErrorCount(*each) for each in numbers.most_common(MOST_ERRORS))
+    return NodeEnds(failed, len(found), tuple(stuck), unmoved, errors) if stuck or failed or errors else None
+
+
+def read_places(stuck: Sequence[StuckRank]) -> dict[int, Place]:
+    """Return the places of ranks that did not stop, by global rank."""
+    return {each.rank: Place(each.function, each.file, each.line, problem=each.problem) for each in stuck}
+
+
+def _name(rank: int, place: Place) -> StuckRank:
+    return StuckRank(rank, place.function[:_LONGEST], place.file[-_LONGEST:], place.line, place.problem[:_LONGEST])

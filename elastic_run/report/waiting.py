@@ -1,0 +1,333 @@
+"""What a waiting node says: which nodes are there, which are missing, how long is left, or why no store answers.
+
+A waiting node asks the coordinator for the status after two seconds (in a large job a bit later, not all nodes at
+once), then at every keep-alive interval, or in a large job every ten seconds if the agent does not show it as one line
+that it rewrites. On a terminal the agent rewrites one line, so each text has forms of different length; elsewhere it
+writes ordinary lines. All agents of a Slurm job write to one file: 64 agents that repeat a line every ten seconds for
+ten minutes write 3,840 lines there. So a line that says the same is shown after pauses that grow. A spare node says
+once that it is a spare. Lines of other threads of the program (log records) pass through the console meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from elastic_run.multiprocessing.output.wiring import STDERR
+from elastic_run.rendezvous.session import Notice, Waiting
+from elastic_run.report.text import columns, elide, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from elastic_run.core.job.wait_status import WaitStatus
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.output.console import Console
+
+    Texts: TypeAlias = Callable[[float], tuple[str, ...]]
+
+#: Seconds of waiting after which the first line comes; between two lines; at most between two lines that say the same.
+FIRST = 2.0
+INTERVAL = 10.0
+LONGEST_INTERVAL = 60.0
+#: Seconds after which a rewritten line begins, and between two of its texts.
+LIVE_INTERVAL = 1.0
+_MINUTE = 60
+
+
+class Repetition:
+    """The line of one wait."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._shown_at = -math.inf
+        self._pause = INTERVAL
+
+    def is_due(self, text: str, now: float) -> bool:
+        """Whether the line is shown now, which this notes."""
+        pause = self._pause if text == self._text else INTERVAL
+        if now - self._shown_at < pause:
+            return False
+        self._pause = min(2 * pause, LONGEST_INTERVAL) if text == self._text else INTERVAL
+        self._text, self._shown_at = text, now
+        return True
+
+
+def describe_missing(
+    hosts: Sequence[str], present: int, wanted: int, left: float | None, *, starts: bool = False
+) -> str:
+    """Say which nodes are there, such as ``waiting: 10/11 nodes (node[0-3,5-10]), gives up in 9:50``."""
+    shown = ", ".join(hosts)
+    end = _describe_end(left, "starts" if starts else "gives up")
+    return f"waiting: {present}/{wanted} nodes{f' ({shown})' if shown else ''}{end}"
+
+
+def describe_trouble(store: str, trouble: str, silent_for: float, left: float | None) -> str:
+    """Say why the store can't be reached, and for how long it has been so."""
+    fact = f"the store at {store} has been out of reach for {silent_for:.0f} s"
+    return f"waiting: {fact}: {trouble}{_describe_end(left)}"
+
+
+def missing_texts(
+    hosts: Sequence[str], present: int, wanted: int, left: float | None, *, starts: bool = False
+) -> tuple[str, ...]:
+    """Return the forms of `describe_missing`, the longest first; the arguments are the same."""
+    return tuple(describe_missing(shown, present, wanted, left, starts=starts) for shown in (hosts, ()))
+
+
+def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None, *, reason: str) -> tuple[str, ...]:
+    """Return the forms of `describe_trouble`, the longest first."""
+    end = _describe_end(left)
+    return (
+        describe_trouble(store, trouble, silent_for, left),
+        f"waiting: store {store}: {reason}{end}",
+        f"waiting: store: {reason}{end}",
+    )
+
+
+def describe_spare(present: int, wanted: int) -> str:
+    """Say that the job runs, and this node isn't in it."""
+    if present > wanted:
+        return f"waiting: as a spare, until one of the job's {wanted} nodes is lost"
+    return "waiting: the job runs, and adds this node soon"
+
+
+def _describe_end(left: float | None, verb: str = "gives up") -> str:
+    if left is None:
+        return ""
+    minutes, seconds = divmod(max(0, round(left)), _MINUTE)
+    return f", {verb} in {minutes}:{seconds:02d}"
+
+
+# Why a node waits: it has not been in a round yet, or its last round is over.
+NEW = "new"
+READY = "ready"
+#: Phases of the job, as its status names them.
+_GATHERING = "gathering"
+_RUNNING = ("running", "warned")
+#: Most nodes of a job in which every waiting node may look with each heartbeat.
+_OFTEN = 256
+#: Seconds until the next look where the coordinator had written nothing yet; it was elected just now.
+_AGAIN = 0.25
+
+
+class WaitNotices:
+    """One node's view of the nodes that are there.
+
+    Args:
+        state: Says why this node waits for a round, `new` or `ready`; None while it doesn't.
+        doubt: Returns a mistake that the user may have made, or ""; the argument says whether no other node is there.
+        shows_waiting: Whether the agent shows the status in one line that it rewrites.
+        deliver: Brings an event to the agent.
+        spare_hint: A line for a node that comes to a job that runs already, or "".
+        delay: Seconds by which the first look is later than the first line is due.
+
+    Attributes:
+        described: Which nodes were there at the last look of the current wait, and which are missing; otherwise "".
+    """
+
+    def __init__(
+        self,
+        *,
+        state: Callable[[], str | None],
+        doubt: Callable[[bool], str],
+        shows_waiting: bool,
+        deliver: Callable[[Notice | Waiting], None],
+        spare_hint: str = "",
+        delay: float = 0.0,
+    ) -> None:
+        self._first = FIRST + delay
+        self._state = state
+        self._doubt = doubt
+        self._shows_waiting = shows_waiting
+        self._deliver = deliver
+        self._spare_hint = spare_hint
+        self._since: float | None = None
+        self._status_at: float | None = None
+        self._looks_often = shows_waiting
+        self._last_look = -math.inf
+        self._repetition = Repetition()
+        self._is_shown = False
+        self._told_spare = ""
+        self._told_lost: tuple[str, ...] = ()
+        self.described = ""
+
+    def first_due(self, now: float) -> float:
+        """Return the monotonic time of the first look of a wait, infinity where none is due; a wait may begin."""
+        if not self._is_waiting:
+            self._since = self._status_at = None
+            return math.inf
+        if self._since is None:
+            self._since = now
+            self._repetition = Repetition()
+        return math.inf if self._status_at is not None else max(self._since + self._first, self._last_look + _AGAIN)
+
+    def next_look(self, now: float, interval: float) -> float:
+        """Return the monotonic time at which to ask for the status, infinity while this node waits for nobody."""
+        due = self.first_due(now)
+        if not self._is_waiting:
+            self._told_spare = self.described = ""
+            self._is_shown = False  # the line is over with the event that ends the wait
+        if self._status_at is None:
+            return due
+        return max(self._last_look + interval, 0.0 if self._looks_often else self._status_at + INTERVAL)
+
+    def note_look(self, now: float) -> None:
+        """Note that the status was asked for."""
+        self._last_look = now
+
+    def take(self, status: WaitStatus, now: float) -> None:
+        """Tell the agent what the status says, if that is due."""
+        # Before it has heard of any node the coordinator, elected just now, knows nothing.
+        if status.present and self._is_waiting:
+            self._status_at = now
+            self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
+            self._tell(status, now)
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._state() is not None
+
+    def _tell(self, status: WaitStatus, now: float) -> None:
+        is_spare = status.phase in _RUNNING and self._state() != READY
+        self.described = ""
+        if status.phase == _GATHERING:
+            self._told_spare = ""
+            self._tell_missing(status, now)
+        elif is_spare:
+            self._tell_spare(describe_spare(status.present, status.max_nodes))
+        else:
+            self._hide()
+
+    def _tell_missing(self, status: WaitStatus, now: float) -> None:
+        hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
+        starts = status.starts
+        doubt = self._doubt(present == 1)
+        lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
+        remarks = tuple(filter(None, (doubt, status.missing, lost)))
+        self.described = "; ".join((describe_missing(hosts, present, wanted, None), *remarks))
+        if not self._shows_waiting:
+            if self._repetition.is_due(self.described, now):
+                line = describe_missing(hosts, present, wanted, left, starts=starts)
+                self._deliver(Notice("; ".join((line, *remarks))))
+            return
+        self._tell_lost(status.lost)
+        until = None if left is None else now + left
+
+        def texts(at: float) -> tuple[str, ...]:
+            forms = missing_texts(hosts, present, wanted, None if until is None else until - at, starts=starts)
+            return "; ".join((forms[0], *remarks)), *forms
+
+        self._show(Waiting(texts, is_for_nodes=True))
+
+    def _tell_lost(self, clauses: tuple[str, ...]) -> None:
+        """Tell of each node that is missing in a line that stays, once: a line that is rewritten may have no room."""
+        for clause in clauses:
+            if clause not in self._told_lost:
+                self._deliver(Notice(f"not in the job: {clause}"))
+        self._told_lost = clauses
+
+    def _tell_spare(self, line: str) -> None:
+        if self._shows_waiting:
+            self._show(Waiting(lambda _: (line,), is_for_nodes=True))
+        elif line != self._told_spare:
+            self._deliver(Notice(line))
+        if not self._told_spare and self._spare_hint:
+            self._deliver(Notice(self._spare_hint))
+        self._told_spare = line
+
+    def _show(self, waiting: Waiting) -> None:
+        self._is_shown = True
+        self._deliver(waiting)
+
+    def _hide(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            self._deliver(Waiting(None, is_for_nodes=True))
+
+
+_NAME = "elastic-run: "
+
+
+class WaitLine:
+    """The line of one agent."""
+
+    def __init__(self, loop: Loop, console: Console) -> None:
+        self._loop = loop
+        self._console = console
+        self._texts: Texts | None = None
+        self._is_live = True
+        self._since = 0.0
+        self._last_plain: float | None = None
+        self._timer: Timer | None = None
+        self._log = _ConsoleHandler(loop, console)
+
+    def show(self, texts: Texts, *, is_live: bool) -> None:
+        """Begin to show a wait."""
+        if self._texts is None:
+            self._since = self._loop.now()
+            self._last_plain = None
+            self._log.install()
+        self._texts, self._is_live = texts, is_live
+        if self._timer is None:
+            self._rewrite()
+
+    def end(self, last: str | None = None) -> None:
+        """Remove the line; do nothing if there is none."""
+        if self._texts is None:
+            return
+        texts, self._texts = self._texts, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._log.remove()
+        self._console.hide_line()
+        if last is None:
+            self._console.say(printable(texts(self._loop.now())[0]))
+        elif last:
+            minutes, seconds = divmod(round(self._loop.now() - self._since), _MINUTE)
+            self._console.say(f"{last} after {minutes}:{seconds:02d}")
+
+    def _rewrite(self) -> None:
+        if self._texts is None:
+            return
+        now = self._loop.now()
+        forms = [printable(text) for text in self._texts(now)]
+        is_shown = self._is_live and not self._console.is_in_background and self._console.show_line(self._fit(forms))
+        if not is_shown:
+            self._console.hide_line()
+        if is_shown:
+            self._last_plain = now
+        elif self._last_plain is None or now - self._last_plain >= INTERVAL:
+            self._console.say(forms[0])
+            self._last_plain = now
+        self._timer = self._loop.call_later(LIVE_INTERVAL, self._rewrite)
+
+    def _fit(self, forms: list[str]) -> str:
+        """Return the longest form that fits; the last column stays free, since some terminals break the line there."""
+        room = self._console.columns - 1
+        whole = [*(f"{_NAME}{form}" for form in forms), *forms]
+        return next((text for text in whole if columns(text) <= room), elide(whole[-1], room))
+
+
+class _ConsoleHandler(logging.Handler):
+    """Sends log records of all threads to the console, if the program has configured no other handler."""
+
+    def __init__(self, loop: Loop, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._loop = loop
+        self._console = console
+        self._logger = logging.getLogger("elastic_run")
+
+    def install(self) -> None:
+        if not self._logger.hasHandlers():
+            self._logger.addHandler(self)
+
+    def remove(self) -> None:
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode(errors="replace")
+        self._loop.call_soon_threadsafe(lambda: self._console.write(STDERR, line))
