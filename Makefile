@@ -82,10 +82,10 @@ figures: setup ## write docs/benchmarks.md, its plots and the README's figures o
 	$(PYTHON_IN_VENV) -m tests.benchmarks --figures
 
 picture: setup ## run jobs that fail and hang, and draw the reports for the README
-	$(PYTHON_IN_VENV) -m tests.benchmarks.report_picture
+	$(PYTHON_IN_VENV) -m tests.benchmarks.pictures reports
 
 history-picture: setup ## run a job with failures, and draw the page of its history for the docs; needs root and Chromium
-	$(PYTHON_IN_VENV) -m tests.benchmarks.history_picture
+	$(PYTHON_IN_VENV) -m tests.benchmarks.pictures history
 
 build: setup ## wheel and source archive into dist/
 	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -31,13 +31,11 @@ from tests.benchmarks import (
     warm,
     worker_connections,
 )
-from tests.benchmarks.busyness import busy_share
-from tests.benchmarks.effort import Effort
-from tests.benchmarks.figures import Figure, console_lines
-from tests.benchmarks.installation import Installation, install
+from tests.benchmarks.figures import HEADINGS, Figure
+from tests.benchmarks.installation import Effort, Installation, install
 from tests.benchmarks.job import BenchmarkError
-from tests.benchmarks.page import write_page, write_readme
-from tests.benchmarks.recording import ORDER, Record, describe_run, merge, read_record, write_record
+from tests.benchmarks.page import write_pages
+from tests.benchmarks.recording import ORDER, describe_run, merge, read_record, write_record
 from tests.support.processes import TEST_TOKEN, describe, kill_processes, processes_with_environment
 from tests.support.torchrun import with_hosts_file, write_hosts_file
 
@@ -45,6 +43,8 @@ from tests.support.torchrun import with_hosts_file, write_hosts_file
 _DIRECTORY = "ELASTIC_RUN_BENCHMARKS"
 #: Share of the processors that others may keep busy before a benchmark whose figures mean something.
 _QUIET = 0.1
+#: Seconds for which that share is measured; a tick is a hundredth of a second, on each processor.
+_LOOK = 0.5
 BENCHMARKS = {
     "start": start.measure,
     "warm": warm.measure,
@@ -65,7 +65,8 @@ def main() -> int:
     """Do what the command line says, and return the exit code."""
     options = _parse()
     if options.figures:
-        return _write_pages(read_record())
+        write_pages(read_record())
+        return 0
     if _DIRECTORY not in os.environ:
         _enter_namespace()
     directory = Path(os.environ.pop(_DIRECTORY))
@@ -93,14 +94,6 @@ def _parse() -> argparse.Namespace:
     return options
 
 
-def _write_pages(record: Record) -> int:
-    write_page(record)
-    if write_readme(record):
-        return 0
-    print("README.md has no block between <!-- benchmarks --> and <!-- /benchmarks -->", file=sys.stderr)
-    return 1
-
-
 def _enter_namespace() -> None:
     """Become the same program where names resolve at once, so that torchrun's store doesn't stall."""
     directory = Path(mkdtemp(prefix="elastic-run-benchmarks-"))
@@ -126,7 +119,9 @@ def _run(options: argparse.Namespace, directory: Path) -> int:
 
 def _measure(name: str, installation: Installation, effort: Effort, *, is_always_recorded: bool) -> list[Figure]:
     """Run a benchmark, and record it at once: what follows may take an hour, and fail."""
-    busy = _look_around(name)
+    busy = _busy_share()
+    if busy > _QUIET:
+        print(f"{name}: others keep {busy:.0%} of the processors busy: expect figures that are too high")
     begun = time.monotonic()
     figures = BENCHMARKS[name](installation, effort)
     seconds = time.monotonic() - begun
@@ -138,21 +133,34 @@ def _measure(name: str, installation: Installation, effort: Effort, *, is_always
     else:
         run = describe_run(busy=busy, seconds=seconds, ft_launcher=installation.ft_launcher_version)
         write_record(merge(read_record(), {name: run}, figures))
-        _write_pages(read_record())
+        write_pages(read_record())
     return figures
 
 
-def _look_around(name: str) -> float:
-    """Return the share of the processors that others keep busy, right before a benchmark."""
-    busy = busy_share()
-    if busy > _QUIET:
-        print(f"{name}: others keep {busy:.0%} of the processors busy: expect figures that are too high")
-    return busy
+def _busy_share() -> float:
+    """Return which share of the processors is busy while this process sleeps.
+
+    A load average still holds what the benchmark before did, minutes later. The kernel's count of ticks holds the half
+    second alone; what the host of a virtual machine takes away counts as busy as well.
+    """
+
+    def ticks() -> list[int]:
+        # The ticks of virtual machines, behind the eighth field, are in others already.
+        return [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+
+    before = ticks()
+    time.sleep(_LOOK)
+    passed = [now - then for now, then in zip(ticks(), before, strict=True)]
+    idle_or_waiting_for_a_disk = sum(passed[3:5])
+    return 1 - idle_or_waiting_for_a_disk / max(sum(passed), 1)
 
 
 def _report(figures: list[Figure]) -> int:
     """Print figures and what is amiss with them; returns the exit code."""
-    print("\n".join(console_lines(figures)))
+    rows = [list(HEADINGS), *(figure.cells() for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print("\n".join(f"  {figure.name}: {figure.note}" for figure in figures if figure.note))
     worse = [figure.name for figure in figures if figure.is_worse]
     if worse:

@@ -11,16 +11,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import interleave
-from tests.benchmarks.figures import Bar, Figure, compared
+from tests.benchmarks.figures import Bar, Figure, compared, interleave
 from tests.benchmarks.job import Job
 from tests.support.processes import is_gone, wait_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.benchmarks.effort import Effort
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
 #: Deaths within a turn of elastic-run.
 _TIMES = 4
@@ -77,13 +75,7 @@ def _figure(
 
 
 def tell_after_death(installation: Installation, launcher: str, age: float = _SETTLING) -> float:
-    """Let one worker of two die, and return the milliseconds until its sibling has SIGTERM.
-
-    Args:
-        installation: Of the launchers.
-        launcher: Its name.
-        age: Seconds that the workers have run by then.
-    """
+    """Let one worker of two die, and return the milliseconds until its sibling has SIGTERM."""
     command = installation.launcher(launcher, 2, installation.worker("fail_once"), "tell")
     with Job(command, directory=installation.directory) as job:
         job.wait_lines(2, starting="up 0")

@@ -1,30 +1,86 @@
-"""A figure and its bar: one row of the tables, one place in the plots.
+"""Contenders that are measured in turns, and a figure: one row of the tables and one place in the plots.
 
-A figure is what all contenders of a benchmark measured of one thing. Of which contenders there can be, `CONTENDERS`
-says. `compared` makes a figure of measurements taken in turns, `alone` one of ours that stands beside nothing; the few
-that are neither are made directly. However it is made, a figure keeps all values that it was made of.
+Turns (A B A B) let all contenders suffer alike from what else the machine does. `compared` makes a figure of
+measurements taken in turns, `alone` one of elastic-run by itself. A figure keeps all values that it was made of.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
-
-from tests.benchmarks.comparison import Ratio
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tests.benchmarks.comparison import Comparison
+Measured = TypeVar("Measured")
 
-#: Who may be measured; the names of the columns, and those of `Figure`'s fields but for the dash.
+#: The names of the columns, and of `Figure`'s fields but for the dash.
 CONTENDERS = ("elastic-run", "torchrun", "ft_launcher", "floor")
 #: Values this close are even: a share of the smaller one.
 EVEN = 0.02
 HEADINGS = ("figure", "bar", *CONTENDERS, "ratio", "times", "met")
 
 
+# --- turns -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two medians, with the smallest and the largest ratio of any round."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self) -> str:
+        """Return it as it is shown; a single round, or rounds that all agree, have no spread."""
+        spread = f" [{self.low:.3g}, {self.high:.3g}]" if self.low < self.high else ""
+        return f"{self.value:.3g}{spread}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What each contender measured: a list of rounds, each a list of values."""
+
+    rounds: Mapping[str, list[list[float]]]
+
+    def median(self, name: str) -> float:
+        """Return the median of all values of a contender."""
+        return median(value for values in self.rounds[name] for value in values)
+
+    def worst(self, name: str) -> float:
+        """Return the largest of all values of a contender."""
+        return max(value for values in self.rounds[name] for value in values)
+
+    def ratio(self, name: str, to: str) -> Ratio:
+        """Return how a contender's median relates to another's, with the extremes over the rounds."""
+        each = [median(mine) / median(theirs) for mine, theirs in zip(self.rounds[name], self.rounds[to], strict=True)]
+        return Ratio(self.median(name) / self.median(to), min(each), max(each))
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], Measured]], *, rounds: int, times: Mapping[str, int] | None = None
+) -> dict[str, list[list[Measured]]]:
+    """Measure contenders in turn; `times` says how often a contender measures within its turn, if not once."""
+    turns: dict[str, list[list[Measured]]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, measure in contenders.items():
+            turns[name].append([measure() for _ in range((times or {}).get(name, 1))])
+    return turns
+
+
+def compare(turns: Mapping[str, Sequence[Sequence[Measured]]], value: Callable[[Measured], float]) -> Comparison:
+    """Compare one value of what contenders measured in turn."""
+    return Comparison({name: [list(map(value, turn)) for turn in some] for name, some in turns.items()})
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], float]], *, rounds: int, times: Mapping[str, int] | None = None
+) -> Comparison:
+    """Measure contenders in turn, each a single value."""
+    return Comparison(take_turns(contenders, rounds=rounds, times=times))
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Bar:
     """What a figure has to hold.
@@ -38,10 +94,6 @@ class Bar:
     limit: float
     of: str = ""
     is_least: bool = False
-
-    def is_met(self, value: float) -> bool:
-        """Tell whether a value, or a ratio, is within the bound."""
-        return value >= self.limit if self.is_least else value <= self.limit
 
     def text(self, unit: str) -> str:
         """Return the bar in words."""
@@ -59,14 +111,14 @@ class Figure:
         unit: Unit of the values.
         bar: What it has to hold, or None where it stands for information.
         elastic_run: Our value.
-        torchrun: torchrun's, where it was measured.
+        values: What each contender measured, or was measured of each size, turn by turn. Older recordings lack some.
+        torchrun: torchrun's value, where it was measured.
         ft_launcher: That of the launcher of NVIDIA's resiliency extension, where it was measured.
         floor: The floor's, where there is one.
-        ratio: Our value by the one that the bar names, else by torchrun's.
+        ratio: Our value by that of the contender that the bar names, else by torchrun's.
         note: What a reader should know.
         headline: What the README calls it; empty if the README does not show it.
         plots: The plots that show it, and what each calls it.
-        values: What each contender measured, or was measured of each size, turn by turn. Older recordings lack some.
     """
 
     benchmark: str
@@ -89,7 +141,7 @@ class Figure:
         if self.bar is None:
             return True
         value = self.ratio.value if self.bar.of and self.ratio else self.elastic_run
-        return self.bar.is_met(value)
+        return value >= self.bar.limit if self.bar.is_least else value <= self.bar.limit
 
     @property
     def is_more_better(self) -> bool:
@@ -115,33 +167,15 @@ class Figure:
         verdict = "" if self.bar is None else "yes" if self.is_met else "NO"
         bar = self.bar.text(self.unit) if self.bar else ""
         values = [with_unit(self.value(contender), self.unit) for contender in CONTENDERS]
-        return [self.name, bar, *values, ratio, self._times(), verdict]
-
-    def _times(self) -> str:
-        """Return how often each contender was measured: one number if all were equally often, else in their order."""
+        # How often each contender was measured: one number if all were equally often, else in the columns' order.
         ours_first = sorted(self.values, key=lambda name: not name.startswith(CONTENDERS[0]))
         counts = [str(sum(map(len, self.values[name]))) for name in ours_first]
-        return ", ".join(counts if len(set(counts)) > 1 else counts[:1])
+        times = ", ".join(counts if len(set(counts)) > 1 else counts[:1])
+        return [self.name, bar, *values, ratio, times, verdict]
 
 
-def compared(
-    comparison: Comparison,
-    *,
-    bar: Bar | None = None,
-    ours: str = "elastic-run",
-    **described: Any,
-) -> Figure:
-    """Make a figure of what contenders measured in turns.
-
-    Args:
-        comparison: Who measured what.
-        bar: What the figure has to hold.
-        ours: The contender that stands in our column.
-        described: The other fields of `Figure`.
-
-    Returns:
-        Medians, and the ratio to the one that the bar names, else to torchrun.
-    """
+def compared(comparison: Comparison, *, bar: Bar | None = None, ours: str = "elastic-run", **described: Any) -> Figure:
+    """Make a figure of what contenders measured in turns; `ours` is the contender that stands in our column."""
     columns = {contender: contender for contender in CONTENDERS[1:] if contender in comparison.rounds}
     columns["elastic-run"] = ours
     against = bar.of if bar and bar.of else "torchrun"
@@ -155,30 +189,14 @@ def compared(
     )
 
 
-def alone(
-    values: Iterable[float],
-    *,
-    summary: Callable[[Sequence[float]], float] = median,
-    **described: Any,
-) -> Figure:
-    """Make a figure of what was measured of elastic-run alone.
-
-    Args:
-        values: All of them.
-        summary: Makes one of them, which stands in our column.
-        described: The other fields of `Figure`.
-    """
+def alone(values: Iterable[float], *, summary: Callable[[Sequence[float]], float] = median, **described: Any) -> Figure:
+    """Make a figure of what was measured of elastic-run alone."""
     each = list(values)
     return Figure(elastic_run=summary(each), values={CONTENDERS[0]: [each]}, **described)
 
 
 def counted(are_failures: Iterable[bool], **described: Any) -> Figure:
-    """Make a figure of how often elastic-run failed, which it never may.
-
-    Args:
-        are_failures: Whether it did, each time.
-        described: The other fields of `Figure`.
-    """
+    """Make a figure of how often elastic-run failed, which it never may."""
     return alone(map(float, are_failures), summary=sum, unit="", bar=Bar(0.0), **described)
 
 
@@ -188,25 +206,3 @@ def with_unit(value: float | None, unit: str) -> str:
         return ""
     number = f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
     return f"{number} {unit}".rstrip()
-
-
-def console_lines(figures: Iterable[Figure]) -> list[str]:
-    """Return the table for a console."""
-    rows = [list(HEADINGS), *(figure.cells() for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def to_json(figure: Figure) -> dict[str, Any]:
-    """Return a figure as it is recorded."""
-    return asdict(figure)
-
-
-def from_json(record: Mapping[str, Any]) -> Figure:
-    """Return the figure that was recorded.
-
-    Args:
-        record: What `to_json` returned.
-    """
-    bar, ratio = record["bar"], record["ratio"]
-    return Figure(**{**record, "bar": bar and Bar(**bar), "ratio": ratio and Ratio(**ratio)})

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import Comparison, interleave
-from tests.benchmarks.figures import Bar, compared
+from tests.benchmarks.figures import Bar, Comparison, compared, interleave
 from tests.benchmarks.job import Job
 
 if TYPE_CHECKING:
-    from tests.benchmarks.effort import Effort
     from tests.benchmarks.figures import Figure
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
 _WORKERS = 4
 #: Start method, and what the program imports at its top.
@@ -41,17 +39,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
 
 
 def compare(installation: Installation, method: str, imports: str, *, rounds: int) -> Comparison:
-    """Launch in turns.
-
-    Args:
-        installation: The commands.
-        method: Start method.
-        imports: What the program imports at its top, or "".
-        rounds: How often it is each one's turn.
-
-    Returns:
-        Milliseconds of each launch.
-    """
+    """Launch in turns."""
     return interleave(
         {
             "elastic-run": lambda: launch_functions(installation, "elastic-run", method, imports),
@@ -62,14 +50,7 @@ def compare(installation: Installation, method: str, imports: str, *, rounds: in
 
 
 def launch_functions(installation: Installation, launcher: str, method: str, imports: str = "") -> float:
-    """Run a program that launches functions once; return the milliseconds of the launch.
-
-    Args:
-        installation: The commands.
-        launcher: `elastic-run` or `torchrun`, which stands for torch's elastic_launch.
-        method: Start method.
-        imports: What the program imports at its top, or "".
-    """
+    """Run a program that launches functions once; return the milliseconds of the launch."""
     script = installation.worker("launch_functions")
     command = [installation.python, script, launcher, method, str(_WORKERS), *([imports] if imports else [])]
     with Job(command, directory=installation.directory) as job:

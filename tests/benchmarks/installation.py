@@ -39,6 +39,33 @@ if __name__ == '__main__':
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How much is measured: what `make bench` records, and what a shorter run may reduce.
+
+    Args:
+        pairs: Turns that elastic-run and torchrun, or the floor, take.
+        starts: Starts in a row of a job whose workers connect.
+        restarts: Restarts of a job one of whose workers is late.
+        kills: Launchers that are killed.
+        megabytes: Size of the output that has to arrive whole.
+        rounds: Rounds of each number of nodes.
+        nodes: The largest number of nodes.
+        connections: Rounds of each kind in which the workers of several nodes connect.
+        faults: Planted faults, at most.
+    """
+
+    pairs: int = 5
+    starts: int = 1000
+    restarts: int = 100
+    kills: int = 50
+    megabytes: int = 200
+    rounds: int = 3
+    nodes: int = 4000
+    connections: int = 100
+    faults: int = 1000
+
+
+@dataclass(frozen=True)
 class Installation:
     """Commands to measure.
 
@@ -68,26 +95,13 @@ class Installation:
         return str(Path(__file__).parent / "workers" / f"{name}.py")
 
     def launcher(self, name: str, nproc: int, *arguments: str) -> list[str]:
-        """Return the command line of a launcher on this node alone.
-
-        Args:
-            name: One of `launchers`.
-            nproc: How many workers.
-            arguments: What follows.
-        """
+        """Return the command line of a launcher on this node alone."""
         program = {"elastic-run": self.elastic_run, "torchrun": self.torchrun, "ft_launcher": self.ft_launcher}[name]
         return [*program, "--standalone", f"--nproc-per-node={nproc}", *arguments]
 
 
 def install(directory: Path) -> Installation:
-    """Make the throw-away environment, and one for ft_launcher where that is here.
-
-    Args:
-        directory: Where; an empty directory.
-
-    Returns:
-        What is in it.
-    """
+    """Make the throw-away environment, and one for ft_launcher where that is here."""
     environment = directory / "environment"
     ours = _make_environment(environment, [Path(sysconfig.get_path("purelib"))])
     shutil.copytree(_ROOT / "elastic_run", ours / "elastic_run", ignore=shutil.ignore_patterns("__pycache__"))

@@ -92,19 +92,7 @@ class Job:
         return os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def wait_lines(self, count: int, *, starting: str = "", deadline: float = DEADLINE) -> list[list[str]]:
-        """Wait until so many lines came.
-
-        Args:
-            count: How many.
-            starting: Only lines that start so count.
-            deadline: Seconds from now.
-
-        Returns:
-            Their words.
-
-        Raises:
-            BenchmarkError: The program ended before, or the deadline passed.
-        """
+        """Wait until so many lines came."""
         end = time.monotonic() + deadline
         while len(found := [line.split() for line in self.lines if line.startswith(starting)]) < count:
             if self.ended_at:
@@ -113,18 +101,7 @@ class Job:
         return found
 
     def wait_end(self, *, deadline: float = DEADLINE, code: int | None = 0) -> int:
-        """Wait for the program's end.
-
-        Args:
-            deadline: Seconds from now.
-            code: The exit code it has to have; None for any.
-
-        Returns:
-            The time at which it ended.
-
-        Raises:
-            BenchmarkError: It ended otherwise, or not in time.
-        """
+        """Wait for the program's end."""
         end = time.monotonic() + deadline
         while not self.ended_at:
             self._step(end)

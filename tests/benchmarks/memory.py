@@ -13,15 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import compare, take_turns
-from tests.benchmarks.figures import Bar, alone, compared
+from tests.benchmarks.figures import Bar, alone, compare, compared, take_turns
 from tests.benchmarks.job import BenchmarkError, Job
 from tests.support.processes import descendants_of
 
 if TYPE_CHECKING:
-    from tests.benchmarks.effort import Effort
     from tests.benchmarks.figures import Figure
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
 #: Seconds over which wake-ups are counted in each turn.
 _IDLE = 2.0
@@ -96,13 +94,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
 
 
 def watch_idle(installation: Installation, launcher: str, seconds: float) -> Idleness:
-    """Let two workers sleep under a launcher.
-
-    Args:
-        installation: The commands.
-        launcher: Which one.
-        seconds: To count wake-ups over.
-    """
+    """Let two workers sleep under a launcher."""
     command = installation.launcher(launcher, 2, installation.worker("sleeper"))
     with Job(command, directory=installation.directory) as job:
         workers = {int(words[0]) for words in job.wait_lines(2)}
@@ -118,15 +110,7 @@ def watch_idle(installation: Installation, launcher: str, seconds: float) -> Idl
 
 
 def watch_hang_detection(installation: Installation, seconds: float) -> float:
-    """Let workers sleep under elastic-run with --hang-timeout.
-
-    Args:
-        installation: The commands.
-        seconds: To count processor time over.
-
-    Returns:
-        The processor time of the launcher's processes, in percent of a core.
-    """
+    """Let workers sleep under elastic-run with --hang-timeout."""
     command = installation.launcher("elastic-run", _WATCHED, "--hang-timeout=600", installation.worker("sleeper"))
     with Job(command, directory=installation.directory) as job:
         workers = {int(words[0]) for words in job.wait_lines(_WATCHED)}

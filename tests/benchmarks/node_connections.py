@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 from tests.benchmarks.figures import counted
 from tests.benchmarks.job import BenchmarkError
-from tests.benchmarks.node_group import NodeGroup, Watch
+from tests.benchmarks.nodes import NodeGroup, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
-    from tests.benchmarks.effort import Effort
     from tests.benchmarks.figures import Figure
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
     Connect: TypeAlias = Callable[[Installation, int], Iterator[None]]
 
@@ -30,24 +29,12 @@ _CONNECT = ("connect",)
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Count what failed."""
     return [
-        _figure(
-            f"failures to connect after {effort.connections} restarts of 2 nodes",
-            connect_after_failures,
-            installation,
-            effort,
-        ),
-        _figure(
-            f"failures to connect after {effort.connections} arrivals of a second node",
-            connect_new_nodes,
-            installation,
-            effort,
-        ),
-        _figure(
-            f"failures to connect after {effort.connections} replacements of rank 0",
-            connect_to_new_masters,
-            installation,
-            effort,
-        ),
+        _figure(f"failures to connect after {effort.connections} {what}", connect, installation, effort)
+        for what, connect in (
+            ("restarts of 2 nodes", connect_after_failures),
+            ("arrivals of a second node", connect_new_nodes),
+            ("replacements of rank 0", connect_to_new_masters),
+        )
     ]
 
 
@@ -64,14 +51,7 @@ def _figure(name: str, connect: Connect, installation: Installation, effort: Eff
 
 
 def count_connections(rounds: Iterator[None]) -> tuple[int, str]:
-    """Count the rounds in which all workers connect.
-
-    Args:
-        rounds: The result of a function below, which yields after each round.
-
-    Returns:
-        Their number, and why the next round failed, if one did.
-    """
+    """Count the rounds in which all workers connect."""
     count = 0
     try:
         for _ in rounds:

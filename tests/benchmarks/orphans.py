@@ -17,16 +17,20 @@ from math import inf
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import interleave
-from tests.benchmarks.figures import Bar, Figure, alone
+from tests.benchmarks.figures import Bar, Figure, alone, interleave
 from tests.benchmarks.job import Job
-from tests.support.guardians import wait_guardians
-from tests.support.processes import TEST_TOKEN, descendants_of, is_gone, kill_processes, processes_with_environment
+from tests.support.processes import (
+    TEST_TOKEN,
+    descendants_of,
+    is_gone,
+    kill_processes,
+    processes_with_environment,
+    wait_guardians,
+)
 
 if TYPE_CHECKING:
-    from tests.benchmarks.comparison import Comparison
-    from tests.benchmarks.effort import Effort
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.figures import Comparison
+    from tests.benchmarks.installation import Effort, Installation
 
 #: Seconds in which all has to be gone.
 _LIMIT = 2.0
@@ -78,17 +82,7 @@ def _time_figures(kills: Comparison) -> list[Figure]:
 def seconds_to_empty(
     installation: Installation, launcher: str, *, to_guardian: signal.Signals | None = None, limit: float = _LIMIT
 ) -> float:
-    """Kill a launcher, and see what is left of it.
-
-    Args:
-        installation: Where the launchers are.
-        launcher: Which one.
-        to_guardian: A signal to its guardian right before it is killed.
-        limit: Seconds in which all has to be gone.
-
-    Returns:
-        The seconds until nothing was left; infinity when something was.
-    """
+    """Kill a launcher, and see what is left of it."""
     token = uuid.uuid4().hex
     command = installation.launcher(launcher, 2, installation.worker("parent"))
     with Job(command, directory=installation.directory, env={TEST_TOKEN: token}) as job:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from tests.benchmarks.figures import EVEN, HEADINGS, Figure
 from tests.benchmarks.plots import PLOTS, draw_all
-from tests.benchmarks.recording import ORDER, ROOT
+from tests.benchmarks.recording import ROOT
 
 if TYPE_CHECKING:
-    from tests.benchmarks.recording import Record, Run
+    from tests.benchmarks.recording import Record
 
 _WORDS = Path(__file__).parent / "page.md"
 _MARK = re.compile(r"<!-- (\w+)(?:: ([\w ]+))? -->")
@@ -26,13 +26,8 @@ _TENTH_OF_A_SECOND = 100
 _README_BLOCK = re.compile(r"(<!-- benchmarks -->\n).*?(<!-- /benchmarks -->)", re.DOTALL)
 
 
-def write_page(record: Record, root: Path = ROOT) -> None:
-    """Write the page and the plots.
-
-    Args:
-        record: What is recorded.
-        root: The repository.
-    """
+def write_pages(record: Record, root: Path = ROOT) -> None:
+    """Write the page, the plots, and the block between the README's benchmark markers."""
     plots = root / "docs" / "plots"
     plots.mkdir(exist_ok=True)
     for old in plots.glob("*.svg"):
@@ -40,34 +35,13 @@ def write_page(record: Record, root: Path = ROOT) -> None:
     for name, svg in draw_all(record.figures).items():
         (plots / f"{name}.svg").write_text(svg, encoding="utf-8")
     (root / "docs" / "benchmarks.md").write_text(page_text(record), encoding="utf-8")
-
-
-def write_readme(record: Record, root: Path = ROOT) -> bool:
-    """Rewrite the block between the README's benchmark markers.
-
-    Args:
-        record: What is recorded.
-        root: The repository.
-
-    Returns:
-        Whether the README has such a block.
-    """
-    readme = root / "README.md"
+    readme, block = root / "README.md", readme_block(record)
     text = readme.read_text(encoding="utf-8")
-    block = readme_block(record)
     readme.write_text(_README_BLOCK.sub(lambda match: match[1] + block + match[2], text, count=1), encoding="utf-8")
-    return bool(_README_BLOCK.search(text))
 
 
 def page_text(record: Record) -> str:
-    """Return the whole page.
-
-    Args:
-        record: What is recorded.
-
-    Raises:
-        KeyError: The words ask for something that isn't made here.
-    """
+    """Return the whole page."""
     makers = {"plot": _picture, "table": _table, "verdict": _verdict, "duration": _duration, "where": _where}
     words = _WORDS.read_text(encoding="utf-8")
     text = _MARK.sub(lambda match: makers[match[1]](record, match[2] or ""), words)
@@ -92,11 +66,8 @@ def _headline_cells(figure: Figure) -> tuple[str, str, str]:
     if not figure.elastic_run or not figure.torchrun:
         return ours, theirs, ""
     times = figure.torchrun / figure.elastic_run
-    return (
-        ours,
-        theirs,
-        f"**{times:.{0 if times >= _WHOLE else 1}f} x** {'smaller' if figure.unit == 'MB' else 'faster'}",
-    )
+    how = "smaller" if figure.unit == "MB" else "faster"
+    return ours, theirs, f"**{times:.{0 if times >= _WHOLE else 1}f} x** {how}"
 
 
 def _plain_value(value: float | None, unit: str) -> str:
@@ -110,7 +81,7 @@ def _plain_value(value: float | None, unit: str) -> str:
 
 def _picture(record: Record, name: str) -> str:
     is_drawn = any(name in figure.plots for figure in record.figures)
-    return f"![{PLOTS[name].title}](plots/{name}.svg)" if is_drawn else ""
+    return f"![{PLOTS[name][0]}](plots/{name}.svg)" if is_drawn else ""
 
 
 def _table(record: Record, benchmarks: str) -> str:
@@ -127,17 +98,13 @@ def _table(record: Record, benchmarks: str) -> str:
 def _verdict(record: Record, _: str) -> str:
     beside = [figure for figure in record.figures if figure.torchrun is not None]
     barred = [figure for figure in record.figures if figure.bar is not None]
-    worse = _list([figure for figure in beside if figure.is_worse])
-    missed = _list([figure for figure in barred if not figure.is_met])
+    worse = "; ".join(figure.name for figure in beside if figure.is_worse) or "none"
+    missed = "; ".join(figure.name for figure in barred if not figure.is_met) or "none"
     return (
         f"- **{len(beside)} rows compare elastic-run with torchrun.** Rows in which torchrun is better by more than"
         f" {100 * EVEN:g} %: {worse}.\n"
         f"- **{len(barred)} rows have a bar.** Rows that missed it: {missed}."
     )
-
-
-def _list(figures: list[Figure]) -> str:
-    return "; ".join(figure.name for figure in figures) or "none"
 
 
 def _duration(record: Record, _: str) -> str:
@@ -148,14 +115,8 @@ def _duration(record: Record, _: str) -> str:
 def _where(record: Record, _: str) -> str:
     """Return where and when all was measured, benchmarks of the same circumstances together."""
     places: dict[str, list[str]] = {}
-    for name in ORDER:
-        if name in record.runs:
-            run = record.runs[name]
-            places.setdefault(_place(run), []).append(name if run.busy is None else f"{name} ({run.busy:.0%})")
+    for name, run in record.runs.items():
+        place = "{day}, {cores} cores, {memory:g} GB, {machine}; Python {python}, torch {torch}".format(**asdict(run))
+        peer = f", nvidia-resiliency-ext {run.ft_launcher}" if run.ft_launcher else ""
+        places.setdefault(place + peer, []).append(f"{name} ({run.busy:.0%})")
     return "\n".join(f"- {', '.join(names)}: {place}" for place, names in places.items())
-
-
-def _place(run: Run) -> str:
-    text = "{day}, {cores} cores, {memory:g} GB, {machine}; Python {python}, torch {torch}".format(**asdict(run))
-    peer = f", nvidia-resiliency-ext {run.ft_launcher}" if run.ft_launcher else ""
-    return f"{text}{peer}"

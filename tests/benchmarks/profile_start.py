@@ -93,15 +93,7 @@ class Cost:
 
 
 def profile(installation: Installation, workers: int) -> list[Cost]:
-    """Start a job once.
-
-    Args:
-        installation: The command.
-        workers: How many workers it gets.
-
-    Returns:
-        The cost of each stage.
-    """
+    """Start a job once."""
     directory = installation.directory
     report = directory / "spy.txt"
     (directory / "sitecustomize.py").write_text(_SPY, encoding="ascii")
@@ -126,26 +118,13 @@ def _costs(started_at: int, notes: Sequence[Sequence[str]]) -> Iterator[Cost]:
 
 
 def floor(installation: Installation, workers: int) -> Cost:
-    """Start as many workers by a bare loop, without a launcher.
-
-    Args:
-        installation: Its interpreter.
-        workers: How many.
-
-    Returns:
-        The time to the last one's first line, and the loop's CPU time.
-    """
+    """Start as many workers by a bare loop, without a launcher."""
     before = time.process_time_ns()
     return Cost(wall=start_bare(installation, workers), cpu=(time.process_time_ns() - before) / 1e6)
 
 
 def table(starts: Sequence[Sequence[Cost]], floors: Sequence[Cost]) -> list[str]:
-    """Return the profile of several starts as lines of Markdown.
-
-    Args:
-        starts: The costs of each stage, for each start.
-        floors: As many starts by a bare loop.
-    """
+    """Return the profile of several starts as lines of Markdown."""
     lines = ["| stage | ms | least | CPU of the starter |", "|---|---:|---:|---:|"]
     lines += [_row(stage.name, costs) for stage, costs in zip(_STAGES, zip(*starts, strict=True), strict=True)]
     totals = [Cost(sum(cost.wall for cost in start), sum(cost.cpu for cost in start)) for start in starts]

@@ -10,17 +10,16 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.figures import Figure, from_json, to_json
+from tests.benchmarks.figures import Bar, Figure, Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 JSON_FILE = ROOT / "docs" / "benchmarks.json"
@@ -45,7 +44,7 @@ class Run:
         torch: Its version.
         ft_launcher: The version of nvidia-resiliency-ext; empty where it was not there.
         seconds: What the benchmark took.
-        busy: The share of the processors that others kept busy right before; None in recordings of version 2.
+        busy: The share of the processors that others kept busy right before.
     """
 
     day: str
@@ -56,7 +55,7 @@ class Run:
     torch: str
     ft_launcher: str
     seconds: float
-    busy: float | None = None
+    busy: float
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,7 @@ class Record:
 
 
 def describe_run(*, busy: float, seconds: float, ft_launcher: str) -> Run:
-    """Return where and when this process runs.
-
-    Args:
-        busy: The share of the processors that others kept busy right before.
-        seconds: What the benchmark took.
-        ft_launcher: The version of nvidia-resiliency-ext, or "".
-    """
+    """Return where and when this process runs."""
     return Run(
         day=datetime.now(tz=timezone.utc).date().isoformat(),
         machine=f"{_processor()}, Linux {platform.release().split('-')[0]}",
@@ -98,24 +91,15 @@ def read_record(path: Path = JSON_FILE) -> Record:
     if not path.exists():
         return Record({}, ())
     content = json.loads(path.read_text(encoding="utf-8"))
-    runs = {name: _read_run(run) for name, run in content["runs"].items()}
-    return Record(runs, tuple(map(from_json, content["figures"])))
-
-
-def _read_run(run: Mapping[str, Any]) -> Run:
-    """Return a run; version 2 has a load average, which held what the benchmark before had done, and is left out."""
-    known = {field.name for field in fields(Run)}
-    return Run(**{name: value for name, value in run.items() if name in known})
+    figures = []
+    for fields in content["figures"]:
+        bar, ratio = fields["bar"], fields["ratio"]
+        figures.append(Figure(**{**fields, "bar": bar and Bar(**bar), "ratio": ratio and Ratio(**ratio)}))
+    return Record({name: Run(**run) for name, run in content["runs"].items()}, tuple(figures))
 
 
 def merge(record: Record, runs: Mapping[str, Run], figures: Iterable[Figure]) -> Record:
-    """Put new figures in place of those of the same benchmarks.
-
-    Args:
-        record: What was recorded.
-        runs: The new runs.
-        figures: Theirs.
-    """
+    """Put new figures in place of those of the same benchmarks."""
     rows = [figure for figure in record.figures if figure.benchmark not in runs] + list(figures)
     everything = {**record.runs, **runs}
     return Record(
@@ -127,14 +111,13 @@ def merge(record: Record, runs: Mapping[str, Run], figures: Iterable[Figure]) ->
 def write_record(record: Record, path: Path = JSON_FILE) -> None:
     """Write what is recorded: a line for each field, so that a new run is a diff of what it changed."""
     runs = ",\n".join(f"  {_text(name)}: {_text(asdict(run))}" for name, run in record.runs.items())
-    figures = ",\n".join(_figure_text(figure) for figure in record.figures)
-    text = f'{{\n "version": {_VERSION},\n "runs": {{\n{runs}\n }},\n "figures": [\n{figures}\n ]\n}}\n'
+    figures = []
+    for figure in record.figures:
+        fields = ",\n".join(f"   {_text(name)}: {_text(value)}" for name, value in asdict(figure).items())
+        figures.append(f"  {{\n{fields}\n  }}")
+    joined = ",\n".join(figures)
+    text = f'{{\n "version": {_VERSION},\n "runs": {{\n{runs}\n }},\n "figures": [\n{joined}\n ]\n}}\n'
     path.write_text(text, encoding="utf-8")
-
-
-def _figure_text(figure: Figure) -> str:
-    fields = ",\n".join(f"   {_text(name)}: {_text(value)}" for name, value in to_json(figure).items())
-    return f"  {{\n{fields}\n  }}"
 
 
 def _text(value: object) -> str:

@@ -2,7 +2,7 @@
 
 All nodes start at once; the clock runs until the last one is in the round and has seen that rank 0's store listens. The
 coordinator and one node are one real agent's, in one process as in a real job. The other nodes share two processes;
-`crowd.light_node` says what is light about them. Where that is said they are real sessions with all their threads.
+`crowd.LightNode` says what is light about them. Where that is said they are real sessions with all their threads.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from statistics import median
 from time import monotonic_ns, sleep
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.comparison import compare, take_turns
-from tests.benchmarks.figures import Bar, Figure, alone, compared
+from tests.benchmarks.figures import Bar, Figure, alone, compare, compared, take_turns
 from tests.benchmarks.job import BenchmarkError, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tests.benchmarks.effort import Effort
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a round may take at each number of nodes; the others are for information.
@@ -86,7 +84,7 @@ def _figure_beside_torch(beside: Mapping[str, list[list[Round]]]) -> Figure:
         unit="s",
         note=_note(beside["elastic-run"][-1][-1]),
         headline=f"the launcher alone: the start of {_BESIDE_TORCH} simulated nodes together to the last rank",
-        plots={"scale": str(_BESIDE_TORCH)},
+        plots={"scale": f"{_BESIDE_TORCH} nodes"},
     )
 
 
@@ -99,7 +97,7 @@ def _time_figure(size: int, rounds: Sequence[Round]) -> Figure:
         unit="s",
         bar=Bar(_BARS[size]) if size in _BARS else None,
         note=f"lowest {min(seconds):.3g} s; {_note(rounds[-1])}{_try_torch(size) if size == _BEYOND_TORCH else ''}",
-        plots={"scale": str(size)},
+        plots={"scale": f"{size} nodes"},
     )
 
 
@@ -147,22 +145,9 @@ def _growth_figure(unit: str, per_node: dict[int, list[float]]) -> Figure:
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
 def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late: bool = False) -> Round:
-    """Let nodes meet at a coordinator.
-
-    Args:
-        nodes: How many.
-        kind: `light` or `real`.
-        crowds: Processes for all nodes but the first.
-        is_last_late: Whether one node comes when all others wait already, and the clock starts with it.
-
-    Returns:
-        What it took.
-
-    Raises:
-        BenchmarkError: No round was formed in time.
-    """
+    """Let nodes meet at a coordinator."""
     with ExitStack() as stack:
-        host = stack.enter_context(_program("host", str(nodes), _RUN_ID))
+        host = stack.enter_context(_program("crowd", "host", str(nodes), _RUN_ID))
         port = host.wait_lines(1, starting="listening")[0][1]
         host.wait_lines(1, starting="joined")
         late = 1 if is_last_late else 0
@@ -189,7 +174,7 @@ def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late
     return Round(
         nodes,
         (max(int(words[1]) for words in formed) - begun) / 1e9,
-        after["operations"] - before["operations"],
+        after["frames"] - before["frames"],
         after["bytes"] - before["bytes"],
         sum(float(words[2]) for words in formed if len(words) > 2),
     )
@@ -198,7 +183,7 @@ def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late
 def spend_idle(nodes: int, seconds: float) -> float:
     """Return the seconds of CPU time that the coordinator of a round of light nodes spends while nothing happens."""
     with ExitStack() as stack:
-        host = stack.enter_context(_program("host", str(nodes), _RUN_ID))
+        host = stack.enter_context(_program("crowd", "host", str(nodes), _RUN_ID))
         port = host.wait_lines(1, starting="listening")[0][1]
         host.wait_lines(1, starting="joined")
         place = ("light", f"127.0.0.1:{port}", _RUN_ID, str(nodes), "1", str(nodes - 1))
@@ -213,18 +198,7 @@ def spend_idle(nodes: int, seconds: float) -> float:
 
 
 def form_round_of_torch(nodes: int, deadline: float = _DEADLINE) -> Round:
-    """Let torch's handlers meet at torch's own server.
-
-    Args:
-        nodes: How many.
-        deadline: Seconds that the round may take.
-
-    Returns:
-        What it took; not what it cost the server.
-
-    Raises:
-        BenchmarkError: No round was formed in time.
-    """
+    """Let torch's handlers meet at torch's own server."""
     first, second = _share(nodes, 2)
     with _program("torch_crowd", "0", str(nodes), str(first)) as one:
         port = one.wait_lines(1, starting="listening")[0][1]
@@ -263,5 +237,6 @@ def _share(nodes: int, parts: int) -> list[int]:
 
 @contextmanager
 def _program(name: str, *arguments: str) -> Iterator[Job]:
-    with Job([sys.executable, "-m", f"tests.benchmarks.crowd.{name}", *arguments], directory=_ROOT) as job:
+    module = f"tests.benchmarks.{name}"
+    with Job([sys.executable, "-m", module, *arguments], directory=_ROOT) as job:
         yield job

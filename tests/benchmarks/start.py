@@ -13,15 +13,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import interleave
-from tests.benchmarks.figures import Bar, compared
+from tests.benchmarks.figures import Bar, compared, interleave
 from tests.benchmarks.job import BenchmarkError, Job
 from tests.support.launch import clean_environment
 
 if TYPE_CHECKING:
-    from tests.benchmarks.effort import Effort
     from tests.benchmarks.figures import Figure
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
 #: Starts within a turn, where one takes some dozens of milliseconds.
 _TIMES = 5

@@ -6,8 +6,11 @@ launcher's console (both its descriptors, as under ``2>&1``) is a pipe, a termin
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -15,18 +18,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import compare, interleave, take_turns
-from tests.benchmarks.console import Console
-from tests.benchmarks.figures import Bar, Figure, alone, compared
+from tests.benchmarks.figures import Bar, Figure, alone, compare, compared, interleave, take_turns
 from tests.benchmarks.job import TICKS, BenchmarkError, Job
-from tests.benchmarks.numbered_lines import WORKERS, Damage, are_logs_whole, lines_of, look_for_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.benchmarks.effort import Effort
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
+WORKERS = 2
 _SINKS = ("pipe", "terminal", "file")
 #: Milliseconds that workers pause after each thousand lines of a long run: a reader that catches up has to wait for the
 #: rest of a line, as it has to with most programs.
@@ -34,6 +34,38 @@ _PAUSE = 10
 _FIRST_LINE = "elastic-run imports the code that reads output while the workers start"
 #: Seconds for which a reader stalls.
 _STALL = 10.0
+_LINE = re.compile(rb"\[default(\d)\]:([oe])\1 (\d{9}) \.{83}\r?\n")
+_LINE_BYTES = 97
+_STREAMS = 2
+#: Bytes per read: what a pipe holds.
+_READ_SIZE = 1 << 16
+#: Reads after which the launcher's memory is read again.
+_READS = 64
+_PEAK = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What became of the lines on the way.
+
+    Args:
+        lost: Lines that never came whole.
+        repeated: Lines that came again.
+        cut: Lines on the console that no worker wrote like that.
+    """
+
+    lost: int
+    repeated: int
+    cut: int
+
+    @property
+    def total(self) -> int:
+        """Lines that are not as they were written; one that came in pieces is lost and cut, and counts once."""
+        return max(self.lost, self.cut) + self.repeated
+
+    def text(self) -> str:
+        """Return it in words."""
+        return f"{self.lost} lost, {self.repeated} repeated, {self.cut} cut"
 
 
 @dataclass(frozen=True)
@@ -169,16 +201,7 @@ def _measure_latency(
 
 
 def first_line_latency(installation: Installation, launcher: str, *, workers: int) -> float:
-    """Let workers write a line as the first thing they do and live on; return the first one's way to the console.
-
-    Args:
-        installation: The commands.
-        launcher: Which one.
-        workers: How many.
-
-    Returns:
-        Milliseconds.
-    """
+    """Let workers write a line as the first thing they do and live on; return the first one's way to the console."""
     command = installation.launcher(launcher, workers, "--tee=3", installation.worker("ticker"))
     with Job(command, directory=installation.directory) as job:
         line = job.wait_lines(1)[0][0]
@@ -202,23 +225,15 @@ def line_latency(installation: Installation, launcher: str) -> float:
 def flood(
     installation: Installation, launcher: str, sink: str, megabytes: int, *, pause: int = 0, stall: float = 0.0
 ) -> Flood:
-    """Send output of two workers through a launcher to a console, and look at what came.
+    """Send output of two workers through a launcher to a console (`_SINKS`), and look at what came.
 
-    Args:
-        installation: The commands.
-        launcher: Which one.
-        sink: What kind of console: `pipe`, `terminal` or `file`.
-        megabytes: How much in all.
-        pause: Milliseconds between thousands of lines.
-        stall: Seconds that the reader of a pipe or terminal does nothing after the first bytes.
-
-    Returns:
-        What was measured and seen.
+    The workers pause for `pause` milliseconds between thousands of lines; the reader of a pipe or terminal does nothing
+    for `stall` seconds after the first bytes.
     """
     with TemporaryDirectory(dir=_roomy_directory(installation, megabytes)) as name:
         directory = Path(name)
         os.mkfifo(directory / "go")
-        numbers = lines_of(megabytes)
+        numbers = megabytes * 1_000_000 // (WORKERS * _STREAMS * _LINE_BYTES)  # of each worker in each stream
         options = ("--tee=3", "--log-dir", str(directory / "logs"))
         script = (installation.worker("flood"), str(numbers), str(directory), str(pause))
         command = installation.launcher(launcher, WORKERS, *options, *script)
@@ -246,3 +261,118 @@ def _roomy_directory(installation: Installation, megabytes: int) -> Path:
     if shared.is_dir() and shutil.disk_usage(shared).free > 4_000_000 * megabytes:
         return shared
     return installation.directory
+
+
+# --- the console ------------------------------------------------------------------------------------------------------
+class Console:
+    """A launcher's stdout and stderr.
+
+    Args:
+        sink: `pipe`, `terminal` or `file`.
+        path: The file's, should it be one.
+        stall: Seconds that the reader does nothing after its first read.
+
+    Attributes:
+        writer: The descriptor for the launcher.
+        peak_megabytes: The largest resident memory that the launcher was seen to have had; of a file it isn't known.
+    """
+
+    def __init__(self, sink: str, path: Path, *, stall: float = 0.0) -> None:
+        self._path = path
+        self._stall = stall
+        self._received: list[bytes] = []
+        self._last_byte_at = 0
+        self._thread: threading.Thread | None = None
+        self.peak_megabytes = 0.0
+        if sink == "file":
+            self._reader, self.writer = -1, os.open(path, os.O_WRONLY | os.O_CREAT)
+        else:
+            self._reader, self.writer = os.pipe() if sink == "pipe" else os.openpty()
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close_writer()
+        if self._thread is not None:
+            self._thread.join()
+        if self._reader >= 0:
+            os.close(self._reader)
+
+    def read_from(self, pid: int) -> None:
+        """Begin to read what a launcher and its workers write; they have inherited the writing end."""
+        self._close_writer()
+        if self._reader >= 0:
+            self._thread = threading.Thread(target=self._read, args=[Path(f"/proc/{pid}/status")])
+            self._thread.start()
+
+    def wait_last_byte(self) -> int:
+        """Wait until all writers are gone, and return the monotonic time in ns at which the last byte was there."""
+        if self._thread is None:
+            return time.monotonic_ns() - (time.time_ns() - self._path.stat().st_mtime_ns)
+        self._thread.join()
+        return self._last_byte_at
+
+    def received(self) -> bytes:
+        """Return all that came, after `wait_last_byte`."""
+        return b"".join(self._received) if self._reader >= 0 else self._path.read_bytes()
+
+    def _close_writer(self) -> None:
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def _read(self, status: Path) -> None:
+        with contextlib.suppress(OSError):  # a terminal ends with EIO
+            while chunk := os.read(self._reader, _READ_SIZE):
+                self._last_byte_at = time.monotonic_ns()
+                self._received.append(chunk)
+                if self._stall and len(self._received) % _READS == 1:
+                    if len(self._received) == 1:
+                        time.sleep(self._stall)
+                    self._look_at_memory(status)
+
+    def _look_at_memory(self, status: Path) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            found = _PEAK.search(status.read_text(encoding="utf-8", errors="replace"))
+            self.peak_megabytes = int(found[1]) * 1024 / 1e6 if found else self.peak_megabytes
+
+
+# --- the lines --------------------------------------------------------------------------------------------------------
+def look_for_damage(received: bytes, numbers: int) -> Damage:
+    """Look at every line."""
+    seen = {(rank, name): bytearray(numbers) for rank in (b"0", b"1") for name in (b"o", b"e")}
+    lost = WORKERS * _STREAMS * numbers
+    repeated = whole = 0
+    for match in _LINE.finditer(received):
+        rank, name, number = match.groups()
+        stream = seen[rank, name]
+        index = int(number)
+        whole += match.end() - match.start()
+        if stream[index]:
+            repeated += 1
+        else:
+            stream[index] = 1
+            lost -= 1
+    cut = 0 if whole == len(received) else sum(map(_is_cut, _LINE.sub(b"", received).splitlines()))
+    return Damage(lost=lost, repeated=repeated, cut=cut)
+
+
+def _is_cut(line: bytes) -> bool:
+    """Tell a piece of a worker's line from a line that the launcher wrote itself."""
+    return b"...." in line or line.startswith(b"[default")
+
+
+def are_logs_whole(logs: Path, numbers: int) -> bool:
+    """Tell whether each log file holds exactly what its worker wrote."""
+    files = {name: sorted(logs.rglob(f"{stream}.log")) for stream, name in (("stdout", b"o"), ("stderr", b"e"))}
+    return all(
+        len(paths) == WORKERS
+        and all(path.read_bytes() == _text_written(name, rank, numbers) for rank, path in enumerate(paths))
+        for name, paths in files.items()
+    )
+
+
+def _text_written(name: bytes, rank: int, numbers: int) -> bytes:
+    padding = b"." * 83
+    return b"".join([b"%s%d %09d %s\n" % (name, rank, line, padding) for line in range(numbers)])

@@ -24,7 +24,7 @@ from tests.benchmarks import (
     warm,
     worker_connections,
 )
-from tests.benchmarks.comparison import Comparison, compare, interleave, take_turns
+from tests.benchmarks.figures import Comparison, compare, interleave, take_turns
 from tests.benchmarks.installation import Installation, install
 from tests.support.torchrun import with_hosts_file, write_hosts_file
 from tests.support.wait import stretched
@@ -41,12 +41,6 @@ def assert_ratio(bound: float, to: str, measure: Callable[[int], Comparison], *,
 
     Other tests run beside these ones and may slow one contender more than the other, so a ratio above the bound is
     measured again, in three times as many rounds, which decide.
-
-    Args:
-        bound: The largest ratio that is right.
-        to: The other contender.
-        measure: Takes the number of rounds, and measures both in turns.
-        rounds: How often it is each one's turn.
     """
     first = measure(rounds)
     if first.ratio("elastic-run", to).value > bound:

@@ -15,16 +15,14 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import compare, take_turns
-from tests.benchmarks.figures import Bar, compared
+from tests.benchmarks.figures import Bar, compare, compared, take_turns
 from tests.benchmarks.job import Job
 from tests.benchmarks.memory import proportional_megabytes
 from tests.support.processes import descendants_of
 
 if TYPE_CHECKING:
-    from tests.benchmarks.effort import Effort
     from tests.benchmarks.figures import Figure
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
 #: torchrun's store, and so ft_launcher's, lives through a restart with the dead generation's addresses in it; gloo's
 #: next one connects to these where a worker reads one before it is set anew, and fails. So both are told to have rank
@@ -100,21 +98,15 @@ def _plots(measured: str) -> dict[str, str]:
     """Return where a figure is drawn; with and without preloading it has the same place."""
     workers = f"{_WORKERS} workers that import torch"
     return {
-        "launch": {"first_collective": workers, "warm": "launch to the first all-reduce"},
-        "restart": {"restart": workers, "warm": "death to the next all-reduce"},
-        "workers": {"warm": "memory of the workers"},
+        "launch": {"first_collective": workers},
+        "restart": {"restart": workers},
+        "workers": {"footprint": workers},
         "job": {"footprint": f"launcher and {workers}"},
     }[measured]
 
 
 def train(installation: Installation, contender: str, nproc: int = _WORKERS) -> Training:
-    """Run a job until its second generation has reduced.
-
-    Args:
-        installation: The commands.
-        contender: A launcher, or `PRELOAD`.
-        nproc: How many workers.
-    """
+    """Run a job until its second generation has reduced."""
     launcher, _, options = contender.partition(" ")
     command = installation.launcher(
         launcher, nproc, *options.split(), "--max-restarts=1", installation.worker("all_reduce")

@@ -16,9 +16,8 @@ from tests.benchmarks.job import BenchmarkError, Job
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.benchmarks.effort import Effort
     from tests.benchmarks.figures import Figure
-    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.installation import Effort, Installation
 
 _WORKERS = 4
 #: Seconds for one restart, the late rank's included.
@@ -71,11 +70,7 @@ def failure_of_start(installation: Installation) -> str:
 
 
 def connected_rounds(installation: Installation, restarts: int) -> list[bool]:
-    """Run one job that restarts so often, and return for each of its rounds whether all workers connected.
-
-    Raises:
-        BenchmarkError: It ended otherwise than by success.
-    """
+    """Run one job that restarts so often, and return for each of its rounds whether all workers connected."""
     options = (f"--max-restarts={restarts}", "--max-backoff=0")
     command = installation.launcher("elastic-run", _WORKERS, *options, installation.worker("connect"), str(restarts))
     with Job(command, directory=installation.directory) as job:

@@ -8,7 +8,7 @@ Not a test: the worker of the chaos tests. It trains a small model with DDP over
 - A *life* is what ranks do together between two starts; its name is new each time. Before a step counts, each rank has
   written down what it took (one write per step), and all have met in the all-reduce of the gradients.
 - A checkpoint holds its own ancestry: the lives it is made of, with the steps it has from each. So in the end the books
-  can be audited (`tests.chaos.accounts`): each sample of each step that is in the model, exactly once.
+  can be audited (`tests.chaos.job`): each sample of each step that is in the model, exactly once.
 - A file `ask.HOSTNAME` in the directory has a shell command, which a worker on that host runs with its next checkpoint.
 """
 

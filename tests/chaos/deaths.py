@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos.job import PORT, ManyNodeJob, Plan
-from tests.support.guardians import wait_guardians
 from tests.support.hosts import virtual_hosts
-from tests.support.processes import kill_processes
+from tests.support.processes import kill_processes, wait_guardians
 from tests.support.system import starter
 from tests.support.wait import DeadlinePassedError
 
@@ -85,17 +84,7 @@ class _LightPlan(Plan):
 @starter
 @contextlib.contextmanager
 def open_job(directory: Path, *, lease: float = 3.0, last_call: float = 30.0, least: int = 1) -> Iterator[ManyNodeJob]:
-    """Give a job without torch that trains on three hosts; at the end all must train, end well, and have lost nothing.
-
-    Args:
-        directory: For the job's checkpoint, books and logs.
-        lease: Seconds of silence after which a node is lost.
-        last_call: Seconds for which a first round waits for more nodes.
-        least: The smallest number of nodes that train.
-
-    Raises:
-        AssertionError: Something was not as it must be; the message has what every agent wrote.
-    """
+    """Give a job without torch on three hosts; at the end all must train, end well, and have lost nothing."""
     with virtual_hosts(_NODES) as hosts:
         conf = f"keep_alive_interval={lease / 3:g},join_timeout=120,last_call_timeout={last_call:g}"
         plan = _LightPlan(
@@ -123,16 +112,7 @@ def open_job(directory: Path, *, lease: float = 3.0, last_call: float = 30.0, le
 
 @starter
 def run(deaths: Deaths, directory: Path, *, say: Callable[[str], None]) -> None:
-    """Run one job through its deaths.
-
-    Args:
-        deaths: What happens.
-        directory: For the job's checkpoint, books and logs.
-        say: Told each event, a line.
-
-    Raises:
-        AssertionError: Something was not as it must be.
-    """
+    """Run one job through its deaths."""
     with open_job(directory, lease=deaths.lease, last_call=deaths.last_call, least=deaths.least) as job:
         _kill_all(deaths, job, say)
         begin = time.monotonic()

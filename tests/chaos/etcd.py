@@ -11,8 +11,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHost
+    from tests.support.hosts import HostProcess, VirtualHost
 
 _MEMBERS = 3
 _FIRST_PORT = 2379

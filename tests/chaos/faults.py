@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos.job import PORT
-from tests.support.guardians import wait_guardians
-from tests.support.processes import catches, kill_processes
+from tests.support.processes import catches, kill_processes, wait_guardians
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -258,7 +257,7 @@ def kill_store_leader(scene: Scene) -> None:
 def fill_store(scene: Scene) -> None:
     """Let a stranger on the node's network send what fills and reads a TCPStore to the port of every agent."""
     hosts = [node.host.name for node in scene.job.nodes]
-    scene.node.host.run(sys.executable, "-m", "tests.support.stranger", str(PORT), *hosts, deadline=120)
+    scene.node.host.run(sys.executable, "-m", "tests.support.hostile", str(PORT), *hosts, deadline=120)
 
 
 FAULTS: dict[str, Callable[[Scene], None]] = {
@@ -309,20 +308,7 @@ def draw_faults(
     only: Sequence[str] = (),
     longest: float = LONGEST,
 ) -> Sequence[Fault]:
-    """Draw the faults of one run.
-
-    Args:
-        generator: Decides; the same seed, the same faults.
-        count: How many.
-        nodes: How many nodes there are.
-        has_etcd: Whether the store is an etcd on the hub.
-        store_node: The node that has the store and whose end would end the job, if there is one.
-        only: The kinds to draw from; all when empty.
-        longest: Seconds that a fault lasts at most.
-
-    Returns:
-        The faults in order. Every kind comes once before any comes twice.
-    """
+    """Draw the faults of one run."""
     foreign = _OF_AGENTS if has_etcd else _OF_ETCD
     kinds = [name for name in only or FAULTS if name not in foreign]
     names: list[str] = []

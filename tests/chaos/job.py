@@ -1,21 +1,21 @@
-"""One training job on virtual hosts, an elastic-run on each, followed through its faults."""
+"""One training job on virtual hosts, an elastic-run on each, followed through its faults; the audit of its books."""
 
 from __future__ import annotations
 
+import json
 import signal
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.chaos.accounts import Progress, audit, read_progress
 from tests.support.launch import ELASTIC_RUN
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHost, VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
 
 _TRAINING = Path(__file__).with_name("accounted_training.py")
 #: The store's port on the hosts, or etcd's on the hub.
@@ -26,6 +26,8 @@ LEASE = 3.0
 _ORPHAN_DEADLINE = 2.0
 #: Seconds until an agent that the job has no use for has ended.
 _REFUSAL = 60.0
+#: Samples of each step, as in the training programs: these are not imported, since they import torch.
+SAMPLES_PER_STEP = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,6 @@ class Node:
         return found
 
 
-def _find_orphans(node: Node) -> list[int]:
-    return node.host.processes()
-
-
 class ManyNodeJob:
     """The job.
 
@@ -137,9 +135,6 @@ class ManyNodeJob:
         """Wait until all nodes together have written two checkpoints from now on.
 
         An agent that ends meanwhile has given the job up: that is a failure here.
-
-        Raises:
-            AssertionError: It did not happen; the message has what every agent wrote.
         """
         before = self.progress()
         seen: set[int] = set()
@@ -160,17 +155,7 @@ class ManyNodeJob:
         return progress
 
     def restart_agents(self, ended: Node | None) -> list[int]:
-        """Start an agent where a fault has ended one.
-
-        Args:
-            ended: The one node whose agent may have ended.
-
-        Returns:
-            The exit code of the agent that is gone, if one is.
-
-        Raises:
-            AssertionError: Another agent has ended.
-        """
+        """Start an agent where a fault has ended one."""
         self._assert_running(ended)
         codes = []
         for node in self.nodes:
@@ -193,11 +178,7 @@ class ManyNodeJob:
         partial.replace(self.directory / f"ask.{node.host.name}")
 
     def run_another_script(self, node: Node) -> tuple[int, str]:
-        """Start an elastic-run with the flags of the job and another script on a node.
-
-        Returns:
-            Its exit code and its output. The script, if it runs, writes the file `another.ran`.
-        """
+        """Start an elastic-run with the flags of the job and another script on a node."""
         script = self.directory / "another.py"
         script.write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'another.ran').touch()\n", encoding="ascii")
         agent = self._start(node.host, [script if part == _TRAINING else part for part in self._command])
@@ -206,7 +187,7 @@ class ManyNodeJob:
     def wait_no_orphans(self, node: Node) -> None:
         """Wait until a host whose agent is gone runs nothing any more, within the time that it is given (law 6)."""
         try:
-            wait_until(lambda: not _find_orphans(node), deadline=self.orphan_deadline, what=f"orphans on {node.host}")
+            wait_until(lambda: not node.host.processes(), deadline=self.orphan_deadline, what=f"orphans on {node.host}")
         except DeadlinePassedError as error:
             message = f"{error}\n{self.transcript()}"
             raise AssertionError(message) from error
@@ -246,3 +227,86 @@ class ManyNodeJob:
     def _assert_running(self, excused: Node | None = None) -> None:
         over = [node.host.name for node in self.nodes if not node.is_running and node is not excused]
         assert not over, f"elastic-run ended on {over}\n{self.transcript()}"
+
+
+# --- the books --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps that the model has from one life.
+
+    Attributes:
+        life: The life's name.
+        first: The first step.
+        last: The step after the last.
+        ranks: How many ranks took part.
+    """
+
+    life: str
+    first: int
+    last: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the newest checkpoint says.
+
+    Attributes:
+        step: Steps that are in the model.
+        loss: The loss at the last of them.
+        life: The life that wrote it.
+        ranks: How many ranks that life has.
+        ancestry: Where the steps come from, in order.
+    """
+
+    step: int
+    loss: float
+    life: str
+    ranks: int
+    ancestry: tuple[Segment, ...]
+
+
+def read_progress(directory: Path) -> Progress | None:
+    """Return what the newest checkpoint says, None before the first."""
+    try:
+        document = json.loads((directory / "progress.json").read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    return Progress(**{**document, "ancestry": tuple(Segment(**segment) for segment in document["ancestry"])})
+
+
+def read_books(directory: Path, life: str) -> dict[int, dict[int, list[int]]]:
+    """Return the books of a life: step -> rank -> samples."""
+    books: dict[int, dict[int, list[int]]] = {}
+    for path in sorted((directory / "books").glob(f"{life}.*.jsonl")):
+        rank = int(path.suffixes[0][1:])
+        for line in path.read_text(encoding="ascii").splitlines():
+            entry = json.loads(line)
+            books.setdefault(entry["step"], {})[rank] = entry["samples"]
+    return books
+
+
+def audit(progress: Progress, directory: Path, samples_per_step: int = SAMPLES_PER_STEP) -> list[str]:
+    """Compare a checkpoint's ancestry with the books."""
+    wrong = []
+    expected = 0
+    for segment in progress.ancestry:
+        if segment.first != expected:
+            wrong.append(f"life {segment.life} begins at step {segment.first}, not {expected}")
+        expected = segment.last
+        books = read_books(directory, segment.life)
+        for step in range(segment.first, segment.last):
+            wrong += _audit_step(segment, step, books.get(step, {}), samples_per_step)
+    if expected != progress.step:
+        wrong.append(f"the ancestry ends at step {expected}, the checkpoint at {progress.step}")
+    return wrong
+
+
+def _audit_step(segment: Segment, step: int, taken: dict[int, list[int]], samples_per_step: int) -> list[str]:
+    wrong = []
+    if sorted(taken) != list(range(segment.ranks)):
+        wrong.append(f"step {step} of life {segment.life}: ranks {sorted(taken)} of {segment.ranks}")
+    counts = Counter(sample for samples in taken.values() for sample in samples)
+    if counts != Counter(range(step * samples_per_step, (step + 1) * samples_per_step)):
+        wrong.append(f"step {step} of life {segment.life}: samples {sorted(counts.elements())}")
+    return wrong

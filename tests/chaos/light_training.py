@@ -21,7 +21,7 @@ from pathlib import Path
 
 from elastic_run.store.tcpstore.client import StoreClient
 
-#: As in `tests.chaos.accounts`.
+#: As in `tests.chaos.job`.
 SAMPLES_PER_STEP = 12
 SAVE_EVERY = 5
 PACE = 0.02

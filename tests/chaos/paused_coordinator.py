@@ -71,15 +71,7 @@ STORES = {"file": _on_directory, "etcd-v3": _on_etcd, "successors": _on_hosts}
 
 
 def reproduce(store: str, directory: Path) -> None:
-    """Let the coordinator stand still once.
-
-    Args:
-        store: One of `STORES`.
-        directory: An empty one.
-
-    Raises:
-        AssertionError: Two coordinators decided, or the job did not end as it must.
-    """
+    """Let the coordinator stand still once."""
     with STORES[store](directory) as start:
         (_stand_still_where_the_store_moves if store == "successors" else _stand_still)(start)
 

@@ -53,17 +53,7 @@ class WrongJobError(Exception):
 
 
 def run_job(directory: Path, *, seed: int, restarts: int, failures: int) -> None:
-    """Run one job under --preload to its end.
-
-    Args:
-        directory: An empty directory for what the workers write; the compiler's cache is beside it.
-        seed: Which parts the workers run.
-        restarts: How often the workers are restarted.
-        failures: How many rounds fail: as many as there are restarts, or one more.
-
-    Raises:
-        WrongJobError: the job is not as the module's docstring says.
-    """
+    """Run one job under --preload to its end."""
     output = directory.with_suffix(".txt")
     cache = directory.with_name(f"compiled.{seed // _CACHED}")
     with output.open("wb") as out:

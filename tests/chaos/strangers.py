@@ -98,11 +98,7 @@ class Job:
         self._text = b""
 
     def run(self) -> None:
-        """Run it to its end.
-
-        Raises:
-            StrangerError: A stranger was signalled or named.
-        """
+        """Run it to its end."""
         job = subprocess.Popen(
             self._command(), env=self._env, stdout=self._writing, stderr=self._writing, start_new_session=True
         )
@@ -208,14 +204,7 @@ class Job:
 
 
 def run_jobs(seeds: Iterable[int]) -> None:
-    """Run the jobs of some seeds, one after another.
-
-    Args:
-        seeds: A job for each.
-
-    Raises:
-        StrangerError: A stranger was signalled or named; the text has the seed.
-    """
+    """Run the jobs of some seeds, one after another."""
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="strangers.") as directory:
             try:

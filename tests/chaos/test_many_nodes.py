@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.accounts import Progress, Segment, audit
-from tests.chaos.etcd import EtcdCluster
 from tests.chaos.faults import FAULTS, draw_faults
+from tests.chaos.job import Progress, Segment, audit
 from tests.chaos.story import Story, tell
-from tests.support.hosts import virtual_hosts
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,37 +32,18 @@ def progress_of(*segments: Segment) -> Progress:
     return Progress(segments[-1].last, 1.0, segments[-1].life, segments[-1].ranks, segments)
 
 
-def test_books_that_are_whole_pass_the_audit(tmp_path: Path) -> None:
-    """Steps that a life did after its last checkpoint were done again by the next, and count once."""
+def test_the_audit_sees_ranks_samples_and_steps_that_are_missing(tmp_path: Path) -> None:
+    """Steps that a life did after its last checkpoint count once; what is missing, or there twice, is named."""
     write_books(tmp_path, "aa", range(13), ranks=1)
-    write_books(tmp_path, "bb", range(10, 20), ranks=2)
-    progress = progress_of(Segment("aa", 0, 10, 1), Segment("bb", 10, 20, 2))
-    assert audit(progress, tmp_path, 2) == []
-
-
-def test_the_audit_sees_a_missing_rank(tmp_path: Path) -> None:
-    """A rank that took part and wrote nothing is named."""
-    write_books(tmp_path, "aa", range(2), ranks=2)
-    (tmp_path / "books" / "aa.1.jsonl").unlink()
-    wrong = audit(progress_of(Segment("aa", 0, 2, 2)), tmp_path, 2)
-    assert wrong[:2] == ["step 0 of life aa: ranks [0] of 2", "step 0 of life aa: samples [0]"]
-    assert len(wrong) == 4
-
-
-def test_the_audit_sees_a_sample_taken_twice(tmp_path: Path) -> None:
-    """Two ranks that took the same samples are named."""
-    write_books(tmp_path, "aa", range(1), ranks=2)
-    first = tmp_path / "books" / "aa.0.jsonl"
-    first.with_name("aa.1.jsonl").write_text(first.read_text())
-    assert audit(progress_of(Segment("aa", 0, 1, 2)), tmp_path, 2) == ["step 0 of life aa: samples [0, 0]"]
-
-
-def test_the_audit_sees_steps_that_nobody_did(tmp_path: Path) -> None:
-    """A life that begins behind the checkpoint before it is named."""
-    write_books(tmp_path, "aa", range(10), ranks=1)
-    write_books(tmp_path, "bb", range(12, 20), ranks=1)
-    progress = progress_of(Segment("aa", 0, 10, 1), Segment("bb", 12, 20, 1))
-    assert audit(progress, tmp_path, 2) == ["life bb begins at step 12, not 10"]
+    write_books(tmp_path, "bb", range(10, 12), ranks=2)
+    first, second = Segment("aa", 0, 10, 1), Segment("bb", 10, 12, 2)
+    assert audit(progress_of(first, second), tmp_path, 2) == []
+    assert audit(progress_of(first, Segment("bb", 11, 12, 2)), tmp_path, 2) == ["life bb begins at step 11, not 10"]
+    books = tmp_path / "books"
+    (books / "bb.1.jsonl").write_text((books / "bb.0.jsonl").read_text())
+    assert audit(progress_of(first, second), tmp_path, 2)[0] == "step 10 of life bb: samples [20, 20]"
+    (books / "bb.1.jsonl").unlink()
+    assert audit(progress_of(first, second), tmp_path, 2)[0] == "step 10 of life bb: ranks [0] of 2"
 
 
 def test_a_seed_is_a_test() -> None:
@@ -80,17 +58,6 @@ def test_a_seed_is_a_test() -> None:
     alone = draw_faults(random.Random(7), 99, nodes=3, has_etcd=False, store_node=0)  # noqa: S311 - ditto
     assert {fault.node for fault in alone if fault.name == "power-off"} == {1, 2}
     assert {fault.name for fault in alone} == set(FAULTS) - {"cut-from-hub", "kill-store-leader"}
-
-
-def test_the_store_gets_another_leader(tmp_path: Path) -> None:
-    """When the leader of the three etcd members is killed another takes over, and it comes back."""
-    with virtual_hosts(0) as hosts:
-        etcd = EtcdCluster(hosts.hub, tmp_path)
-        first = etcd.wait_leader()
-        etcd.kill(first)
-        assert etcd.wait_leader() != first
-        etcd.start(first)
-        wait_until(lambda: etcd.state_of(first))
 
 
 @pytest.mark.long

@@ -12,8 +12,7 @@ from tests.support.hosts import virtual_hosts
 from tests.support.switch import run
 
 if TYPE_CHECKING:
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHosts
 
 #: Says what it was given, and shows that the workers' store is there.
 WORKER = """

@@ -10,17 +10,17 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.hosts import VirtualHost, VirtualHosts, virtual_hosts
 from tests.support.processes import is_gone, wait_gone
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.system
 
@@ -82,44 +82,12 @@ def is_heard(sender: socket.socket, receiver: socket.socket) -> bool:
         return False
 
 
-def test_a_host_has_a_name_pids_and_an_uptime_of_its_own(hosts: VirtualHosts) -> None:
-    """Programs on two hosts see two machines."""
-    program = "import os, socket, time; print(socket.gethostname(), os.getpid() < 100, time.monotonic() // 100_000)"
-    seen = [host.run("python3", "-c", program).split() for host in hosts]
-    assert [words[:2] for words in seen] == [["h0", "True"], ["h1", "True"]]
-    assert float(seen[1][2]) == float(seen[0][2]) + 1
-
-
 def test_hosts_know_each_other_by_name(hosts: VirtualHosts) -> None:
     """A name leads to the host's address, over IPv4 and IPv6."""
     server = hosts[0].start(["python3", "-c", SERVER, "::"])
     server.wait_line("ready")
     for address in ("h0", hosts[0].address6):
         hosts[1].run("python3", "-c", f"import socket; socket.create_connection(({address!r}, {PORT}), 5)")
-
-
-def test_a_process_that_dies_is_refused_after(hosts: VirtualHosts) -> None:
-    """The death of one process is heard: its connections end, new ones are refused; the host stays."""
-    server = hosts[0].start(["python3", "-c", SERVER])
-    server.wait_line("ready")
-    with dial(hosts[1], hosts[0]) as near:
-        assert is_heard(near, near)
-        server.kill()
-        assert near.recv(100) == b""
-        assert server.wait_exit() == -signal.SIGKILL
-    with pytest.raises(ConnectionRefusedError):
-        dial(hosts[1], hosts[0])
-
-
-def test_a_pulled_cable_is_silent_until_it_is_back(hosts: VirtualHosts) -> None:
-    """What was sent meanwhile arrives when the cable is back."""
-    with connection(hosts[1], hosts[0]) as (near, far):
-        assert is_heard(near, far)
-        hosts[0].link_down()
-        assert not is_heard(near, far)
-        hosts[0].link_up()
-        far.settimeout(20)
-        assert far.recv(100)
 
 
 @pytest.mark.parametrize("verb", ["dark", "drop"])
@@ -151,18 +119,6 @@ def test_a_cut_is_one_way(hosts: VirtualHosts) -> None:
         assert other.recv(100) == b"found"
 
 
-def test_the_hub_is_a_host_like_others(hosts: VirtualHosts) -> None:
-    """It is reached by name, and not from a host that is dark or cut off from it."""
-    server = hosts.hub.start(["python3", "-c", SERVER])
-    server.wait_line("ready")
-    dial(hosts[0], hosts.hub).close()
-    hosts.cut(hosts[0], hosts.hub)
-    hosts[1].go_dark()
-    for host in hosts:
-        with pytest.raises(TimeoutError):
-            dial(host, hosts.hub)
-
-
 def test_power_off_takes_everything_and_tells_nobody(hosts: VirtualHosts) -> None:
     """Peers hear nothing, no process is left; after the next boot the old connection is reset."""
     server = hosts[0].start(["python3", "-c", SERVER])
@@ -183,26 +139,6 @@ def test_power_off_takes_everything_and_tells_nobody(hosts: VirtualHosts) -> Non
             near.recv(100)
     with pytest.raises(ConnectionRefusedError):
         dial(hosts[1], hosts[0])
-
-
-def test_a_cable_that_the_kernel_has_taken_away_can_be_unplugged(hosts: VirtualHosts) -> None:
-    """The network of a host that is off ends with its last process, at a moment that nobody chooses."""
-    hosts[0].poweroff()
-    hosts[0]._wired().unplug(hosts[0].number)
-    hosts[0].boot()
-
-
-def test_a_stopped_program_goes_on_where_it_was(hosts: VirtualHosts) -> None:
-    """SIGSTOP and SIGCONT reach the program, and its exit code comes through; so does death by a signal."""
-    program = hosts[0].start(["sh", "-c", "trap 'exit 7' USR1; sleep 1000 >/dev/null 2>&1 & echo ready; wait"])
-    program.wait_line("ready")
-    program.send(signal.SIGSTOP)
-    wait_until(lambda: " T " in Path(f"/proc/{program.pid}/stat").read_text())
-    program.send(signal.SIGCONT)
-    program.send(signal.SIGUSR1)
-    assert program.wait_exit() == 7
-    program = hosts[0].start(["sh", "-c", "kill -TERM $$"])
-    assert program.wait_exit() == -signal.SIGTERM
 
 
 def test_a_clock_is_set_while_a_program_runs(hosts: VirtualHosts) -> None:
@@ -236,27 +172,6 @@ except OSError: print("silent" if time.monotonic() - start > 0.9 else "refused")
     job = hosts[0].start([sys.executable, "-c", program], env={"RES_OPTIONS": "timeout:1 attempts:1"})
     assert job.wait_exit() == 0
     assert job.stdout == ("silent\n" if is_silent else "refused\n")
-
-
-def test_two_beds_do_not_meet(hosts: VirtualHosts) -> None:
-    """A second bed has the same names and addresses, and other hosts."""
-    server = hosts[0].start(["python3", "-c", SERVER])
-    server.wait_line("ready")
-    with virtual_hosts(2) as others:
-        dial(hosts[1], hosts[0]).close()
-        with pytest.raises(ConnectionRefusedError):
-            dial(others[1], others[0])
-
-
-def test_nothing_is_left_when_a_test_fails() -> None:
-    """The hosts end with the block, also when it raises."""
-    pids: list[int] = []
-    with contextlib.suppress(KeyboardInterrupt), virtual_hosts(1) as booted:
-        sleeper = booted[0].start(["sleep", "1000"])
-        pids = [booted[0].first_pid, booted.hub.first_pid, sleeper.pid]
-        raise KeyboardInterrupt
-    assert len(pids) == 3
-    assert all(is_gone(pid) for pid in pids)
 
 
 def test_nothing_is_left_when_the_test_run_is_killed(tmp_path: Path) -> None:

@@ -36,18 +36,7 @@ sys.stdin.read()
 
 
 def perform_operations(python: str, port: int) -> list[str]:
-    """Let a torch's client perform its operations.
-
-    Args:
-        python: The interpreter that has the torch.
-        port: The store's port.
-
-    Returns:
-        What each operation gave; the first line names the torch.
-
-    Raises:
-        RuntimeError: The client died.
-    """
+    """Let a torch's client perform its operations."""
     done = subprocess.run(
         [python, str(OPERATIONS), str(port)], capture_output=True, text=True, timeout=_DEADLINE, check=False
     )
@@ -74,21 +63,7 @@ def perform_operations_on_torchs_server(python: str) -> list[str]:
 def perform_gloo_cycles(
     python: str, port: int, *, prefix: str = "", cycles: int = CYCLES, use_agent_store: bool = True
 ) -> list[list[str]]:
-    """Let two workers form process groups within one life.
-
-    Args:
-        python: The interpreter that has the torch.
-        port: MASTER_PORT.
-        prefix: What the store's keys begin with, for a worker that is told its attempt.
-        cycles: How often.
-        use_agent_store: Whether the store is served already; if not, rank 0 serves it.
-
-    Returns:
-        Each worker's sums, one line a cycle.
-
-    Raises:
-        RuntimeError: A worker failed.
-    """
+    """Let two workers form process groups within one life."""
     env = {
         **os.environ,
         "MASTER_ADDR": LOOPBACK,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.function_programs import host, program
 from tests.support.output import Jobs
+from tests.support.programs import host, program
 from tests.support.store_bench import bench, small
 from tests.support.timers import no_timer_client, sleeper
 from tests.support.warm import module_writer

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_run import loop as loop_module
 from elastic_run.loop import Loop
-from tests.support.program import write_program
+from tests.support.programs import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
-from tests.support.program import write_program
+from tests.support.programs import write_program
 from tests.support.torch_python import TorchPython
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from tests.support.wait import stretched, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHost, VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
 
 pytestmark = pytest.mark.timeout(200)
 

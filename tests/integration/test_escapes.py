@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.plugins import write_plugin
 from tests.support.processes import is_gone, kill_processes, wait_gone
-from tests.support.program import write_program
+from tests.support.programs import write_plugin, write_program
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

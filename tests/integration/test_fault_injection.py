@@ -10,9 +10,9 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.agent.faults import ACTIONS
+from tests.support.isolation import memory_limit
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import place, wait_coordinated
-from tests.support.memory_limit import memory_limit
 from tests.support.sessions import free_port
 from tests.support.wait import stretched
 

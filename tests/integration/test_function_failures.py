@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launch import Launched
-from tests.support.program import write_program
+from tests.support.programs import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.function_programs import HEAD, all_methods
 from tests.support.processes import descendants_of
+from tests.support.programs import HEAD, all_methods
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 

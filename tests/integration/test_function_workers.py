@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.function_programs import all_methods
 from tests.support.processes import is_gone, kill_processes, switches_within, wait_gone
+from tests.support.programs import all_methods
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:

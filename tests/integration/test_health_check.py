@@ -15,8 +15,8 @@ import pytest
 
 from elastic_run import contract
 from tests.support.local_rendezvous import place, wait_coordinated
+from tests.support.programs import TELLS_SOON, shortened
 from tests.support.sessions import free_port
-from tests.support.shortened import TELLS_SOON, shortened
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:

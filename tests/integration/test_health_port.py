@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.programs import TELLS_SOON
 from tests.support.sessions import free_port
-from tests.support.shortened import TELLS_SOON
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.programs import shortened
 from tests.support.sessions import free_port
-from tests.support.shortened import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHost, VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """

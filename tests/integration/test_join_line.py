@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tests.support.hosts import virtual_hosts
-from tests.support.joining import COPIED, copied, token_of, wait_join_line
+from tests.support.local_rendezvous import COPIED, copied, token_of, wait_join_line
 from tests.support.processes import descendants_of, describe
 from tests.support.wait import wait_until
 

@@ -10,14 +10,13 @@ import pytest
 
 from elastic_run.rendezvous.addresses import find_trouble
 from tests.support.hosts import virtual_hosts
-from tests.support.joining import COPIED, copied, wait_join_line
+from tests.support.local_rendezvous import COPIED, copied, wait_join_line
 from tests.support.switch import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHost, VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
 
 #: The network of the default route, as IPv4 and IPv6, and another one.
 FIRST, FIRST6, SECOND = "10.77.0.10", "fd77::10", "10.88.0.10"

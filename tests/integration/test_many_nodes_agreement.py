@@ -14,8 +14,8 @@ from tests.support.etcd import Etcd
 from tests.support.hosts import virtual_hosts
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import CONF, RUN_ID, wait_coordinated
+from tests.support.programs import TELLS_SOON
 from tests.support.sessions import free_port
-from tests.support.shortened import TELLS_SOON
 from tests.support.system import mark_system
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launch import launch as start
-from tests.support.local_job import RUNS, LocalJob
+from tests.support.local_rendezvous import RUNS, LocalJob
 from tests.support.processes import descendants_of, is_gone
 from tests.support.wait import stretched, wait_until
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.joining import COPIED, copied
-from tests.support.local_rendezvous import wait_coordinated
+from tests.support.local_rendezvous import COPIED, copied, wait_coordinated
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
-from tests.support.local_job import RUNS, LocalJob
+from tests.support.local_rendezvous import RUNS, LocalJob
 from tests.support.system import mark_system
 from tests.support.wait import stretched, wait_until
 

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.hosts import virtual_hosts
-from tests.support.joining import COPIED, copied
+from tests.support.local_rendezvous import COPIED, copied
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHost, VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
 
     Names: TypeAlias = Mapping[int, tuple[str, str]]
     Rows: TypeAlias = "Mapping[str, Counter[Row]]"

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.guardians import wait_guardians
 from tests.support.isolation import as_pid_1
-from tests.support.processes import descendants_of, kill_processes, wait_gone
+from tests.support.processes import descendants_of, kill_processes, wait_gone, wait_guardians
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:

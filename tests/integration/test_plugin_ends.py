@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from tests.support.plugins import write_plugin
+from tests.support.programs import write_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable

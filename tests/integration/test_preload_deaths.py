@@ -13,7 +13,7 @@ import pytest
 from tests.support.isolation import as_pid_1
 from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import catches, descendants_of, wait_gone
-from tests.support.shortened import shortened
+from tests.support.programs import shortened
 from tests.support.wait import wait_until
 from tests.support.warm import ENDS_AT_THE_GATE, SAYS_HOW, title_of, wait_template, wait_titled
 

@@ -14,7 +14,7 @@ import pytest
 from elastic_run.multiprocessing.functions.spawn import ProcessExitedException, ProcessRaisedException
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
-from tests.support.program import write_program
+from tests.support.programs import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from torch.distributed.elastic import multiprocessing as torchs
 from elastic_run import multiprocessing as ours
 from tests.support.launch import Launched
 from tests.support.processes import descendants_of, switches_within, wait_gone
-from tests.support.program import write_program
+from tests.support.programs import write_program
 from tests.support.torch_python import TorchPython
 from tests.support.wait import wait_until
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import hostile, stranger
+from tests.support import hostile
 from tests.support.launch import ELASTIC_RUN
 from tests.support.wait import DEADLINE
 
@@ -36,8 +36,8 @@ def test_a_job_of_one_node_survives(launch: Launch, worker: Worker, tmp_path: Pa
     go = make_gate(tmp_path / "go")
     job = launch("--nproc-per-node=1", worker(WAITS), program=LIMITED, env={"GO": str(go)})
     port = int(job.wait_line(r"store (\S+) (\d+)")[2])
-    stranger.multiply("127.0.0.1", port)
-    stranger.fill("127.0.0.1", port)
+    hostile.multiply("127.0.0.1", port)
+    hostile.fill("127.0.0.1", port)
     go.write_text("")
     assert job.wait_exit() == 0, job.stderr
     for bound in ("a reply of", "the store holds"):

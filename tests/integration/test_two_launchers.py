@@ -11,9 +11,9 @@ import pytest
 
 from elastic_run.rendezvous.coordination.places import Place
 from tests.support.launch import ELASTIC_RUN
+from tests.support.programs import TELLS_SOON, shortened
 from tests.support.sessions import free_port
-from tests.support.shortened import TELLS_SOON, shortened
-from tests.support.slurm_task import task_of
+from tests.support.slurm_variables import task_of
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:

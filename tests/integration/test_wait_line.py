@@ -15,8 +15,8 @@ from elastic_run.multiprocessing.output.console import Source, Stream
 from elastic_run.multiprocessing.output.sink import Sink
 from elastic_run.report.waiting import WaitLine
 from tests.support.launch import ELASTIC_RUN
-from tests.support.screen import Screen
 from tests.support.sessions import free_port
+from tests.support.terminal import Screen
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

@@ -16,16 +16,15 @@ import pytest
 
 from elastic_run import contract
 from tests.support.hosts import virtual_hosts
+from tests.support.programs import shortened
 from tests.support.sessions import free_port
-from tests.support.shortened import shortened
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import ExitStack
 
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHost, VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]

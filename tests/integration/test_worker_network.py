@@ -12,8 +12,7 @@ import pytest
 from tests.support.hosts import virtual_hosts
 
 if TYPE_CHECKING:
-    from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHosts
 
 ROOT = Path(__file__).parents[2]
 #: Goes on when all ranks have imported torch, however long that took them: what follows has a short timeout.

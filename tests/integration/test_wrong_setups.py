@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.launch import clean_environment
-from tests.support.slurm_task import task_of
+from tests.support.slurm_variables import task_of
 from tests.support.wait import stretched
 
 ROOT = Path(__file__).parents[2]

@@ -31,15 +31,7 @@ _HOOKS = frozenset(
 
 
 def compare(theirs: object, ours: object) -> list[str]:
-    """Compare two objects of the same name.
-
-    Args:
-        theirs: Torch's.
-        ours: Ours, or None where it is missing.
-
-    Returns:
-        The differences, a clause each.
-    """
+    """Compare two objects of the same name."""
     if ours is None and theirs is not None:
         return ["is missing"]
     if isinstance(theirs, type):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.support.sides import run_on
+from tests.support.torchrun import run_on
 
 if TYPE_CHECKING:
     from pathlib import Path

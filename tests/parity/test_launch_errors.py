@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.support.sessions import free_port
-from tests.support.sides import run_on
+from tests.support.torchrun import run_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.plugins import write_plugin
+from tests.support.programs import write_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -85,16 +85,7 @@ def play(
     has_lemons: bool = False,
     kinds: int = 10**6,
 ) -> Played:
-    """Let nodes fail at random.
-
-    Args:
-        setting: The row.
-        begun: The job.
-        chance: Draws the nodes and the times.
-        failures: Failures of good nodes alone.
-        has_lemons: Whether broken nodes fail after that, among good ones, until all are excluded.
-        kinds: How many different failures there are.
-    """
+    """Let nodes fail at random."""
     job, config = begun
     names = sorted(job.nodes)
     lemons: list[str] = []
@@ -127,14 +118,7 @@ def measure(setting: Setting, jobs: int, failures: int, chance: random.Random) -
 
 
 def measure_lemons(setting: Setting, jobs: int, failures: int, chance: random.Random) -> list[float]:
-    """Return the shares of broken nodes that are gone after two of their failures, and after three.
-
-    Args:
-        setting: The row.
-        jobs: How many jobs.
-        failures: Failures of good nodes in each job before the first of a broken node.
-        chance: Draws the nodes and the times.
-    """
+    """Return the shares of broken nodes that are gone after two of their failures, and after three."""
     begun = begin(setting)
     played = [play(setting, begun, chance, failures=failures, has_lemons=True) for _ in range(jobs)]
     counts = [count for one in played for count in one.incidents.values()]
@@ -142,12 +126,7 @@ def measure_lemons(setting: Setting, jobs: int, failures: int, chance: random.Ra
 
 
 def describe(setting: Setting, effort: int) -> str:
-    """Return a row of the table.
-
-    Args:
-        setting: What is simulated.
-        effort: Jobs with 1,000 failures of good nodes; there are a hundred times as many young ones.
-    """
+    """Return a row of the table."""
     chance = random.Random(1)  # noqa: S311 - a simulation
     young = measure(setting, 100 * effort, YOUNG, chance)
     long = measure(setting, effort, LONG, chance)

@@ -25,14 +25,7 @@ def plain_setup(
     role: str = "default",
     **changes: Any,
 ) -> Setup:
-    """Return what an agent tells its rendezvous.
-
-    Args:
-        workers: Workers of the node.
-        node_config: The node's configuration, by default the default one.
-        role: The workers' role.
-        changes: Fields of the job's configuration.
-    """
+    """Return what an agent tells its rendezvous."""
     return Setup(
         plain_config(**changes), node_config or NodeConfig(), NodeInfo(socket.gethostname(), os.getpid(), workers, role)
     )

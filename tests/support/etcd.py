@@ -58,14 +58,7 @@ class Certificates:
 
 @starter
 def make_certificates(directory: Path) -> Certificates:
-    """Make an authority and a certificate that it has signed.
-
-    Args:
-        directory: Where the files go.
-
-    Returns:
-        Their paths.
-    """
+    """Make an authority and a certificate that it has signed."""
     require_marker("openssl")
     at = {name: str(directory / name) for name in ("ca.pem", "ca.key", "cert.pem", "cert.key", "request", "names")}
     Path(at["names"]).write_text(f"subjectAltName=IP:{LOOPBACK},DNS:localhost\n", encoding="utf-8")

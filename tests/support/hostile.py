@@ -1,14 +1,11 @@
-"""Hostile messages to a store's server, drawn by a seed, and a server in a process of its own that is to bear them.
+"""Hostile messages to a store's server, drawn by a seed; and a stranger that fills a store and reads it.
 
-    python -m tests.support.hostile 1000000            a million messages
-
-The last line says how many messages were sent and how the server's memory grew. Whatever arrives, the server must live,
-serve others, and stay within its bounds.
+Whatever arrives, the server must live, serve others, and stay within its bounds. As a program the stranger fills the
+stores of some hosts and reads them: ``python -m tests.support.hostile PORT HOST …``.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import select
@@ -161,20 +158,7 @@ def _draw_noise(generator: random.Random) -> bytes:
 
 
 def attack(server: Server, seed: int, count: int, *, deadline: float = 60.0) -> Outcome:
-    """Send messages over connection after connection, of which some are kept open and not read.
-
-    Args:
-        server: The server.
-        seed: Decides what is sent; the same seed, the same messages.
-        count: How many messages.
-        deadline: Seconds for all of it.
-
-    Returns:
-        What came of it.
-
-    Raises:
-        AssertionError: It took too long, or the server ended.
-    """
+    """Send messages over connection after connection, of which some are kept open and not read."""
     generator = random.Random(seed)  # noqa: S311 - it must be the same again
     before, begun = server.memory("VmRSS"), time.monotonic()
     kept: list[socket.socket] = []
@@ -218,11 +202,7 @@ def _exchange(connection: socket.socket, batch: list[bytes], *, reads: bool) -> 
 
 
 def run(seed: int, count: int, *, deadline: float) -> Outcome:
-    """Attack a server, and see that it serves others after that.
-
-    Raises:
-        AssertionError: It does not.
-    """
+    """Attack a server, and see that it serves others after that."""
     with Server() as server:
         outcome = attack(server, seed, count, deadline=deadline)
         with server.client() as late:
@@ -231,19 +211,61 @@ def run(seed: int, count: int, *, deadline: float) -> Outcome:
     return outcome
 
 
-def main() -> int:
-    """Run from the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.hostile")
-    parser.add_argument("count", type=int, help="how many messages")
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    outcome = run(arguments.seed, arguments.count, deadline=float("inf"))
-    print(  # noqa: T201 - a command prints
-        f"hostile: {outcome.messages} messages over {outcome.connections} connections, "
-        f"memory grew by {outcome.growth / _MIB:.1f} MiB"
+# --- a stranger that fills and reads a store -------------------------------------------------------------------------
+MIB = 1 << 20
+_COPIES = 3000
+_FILLINGS = 60
+_WAIT_LIMIT = 30.0
+
+
+def open_store(host: str, port: int) -> socket.socket:
+    """Connect as a TCPStore client does."""
+    connected = socket.create_connection((host, port), timeout=_WAIT_LIMIT)
+    connected.sendall(wire.encode_opening(1))
+    return connected
+
+
+def ask(host: str, port: int, *messages: bytes) -> int:
+    """Send messages over one connection and read until the server closes it or has answered a PING behind them."""
+    received = 0
+    with open_store(host, port) as connected, contextlib.suppress(OSError):
+        for message in messages:
+            connected.sendall(message)
+        connected.sendall(bytes((wire.PING,)) + wire.U32.pack(7))
+        while received < 4 * MIB and (part := connected.recv(MIB)):
+            received += len(part)
+            if part.endswith(wire.U32.pack(7)):
+                break
+    return received
+
+
+def multiply(host: str, port: int, *, key: bytes = b"/stranger") -> None:
+    """Ask for one value of 8 MiB three thousand times in one message of 66 KB: 24 GB, where each were a copy."""
+    value = bytes(8 * MIB)
+    ask(
+        host,
+        port,
+        wire.encode(wire.SET, key, value),
+        wire.encode(wire.APPEND, key, b"x"),
+        wire.encode(wire.MULTI_GET, _COPIES, *[key] * _COPIES),
     )
-    return 0
+
+
+def fill(host: str, port: int, *, key: bytes = b"/stranger") -> None:
+    """Set sixty values of 8 MiB, each over a connection of its own."""
+    value = bytes(8 * MIB)
+    for number in range(_FILLINGS):
+        ask(host, port, wire.encode(wire.SET, key + b"/%d" % number, value))
+
+
+def main() -> None:
+    """Do all of it, wherever a store answers."""
+    port, hosts = int(sys.argv[1]), sys.argv[2:]
+    for host in hosts:
+        with contextlib.suppress(OSError):
+            multiply(host, port)
+            fill(host, port)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

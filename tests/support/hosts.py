@@ -18,20 +18,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
+import struct
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.clocks import HostClock
-from tests.support.host_process import HostProcess
-from tests.support.launch import clean_environment
-from tests.support.processes import children_of, is_gone
+from tests.support.launch import Launched, clean_environment
+from tests.support.processes import children_of, descendants_of, is_gone, kill_processes
 from tests.support.switch import Switch, address6_of, address_of
 from tests.support.system import require_marker, starter
-from tests.support.wait import DEADLINE
+from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ mount --bind "$3" /etc/resolv.conf
 echo up
 exec env --ignore-signal=CHLD cat
 """
+_CLOCK_SOURCE = Path(__file__).with_name("wall_clock.c")
+_NANOSECONDS = struct.Struct("=q")
 
 
 def _enter_network(descriptor: int) -> None:
@@ -101,28 +104,14 @@ class VirtualHost:
         cwd: Path | str | None = None,
         merge: bool = False,
     ) -> HostProcess:
-        """Start a program on the host.
-
-        Args:
-            command: The program and its arguments.
-            env: Variables set on top of a clean environment; None takes one away.
-            cwd: The working directory.
-            merge: Whether stderr goes into stdout's pipe.
-
-        Returns:
-            The running program. It is killed with the host at the latest.
-        """
+        """Start a program on the host."""
         environment = {**self.clock.environment(), **(env or {})}
         process = HostProcess(self.first_pid, command, env=environment, cwd=cwd, merge=merge)
         self._started.append(process)
         return process
 
     def run(self, *command: str | Path, deadline: float = DEADLINE) -> str:
-        """Run a program on the host to its end and return what it printed.
-
-        Raises:
-            RuntimeError: It failed; the message has its output.
-        """
+        """Run a program on the host to its end and return what it printed."""
         process = self.start(command)
         if code := process.wait_exit(deadline=deadline):
             message = f"{self.name}: {' '.join(map(str, command))}: exit {code}: {process.stdout}{process.stderr}"
@@ -293,13 +282,7 @@ class VirtualHosts(list[VirtualHost]):
 @starter
 @contextlib.contextmanager
 def virtual_hosts(count: int, *, prefix: str = "h", delay: float = 0.0) -> Iterator[VirtualHosts]:
-    """Boot hosts, and remove them and all that runs on them at the end.
-
-    Args:
-        count: How many, besides the hub.
-        prefix: Their names begin with it; a number from 0 follows.
-        delay: Seconds that each frame takes on the cable of a host.
-    """
+    """Boot hosts, and remove them and all that runs on them at the end."""
     require_marker("root, for virtual hosts")
     with tempfile.TemporaryDirectory(prefix="hosts-") as files:
         hosts = VirtualHosts(count, Path(files), prefix=prefix, delay=delay)
@@ -307,3 +290,100 @@ def virtual_hosts(count: int, *, prefix: str = "h", delay: float = 0.0) -> Itera
             yield hosts
         finally:
             hosts.close()
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
+@functools.cache
+def _clock_library() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
+    """Compile the library, once; it lives as long as the test run."""
+    directory = tempfile.TemporaryDirectory(prefix="wall-clock-")
+    library = Path(directory.name) / "wall_clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, _CLOCK_SOURCE, "-ldl", "-pthread"], check=True)
+    return library, directory
+
+
+class HostClock:
+    """What a host's programs see as the time of day; a file holds the difference.
+
+    The kernel gives hosts their own monotonic clock, and there is one wall clock for all. A preloaded library stands
+    between programs and that clock (`wall_clock.c`). libfaketime does much the same; with it the monotonic sleeps of
+    Python fail, and waits of C++ libraries take as much longer as the clock is ahead.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def install(self) -> None:
+        """Let programs that are started from now on see this clock. It is right until it is set."""
+        self._path.write_bytes(_NANOSECONDS.pack(0))
+
+    def set(self, seconds: float) -> None:
+        """Set the clock, for programs that run as well."""
+        with self._path.open("r+b") as file:  # in place: programs have it mapped
+            file.write(_NANOSECONDS.pack(round(seconds * 1e9)))
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which a program sees this clock; none before it is installed."""
+        if not self._path.exists():
+            return {}
+        return {"LD_PRELOAD": str(_clock_library()[0]), "WALL_CLOCK_FILE": str(self._path)}
+
+
+# --- programs on hosts -----------------------------------------------------------------------------------------------
+_ENTER = Path(__file__).with_name("enter_host.py")
+
+
+class HostProcess(Launched):
+    """A program on a virtual host. What `Launched` says of the program is true here of the program on its host.
+
+    Args:
+        first_pid: The pid, as this machine sees it, of the host's first process.
+        command: The program and its arguments.
+        env: Variables set on top of a clean environment; None takes one away.
+        cwd: The working directory.
+        merge: Whether stderr goes into stdout's pipe.
+    """
+
+    def __init__(
+        self,
+        first_pid: int,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str | None],
+        cwd: Path | str | None = None,
+        merge: bool = False,
+    ) -> None:
+        enter = [sys.executable, "-I", "-S", str(_ENTER), str(first_pid)]
+        super().__init__([*enter, *map(str, command)], env=clean_environment(env), cwd=cwd, merge=merge)
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The program's pid as this machine sees it."""
+        if self._pid is None:
+            # It is the only child of the one that entered the host.
+            found = wait_until(lambda: self._is_over() or children_of(self.process.pid))
+            if found is True:
+                raise ProcessLookupError(self.process.args)
+            (self._pid,) = found
+        return self._pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the program alone; one that has ended gets none."""
+        if not self._is_over():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the program, and it alone, with SIGKILL."""
+        self.send(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill what still runs and close the pipes; harmless when all is over."""
+        if not self._is_over():
+            kill_processes([*descendants_of(self.process.pid), self.process.pid])
+            self.process.wait(DEADLINE)
+        super().close()
+
+    def _is_over(self) -> bool:
+        return self.process.poll() is not None

@@ -93,15 +93,7 @@ class Launched:
         return self._text("stderr")
 
     def wait_line(self, pattern: str, *, deadline: float = DEADLINE) -> re.Match[str]:
-        """Wait for a line, on either stream, in which a regular expression is found.
-
-        Args:
-            pattern: Searched for, so that a plain piece of text will do.
-            deadline: Seconds from now, on a quiet machine.
-
-        Returns:
-            The match in the first such line; lines from before the call count.
-        """
+        """Wait for a line, on either stream, in which a regular expression is found."""
         return self.wait_lines(pattern, count=1, deadline=deadline)[0]
 
     def wait_lines(self, pattern: str, *, count: int, deadline: float = DEADLINE) -> list[re.Match[str]]:
@@ -122,14 +114,7 @@ class Launched:
         return matches[:count]
 
     def wait_exit(self, *, deadline: float = DEADLINE) -> int:
-        """Wait for the program's end and for the end of its output.
-
-        Args:
-            deadline: Seconds from now, on a quiet machine.
-
-        Returns:
-            The exit code as subprocess gives it: negative for a signal.
-        """
+        """Wait for the program's end and for the end of its output."""
         deadline = stretched(deadline)
         end = time.monotonic() + deadline
         try:
@@ -175,11 +160,7 @@ class Launched:
 
 
 def clean_environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return this process's environment without what would change a launcher's behaviour.
-
-    Args:
-        extra: Variables to set; None takes one away.
-    """
+    """Return this process's environment without what would change a launcher's behaviour."""
     environment = {
         name: value for name, value in os.environ.items() if name not in _UNWANTED and not name.startswith("PET_")
     }
@@ -198,18 +179,6 @@ def launch(
     stdin: int = subprocess.DEVNULL,
     merge: bool = False,
 ) -> Launched:
-    """Start a launcher with arguments.
-
-    Args:
-        arguments: Its command line, paths welcome.
-        env: Variables set on top of a clean environment; None takes one away.
-        program: The launcher, elastic-run unless said otherwise.
-        cwd: The working directory.
-        stdin: A descriptor, or `subprocess.DEVNULL` or `PIPE`.
-        merge: Whether stderr goes into stdout's pipe.
-
-    Returns:
-        The running program. Use it as a context manager, or through the fixture `launch`, which closes it.
-    """
+    """Start a launcher with arguments."""
     command = [*program, *map(str, arguments)]
     return Launched(command, env=clean_environment(env), cwd=cwd, stdin=stdin, merge=merge)

@@ -36,13 +36,7 @@ def tee(path: Path | str = "", rank: int = 0, **others: object) -> Streams:
 
 
 def command(*workers: tuple[Streams, str], notes: Path, **spec: object) -> list[str]:
-    """Return the command line of a job.
-
-    Args:
-        workers: Streams and code of each.
-        notes: Directory for the job's notes.
-        spec: More of the specification.
-    """
+    """Return the command line of a job."""
     spec["workers"] = [{"streams": streams, "code": WRITE + code} for streams, code in workers]
     spec["notes"] = str(notes)
     return [sys.executable, "-m", "tests.support.output_job", json.dumps(spec)]
@@ -79,15 +73,7 @@ class Jobs:
         program: Sequence[str] = (),
         **spec: object,
     ) -> subprocess.Popen[bytes]:
-        """Start a job.
-
-        Args:
-            workers: Streams and code of each.
-            stdout: The launcher's.
-            stderr: The launcher's.
-            program: Stands in front of the command line.
-            spec: More of the specification.
-        """
+        """Start a job."""
         line = [*program, *command(*workers, notes=self.notes, **spec)]
         job = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=ROOT)
         self._started.append(job)

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.wait import DEADLINE, wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-from tests.support.wait import DEADLINE, wait_until
 
 #: Every process that a test starts inherits this variable; its value is the test's own.
 TEST_TOKEN = "ELASTIC_RUN_TEST"  # noqa: S105 - a name, not a secret
@@ -44,15 +44,7 @@ def describe(pid: int) -> str:
 
 
 def processes_with_environment(token: str, *, name: str = TEST_TOKEN) -> list[int]:
-    """Find the living processes that were started with an environment variable.
-
-    Args:
-        token: The variable's value.
-        name: The variable's name.
-
-    Returns:
-        Their pids, without this process's.
-    """
+    """Find the living processes that were started with an environment variable."""
     wanted = f"{name}={token}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -102,13 +94,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def catches(pid: int, number: int, fields: Sequence[str] = ("SigCgt",)) -> bool:
-    """Whether a process has a handler for a signal.
-
-    Args:
-        pid: The process.
-        number: The signal.
-        fields: Which sets of signals of /proc/PID/status count.
-    """
+    """Whether a process has a handler for a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     except OSError:
@@ -118,12 +104,7 @@ def catches(pid: int, number: int, fields: Sequence[str] = ("SigCgt",)) -> bool:
 
 
 def switches_within(pid: int, seconds: float) -> int:
-    """Count how often a process's threads are switched to in a time: 0 when nobody wakes them.
-
-    Args:
-        pid: The process.
-        seconds: How long to look; what happens meanwhile is what is measured.
-    """
+    """Count how often a process's threads are switched to in a time: 0 when nobody wakes them."""
 
     def count() -> int:
         texts = [(task / "status").read_text(encoding="ascii") for task in Path(f"/proc/{pid}/task").iterdir()]
@@ -132,3 +113,24 @@ def switches_within(pid: int, seconds: float) -> int:
     before = count()
     time.sleep(seconds)
     return count() - before
+
+
+_TITLES = ("guardian of", "second guardian of")
+
+
+def wait_guardians(launcher: int, *, deadline: float = DEADLINE) -> list[int]:
+    """Wait until both guardians of a launcher stand."""
+
+    def find() -> list[int]:
+        titles = {pid: _read_title(pid) for pid in descendants_of(launcher)}
+        found = {title: pid for pid, text in titles.items() for title in _TITLES if text.startswith(title)}
+        return [found[title] for title in _TITLES] if len(found) == len(_TITLES) else []
+
+    return wait_until(find, deadline=deadline, what=f"two guardians of {launcher}")
+
+
+def _read_title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        return ""

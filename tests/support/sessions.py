@@ -20,29 +20,30 @@ from typing import TYPE_CHECKING, TypeVar
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import StoreAddress
 from elastic_run.records import replace
-from elastic_run.rendezvous import get_rendezvous_handler
+from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.session import Lost, Notice, Setup
 from elastic_run.store.tcpstore.listener import open_listeners
 from tests.support.configs import plain_setup
-from tests.support.wait import DEADLINE, DeadlinePassedError
+from tests.support.wait import DEADLINE, DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from elastic_run.core.job.assignment import Assignment
-    from elastic_run.rendezvous import RendezvousParameters
     from elastic_run.rendezvous.session import Session, SessionEvent
 
 E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)
 
 #: A lease of 1.2 s: long enough for a busy machine, short enough for a test.
 FAST = {"keep_alive_interval": "0.4", "keep_alive_max_attempt": "3", "last_call_timeout": "20", "join_timeout": "30"}
-
+#: Seconds without a tick of the clock after which the process was stopped, or had no processor for as long.
+_STOPPED = 0.5
+_HOST = {"auto": None, "yes": True, "no": False}
 
 #: The kernel's own ports, which it gives to those who ask for any, begin behind these.
 _PORTS = range(16384, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0]))
@@ -190,18 +191,7 @@ def tcp_node(
     setup: Setup | None = None,
     successors: tuple[int, ...] = (),
 ) -> Node:
-    """Return a node whose store is at a port of this machine.
-
-    Args:
-        port: The port.
-        nodes: Least and most nodes.
-        is_host: Whether it serves the store; None to find out.
-        secret: What the job's members share.
-        run_id: The job.
-        conf: The rendezvous settings, `FAST` unless given.
-        setup: What the agent knows; one worker and no restarts unless given.
-        successors: Ports of this machine that take over.
-    """
+    """Return a node whose store is at a port of this machine."""
     endpoints = [("127.0.0.1", port), *(("127.0.0.1", one) for one in successors)]
     place = Place("c10d", run_id, endpoints, is_host=is_host, secret=secret)
     settings = read_settings("c10d", FAST if conf is None else conf)
@@ -246,7 +236,7 @@ class NodeProcess:
             [
                 sys.executable,
                 "-m",
-                "tests.support.session_node",
+                "tests.support.sessions",
                 str(port),
                 str(nodes[0]),
                 str(nodes[1]),
@@ -288,3 +278,79 @@ class NodeProcess:
                 return self.lines[-1]
         message = f"no {start!r} before the end of {self.lines}"
         raise DeadlinePassedError(message)
+
+
+# --- a node in a process of its own -----------------------------------------------------------------------------------
+def main() -> None:
+    """Run a node for `NodeProcess`: print each event, obey the lines of standard input until it ends or says `close`.
+
+    `python -m tests.support.sessions PORT MIN MAX HOST SUCCESSORS [CLOCK [BACKEND ENDPOINT]]`. With the clock
+    `suspends` the monotonic clock of the process stands still while the process is stopped, as that of a machine does
+    in suspend. A backend and an endpoint replace the store at the port.
+    """
+    port, least, most = (int(word) for word in sys.argv[1:4])
+    successors = tuple(int(word) for word in sys.argv[5].split(",") if word != "0")
+    setup = plain_setup(max_restarts=1 if successors else 0)
+    if sys.argv[6:7] == ["suspends"]:
+        time.monotonic = _make_suspended_clock()
+    if sys.argv[7:]:
+        backend, endpoint = sys.argv[7:9]
+        conf = {**FAST, "store_type": "file"} if backend == "c10d" else FAST
+        node = handler_node(RendezvousParameters(backend, endpoint, "job", least, most, "127.0.0.1", **conf), setup)
+    else:
+        node = tcp_node(port, (least, most), is_host=_HOST[sys.argv[4]], setup=setup, successors=successors)
+    deliver = node._deliver
+
+    def tell(event: object) -> None:
+        deliver(event)  # type: ignore[arg-type]  # what the session delivers
+        sys.stdout.write(f"{event}\n")
+        sys.stdout.flush()
+
+    node._deliver = tell  # type: ignore[method-assign]
+    node.start()
+    wait_until(lambda: node.is_waiting)
+    sys.stdout.write("waiting\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        if line.strip() == "close":
+            break
+        _obey(node, line.strip())
+    node.close()
+    sys.stdout.write("closed\n")
+
+
+def _make_suspended_clock() -> Callable[[], float]:
+    """Return a monotonic clock for which no time passes while this process is stopped."""
+    lock = threading.Lock()
+    true_clock = time.monotonic
+    last, slept = true_clock(), 0.0
+
+    def tell() -> float:
+        nonlocal last, slept
+        with lock:
+            now = true_clock()
+            if now - last > _STOPPED:
+                slept += now - last
+            last = now
+            return now - slept
+
+    def tick() -> None:
+        while True:
+            tell()
+            time.sleep(_STOPPED / 10)
+
+    threading.Thread(target=tick, daemon=True).start()
+    return tell
+
+
+def _obey(node: Node, order: str) -> None:
+    if order == "done":
+        node.done()
+    elif order == "fail":
+        node.fail()
+    elif order == "leave":
+        node.session.leave("signal", "told to stop")
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ from tests.support.wait import DEADLINE, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tests.support.host_process import HostProcess
+    from tests.support.hosts import HostProcess
 
 #: Seconds until a silent node is down. Its jobs end then, or are requeued.
 NODE_TIMEOUT = 8
@@ -159,16 +159,7 @@ class SlurmCluster:
     def submit(
         self, *arguments: str | Path, env: Mapping[str, str | None] | None = None, cwd: Path | None = None
     ) -> int:
-        """Submit a batch script.
-
-        Args:
-            arguments: Of sbatch: options, the script, its arguments.
-            env: Variables that the job gets, on top of a clean environment.
-            cwd: The directory it is submitted from.
-
-        Returns:
-            The job's number.
-        """
+        """Submit a batch script."""
         return int(self.run("sbatch", "--parsable", *arguments, env=env, cwd=cwd))
 
     def cancel(self, job: int) -> None:
@@ -262,18 +253,7 @@ def slurm_cluster(
     kill_wait: int = KILL_WAIT,
     grace: int | None = None,
 ) -> Iterator[SlurmCluster]:
-    """Start a cluster, and remove it and all that it runs at the end.
-
-    Args:
-        count: How many nodes it has: node0, node1 and so on.
-        scheduler: Slurm's; see `SlurmCluster`.
-        switches: Ditto.
-        kill_wait: Seconds between SIGTERM and SIGKILL.
-        grace: See `SlurmCluster`.
-
-    Yields:
-        The cluster, its nodes idle.
-    """
+    """Start a cluster, and remove it and all that it runs at the end."""
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, virtual_hosts(count, prefix="node") as hosts:
         directory = Path(name)
         directory.chmod(0o711)  # munged is another user

@@ -1,4 +1,4 @@
-"""The variables of a task of Slurm and of its batch script, for tests without a Slurm."""
+"""A task of Slurm without Slurm: its variables, those of its batch script, and a parent with the daemon's title."""
 
 from __future__ import annotations
 
@@ -41,3 +41,13 @@ BATCH = {
     "SLURM_PROCID": "0",
 }
 HET_BATCH = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST_HET_GROUP_0": HOST}
+
+
+__all__ = ["task_of"]
+
+_PARENT = """exec -a "slurmstepd: [$0]" bash -c '"$@"; exit $?' slurmstepd "$@" """
+
+
+def task_of(step: str) -> tuple[str, ...]:
+    """Return the words in front of a command that make it a task of a step, such as ``4.0``."""
+    return ("bash", "-c", _PARENT, step)

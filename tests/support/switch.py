@@ -48,18 +48,7 @@ table inet hub {
 
 
 def run(command: Sequence[str], *, text: str = "") -> str:
-    """Run a command of the test bed to its end.
-
-    Args:
-        command: The program and its arguments.
-        text: What it reads on its standard input.
-
-    Returns:
-        Its standard output.
-
-    Raises:
-        RuntimeError: It failed; the message has its own words.
-    """
+    """Run a command of the test bed to its end."""
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
         message = f"{' '.join(command)}: {done.stderr.strip()}"
@@ -110,12 +99,7 @@ class Switch:
         run([*self._inside, "nft", "--file", "-"], text=_RULES)
 
     def plug(self, number: int, pid: int) -> None:
-        """Lay a cable from a free port to a new network card, eth0, of a host.
-
-        Args:
-            number: The host's number, at least 2.
-            pid: A process in the host's network namespace.
-        """
+        """Lay a cable from a free port to a new network card, eth0, of a host."""
         if self._delay:
             self._lay_slow_cable(number, pid)
         else:

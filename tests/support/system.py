@@ -34,22 +34,13 @@ def starter(function: _Starter) -> _Starter:
 
 
 def require_marker(need: str) -> None:
-    """Fail in a test without the marker.
-
-    Args:
-        need: What the test needs, for the message.
-    """
+    """Fail in a test without the marker."""
     if _unmarked:
         pytest.fail(f"{_unmarked[0]} needs {need}, so it needs the marker: @pytest.mark.{_NAME}", pytrace=False)
 
 
 def mark_system(values: Iterable[str], *, but: Collection[str] = ()) -> list[ParameterSet]:
-    """Return the values of a parameter, with the marker.
-
-    Args:
-        values: All of them.
-        but: Those that have no marker.
-    """
+    """Return the values of a parameter, with the marker."""
     return [pytest.param(value, marks=[pytest.mark.system] * (value not in but)) for value in values]
 
 

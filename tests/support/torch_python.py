@@ -72,14 +72,7 @@ class TorchPython:
     def run(
         self, path: Path, *words: str, env: Mapping[str, str] | None = None, deadline: float = DEADLINE
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program, and wait for its end.
-
-        Args:
-            path: Its file.
-            words: Its arguments.
-            env: Variables on top of those of this process.
-            deadline: Seconds from now, on a quiet machine.
-        """
+        """Run a program, and wait for its end."""
         pipes = self._process.stdin, self._process.stdout
         assert pipes[0] is not None
         assert pipes[1] is not None

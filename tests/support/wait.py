@@ -44,33 +44,14 @@ class DeadlinePassedError(AssertionError):
 
 
 def stretched(seconds: float) -> float:
-    """Return a time limit that is as much longer as the machine is busy now.
-
-    Args:
-        seconds: The limit on a quiet machine.
-
-    Returns:
-        Seconds: twice as many where as many processes want to run as there are processors, and so on.
-    """
+    """Return a time limit that is as much longer as the machine is busy now."""
     words = _LOAD.read_text(encoding="ascii").split()
     running = int(words[3].partition("/")[0]) - 1  # without this process
     return seconds * (1.0 + max(float(words[0]), running) / len(os.sched_getaffinity(0)))
 
 
 def wait_until(predicate: Callable[[], T], *, deadline: float = DEADLINE, what: str = "") -> T:
-    """Ask until the answer is true.
-
-    Args:
-        predicate: The question. It must have no effect.
-        deadline: Seconds from now, on a quiet machine.
-        what: What is waited for, for the message.
-
-    Returns:
-        The first true answer.
-
-    Raises:
-        DeadlinePassedError: The answer was never true.
-    """
+    """Ask until the answer is true."""
     begin = time.monotonic()
     while True:
         answer = predicate()

@@ -29,11 +29,7 @@ SAYS_HOW = "say('warm' if 'heavy' in sys.modules else 'cold', rank, attempt)\n"
 
 
 def module_writer(directory: Path) -> Module:
-    """Return a function that writes the module `heavy`, and returns the variables with which it can be imported.
-
-    Args:
-        directory: Where; a pipe `gate` is made there, which $GATE names.
-    """
+    """Return a function that writes the module `heavy`, and returns the variables with which it can be imported."""
 
     def write(body: str = "") -> dict[str, str]:
         place = directory / "modules"

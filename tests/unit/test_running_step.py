@@ -15,7 +15,7 @@ from elastic_run.cli.config import make_config
 from elastic_run.cluster.slurm import find_step, is_left_over
 from elastic_run.run import parse_args, run_command
 from elastic_run.slurm_running_step import read_running_step
-from tests.support.slurm_task import task_of
+from tests.support.slurm_variables import task_of
 
 HOST = os.uname().nodename.partition(".")[0]
 #: A task of `srun` on two nodes of a job that has ended in the meantime.

@@ -18,12 +18,7 @@ def say(*words: object) -> None:
 
 
 def join(*, seconds: float = 600.0, has_own_host: bool = True) -> None:
-    """Join NCCL's process group and all-reduce once.
-
-    Args:
-        seconds: The timeout of a collective.
-        has_own_host: Whether NCCL takes this rank for one of another host.
-    """
+    """Join NCCL's process group and all-reduce once."""
     if has_own_host:
         os.environ["NCCL_HOSTID"] = f"host-{RANK}"
     import torch

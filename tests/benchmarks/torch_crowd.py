@@ -1,6 +1,6 @@
 """A part of a large job's nodes as torch has them: a `DynamicRendezvousHandler` and a TCPStore client in a thread each.
 
-``python -m tests.benchmarks.crowd.torch_crowd PORT NODES COUNT``; port 0 lets it serve the store itself, by torch's own
+``python -m tests.benchmarks.torch_crowd PORT NODES COUNT``; port 0 lets it serve the store itself, by torch's own
 server. It says ``listening PORT`` and ``ready``, begins when it is sent a line, and says
 ``formed NANOSECONDS CPU_SECONDS`` when all are in a round. It ends with its input.
 """
@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from tests.benchmarks.crowd.counting import Tally, say
+from tests.benchmarks.crowd import Tally, say
 
 _RUN_ID = "crowd"
 _HOST = "127.0.0.1"
@@ -50,7 +50,7 @@ def main() -> None:
         config = {"join_timeout": _TIMEOUT, "read_timeout": _TIMEOUT}
         params = RendezvousParameters("c10d", f"{_HOST}:{port}", _RUN_ID, nodes, nodes, local_addr=_HOST, **config)
         create_handler(store, C10dRendezvousBackend(store, _RUN_ID), params).next_rendezvous()
-        tally.note("formed")
+        tally.count("formed")
 
     threads = [threading.Thread(target=join, daemon=True) for _ in range(count)]
     say("ready")

@@ -1,15 +1,15 @@
-"""Programs that launch functions, as users write them: the fixtures `program` and `host`."""
+"""Programs of users: that launch functions (the fixtures `program` and `host`), with plugins, with shorter waits."""
 
 from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.launch import Launched
-from tests.support.program import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
     Program = Callable[..., str]
     Host = Callable[..., Launched]
+    from collections.abc import Mapping
+
+
+def write_program(path: Path, head: str, functions: str, main: str) -> str:
+    """Write a program."""
+    body = textwrap.indent(textwrap.dedent(main).strip("\n"), "    ")
+    path.write_text(f"{head}\n{textwrap.dedent(functions)}\nif __name__ == '__main__':\n{body}\n", encoding="utf-8")
+    return str(path)
+
 
 METHODS = ("spawn", "fork", "forkserver")
 all_methods = pytest.mark.parametrize("method", METHODS)
@@ -57,3 +66,27 @@ def host() -> Iterator[Host]:
     yield start
     for each in started:
         each.close()
+
+
+def write_plugin(directory: Path, package: str, group: str, entry_points: dict[str, str], source: str = "") -> None:
+    """Write a package's metadata, and its module."""
+    metadata = directory / f"{package}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entry_points.items()), ""]
+    (metadata / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    if source:
+        (directory / f"{package}.py").write_text(source, encoding="utf-8")
+
+
+def shortened(constants: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the command of a launcher that has other constants."""
+    code = ["import sys"]
+    for name, seconds in constants.items():
+        module, _, constant = name.rpartition(".")
+        code += [f"import {module}", f"sys.modules[{module!r}].{constant} = {seconds}"]
+    return (sys.executable, "-c", "\n".join((*code, "from elastic_run.__main__ import main", "main()")))
+
+
+#: A launcher whose first waiting line comes after a fifth of a second instead of two.
+TELLS_SOON = shortened({"elastic_run.report.waiting.FIRST": 0.2})

@@ -1,11 +1,13 @@
-"""The README's pictures: the reports of a failed job by elastic-run and torchrun, and elastic-run's of a hang.
+"""The pictures of the README and the docs: reports of a failed job and of a hang, and the page of a job's history.
 
-    python -m tests.benchmarks.report_picture
+``python -m tests.benchmarks.pictures reports`` runs `workers/nan_loss.py` under both launchers, takes what each says
+after its workers' own lines, and writes docs/pictures/report.svg (side by side) and report-phone.svg (below each
+other). Then it runs `workers/stuck_loader.py` with `--hang-timeout`, and writes hang.svg. The texts are those of the
+runs; only the paths of the Python environment and of the script are replaced, and the machine's name.
 
-The command runs `workers/nan_loss.py` under both launchers, takes what each says after its workers' own lines, and
-writes docs/pictures/report.svg (side by side) and docs/pictures/report-phone.svg (one above the other). Then it runs
-`workers/stuck_loader.py` with `--hang-timeout`, and writes docs/pictures/hang.svg. The texts are those of the runs;
-only the paths of the Python environment and of the script are replaced, and the machine's name.
+``python -m tests.benchmarks.pictures history`` runs a job of three nodes on this machine, each in a UTS namespace with
+a name of its own: a worker raises an exception, a silent worker is killed by SIGKILL, a launcher is killed by SIGKILL
+and started again. Of the page of the job's history headless Chromium makes pictures. It needs root and Chromium.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from tests.benchmarks.recording import ROOT
 from tests.support.launch import ELASTIC_RUN
+from tests.support.sessions import free_port
 from tests.support.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -39,6 +44,10 @@ _EMPHASISED = re.compile(r"^\s+ValueError: loss is nan|error_file: <N/A>|traceba
 _HANG_TIMEOUT = "5s"
 #: The width of a letter, as a share of the font's size.
 _LETTER = 0.604
+#: Name, width, height and whether it is dark.
+_SIZES = (("history", 1280, 2190, False), ("history-phone", 390, 3180, True))
+#: Seconds after the start: the launcher of a node is killed and started again; the job may end.
+_KILL_AT, _START_AT, _END_AT = 44.0, 49.0, 58.0
 _STYLE = """\
 <style>
 .paper{fill:#f6f8fa;stroke:#d1d9e0}text{fill:#1f2328;white-space:pre}
@@ -85,16 +94,7 @@ class Panel:
 
 
 def draw(ours: Sequence[str], theirs: Sequence[str], *, is_narrow: bool) -> str:
-    """Draw both reports.
-
-    Args:
-        ours: The last lines of elastic-run.
-        theirs: Those of torchrun.
-        is_narrow: Whether the panels stand one above the other, for a phone.
-
-    Returns:
-        The whole file.
-    """
+    """Draw both reports."""
     width = 480 if is_narrow else 558
     fitting = (width - 24) / (max(map(len, ours)) * _LETTER)
     panel = Panel(f"elastic-run: its last {len(ours)} lines", ours, fitting, "cause")
@@ -108,12 +108,7 @@ def draw(ours: Sequence[str], theirs: Sequence[str], *, is_narrow: bool) -> str:
 
 
 def last_lines(text: str, script: str) -> list[str]:
-    """Return what the launcher says after its workers' last lines.
-
-    Args:
-        text: All that came to the terminal.
-        script: The path of the script, whose directory is a temporary one.
-    """
+    """Return what the launcher says after its workers' last lines."""
     everything = _clean(text, script)
     end = max((number for number, line in enumerate(everything) if line.startswith("[rank")), default=-1)
     return everything[end + 1 :]
@@ -127,14 +122,7 @@ def _clean(text: str, script: str) -> list[str]:
 
 
 def draw_hang(lines: Sequence[str]) -> str:
-    """Draw elastic-run's report of a hang.
-
-    Args:
-        lines: Its lines.
-
-    Returns:
-        The whole file.
-    """
+    """Draw elastic-run's report of a hang."""
     title = f"elastic-run --hang-timeout={_HANG_TIMEOUT}: a rank hangs, and the others wait for it"
     panel = Panel(title, lines, 9, "cause")
     width = 24 + max(map(len, lines)) * 9 * _LETTER
@@ -176,7 +164,7 @@ def _run(program: Sequence[str], worker: str, *arguments: str, columns: int = _C
         return terminal.output.decode(), script
 
 
-def main() -> int:
+def draw_reports() -> int:
     """Run the jobs, write the pictures, and return the exit code."""
     torchrun = (str(Path(sys.executable).parent / "torchrun"),)
     ours, theirs = (last_lines(*_run(one, "nan_loss.py", "--nproc-per-node=2")) for one in (ELASTIC_RUN, torchrun))
@@ -193,5 +181,60 @@ def main() -> int:
     return 0
 
 
+# --- the history ------------------------------------------------------------------------------------------------------
+def draw_history(place: Path) -> None:
+    """Run the job and take pictures of its page."""
+    run_job(place)
+    page = place / "report.html"
+    subprocess.run([*ELASTIC_RUN, "report", "logs", "-o", page], check=True, cwd=place)
+    for name, width, height, is_dark in _SIZES:
+        take_picture(page, _PICTURES / f"{name}.png", width, height, is_dark=is_dark)
+
+
+def run_job(place: Path) -> None:
+    """Run a job of three nodes to its end."""
+    end, port = place / "end", free_port()
+    flags = ["--nnodes=2:3", "--nproc-per-node=2", "--max-restarts=5", "--rdzv-backend=c10d", "--rdzv-id=train-7b"]
+    flags += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=keep_alive_interval=1,last_call_timeout=20"]
+    shutil.copy(_WORKERS / "history_job.py", place / "train.py")
+    command = [*ELASTIC_RUN, *flags, "--tee=3", "--log-dir=logs", "--events-file=all.jsonl", "train.py", str(end)]
+
+    def start(node: int) -> subprocess.Popen[bytes]:
+        named = ["unshare", "--uts", "sh", "-c", f'hostname node{node} && exec "$@"', "sh", *command]
+        return subprocess.Popen(named, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    began = time.monotonic()
+
+    def wait_until(age: float) -> None:
+        time.sleep(max(0.0, age - (time.monotonic() - began)))
+
+    launchers = [start(node) for node in range(3)]
+    wait_until(_KILL_AT)
+    launchers[1].kill()
+    wait_until(_START_AT)
+    launchers.append(start(1))
+    wait_until(_END_AT)
+    end.touch()
+    for launcher in launchers:
+        launcher.wait()
+
+
+def take_picture(page: Path, picture: Path, width: int, height: int, *, is_dark: bool) -> None:
+    """Let headless Chromium draw a page."""
+    dark = ["--blink-settings=preferredColorScheme=0"] if is_dark else ["--blink-settings=preferredColorScheme=1"]
+    window = [f"--window-size={width},{height}", "--hide-scrollbars", f"--screenshot={picture}"]
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", *dark, *window, page.as_uri()]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def main(what: str) -> int:
+    """Make the pictures, and return the exit code."""
+    if what == "reports":
+        return draw_reports()
+    with tempfile.TemporaryDirectory() as directory:
+        draw_history(Path(directory))
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))
