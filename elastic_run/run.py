@@ -33,7 +33,7 @@ from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
 from elastic_run.errors import PluginHungError, UsageError
 from elastic_run.lazy import lazy_names
-from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.notices import say
 from elastic_run.records import replace
@@ -276,7 +276,7 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
         cause = f": {error.__cause__}" if error.__cause__ is not None else ""
         say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
         return contract.EXIT_RENDEZVOUS
-    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place
+    from elastic_run.multiprocessing.errors.error_handler import find_foreign_place
     from elastic_run.multiprocessing.output.logs import LogsPluginError
     from elastic_run.utils.exceptions import describe_exception
 

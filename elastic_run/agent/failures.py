@@ -12,7 +12,8 @@ import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.errors.error_file import compose_error
-from elastic_run.multiprocessing.errors.failures import NOT_AVAILABLE, ProcessFailure
+from elastic_run.multiprocessing.errors.error_handler import NOT_AVAILABLE
+from elastic_run.multiprocessing.errors.failures import ProcessFailure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def _is_of_signal(error: BaseException) -> bool:
 def _log_error(name: str, error: BaseException) -> None:
     import logging
 
-    from elastic_run.multiprocessing.errors.own_frames import find_foreign_place
+    from elastic_run.multiprocessing.errors.error_handler import find_foreign_place
     from elastic_run.utils.exceptions import describe_exception
 
     place = find_foreign_place(error)

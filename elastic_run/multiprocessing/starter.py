@@ -7,68 +7,65 @@ neither the loop nor multiprocessing.
 from __future__ import annotations
 
 import os
+import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.output.log_directories import make_directory
 from elastic_run.multiprocessing.output.wiring import is_log
 from elastic_run.multiprocessing.process import process_table, stack_pipe
-from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
-from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process
-from elastic_run.multiprocessing.process.popen_tracer import apply_tracer
-from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
+from elastic_run.multiprocessing.process.fork_exec import (
+    SpawnOptions,
+    inheritable_descriptors,
+    inherited_environment,
+    start_process,
+)
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from elastic_run.multiprocessing.functions.launch import Functions, StartedFunction
     from elastic_run.multiprocessing.output.logs import LogsDest
     from elastic_run.multiprocessing.output.wiring import Wiring
     from elastic_run.multiprocessing.process.guardian import Guardian
 
+#: Place of the variables in the arguments of `Popen._execute_child` behind the command and the executable.
+_ENVIRONMENT = 4
+
 
 @dataclass(frozen=True, slots=True)
 class StartedWorker:
-    """A worker that runs, of which the guardian knows.
-
-    Args:
-        pid: Its process, the leader of a session.
-        born: Its start time in clock ticks.
-        function: The description of a function worker, or None for a command.
-    """
+    """A worker that runs, of which the guardian knows; its process leads a session."""
 
     pid: int
+    #: Its start time in clock ticks.
     born: int
+    #: None for a command.
     function: StartedFunction | None = None
 
 
 @dataclass(slots=True)
 class WorkerStarter:
-    """Starts the workers of one round.
-
-    Args:
-        guardian: The guardian, which gets a message about each worker.
-        wiring: Opens their streams.
-        logs: The files for their output; None for this process's own streams.
-        affinities: Logical CPUs by local rank.
-        mask: Signals that are blocked when commands begin; None for the signals that this thread blocks.
-        descriptor_limit: The commands' soft limit of descriptors, or None for this process's own.
-        closed: Descriptors that the workers must not inherit.
-        inherited: Variables that the workers inherit.
-        has_stacks: Whether they can be asked for their stacks, through pipes of the wiring.
-        makes_directories: Whether a worker's own directory, which has its error file, is made when it starts.
-    """
+    """Starts the workers of one round."""
 
     guardian: Guardian
     wiring: Wiring
+    #: The files for their output; None for this process's own streams.
     logs: LogsDest | None = None
+    #: Logical CPUs by local rank.
     affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    #: Signals that are blocked when commands begin; None for the signals that this thread blocks.
     mask: frozenset[int] | None = None
+    #: The commands' soft limit of descriptors, or None for this process's own.
     descriptor_limit: int | None = None
+    #: Descriptors that the workers must not inherit, and variables that they do.
     closed: Sequence[int] = field(default_factory=inheritable_descriptors)
     inherited: Mapping[str, str] = field(default_factory=inherited_environment)
+    #: Whether they can be asked for their stacks, through pipes of the wiring.
     has_stacks: bool = False
+    #: Whether a worker's own directory, which has its error file, is made when it starts.
     makes_directories: bool = False
 
     def start_command(
@@ -79,13 +76,9 @@ class WorkerStarter:
         *,
         take_fork: Callable[..., int | None] | None = None,
     ) -> StartedWorker:
-        """Start a command.
+        """Start a command, with variables in addition to the inherited ones.
 
-        Args:
-            local_rank: The worker's number on this node.
-            argv: The program and its arguments.
-            env: Variables in addition to the inherited ones.
-            take_fork: Starts it as a fork of a template instead, where one waits; see `WorkerPool.start_worker`.
+        `take_fork` starts it as a fork of a template instead, where one waits; see `WorkerPool.start_worker`.
 
         Raises:
             OSError: The program can't be executed, or the system refuses a process or a descriptor.
@@ -119,11 +112,7 @@ class WorkerStarter:
     ) -> StartedWorker:
         """Start a function's process; `StartedFunction.begin` lets it call the function.
 
-        Args:
-            functions: The function and its arguments.
-            local_rank: The worker's number on this node.
-            env: Variables in addition to the inherited ones.
-            on_fork: Called in a forked worker; closes the launcher's descriptors there.
+        `on_fork` is called in a forked worker, and closes the launcher's descriptors there.
 
         Raises:
             OSError: The system refuses a process or a descriptor.
@@ -148,14 +137,16 @@ class WorkerStarter:
         logs = self.logs
         if self.makes_directories and is_log(logs.error_files[rank]):
             make_directory(os.path.dirname(logs.error_files[rank]))
+        # torch's class, whose instances plug-ins return, doesn't have these fields.
+        kept_stdouts, kept_stderrs = getattr(logs, "kept_stdouts", {}), getattr(logs, "kept_stderrs", {})
         stdout, stderr = self.wiring.open(
             rank,
             stdout=logs.stdouts[rank],
             stderr=logs.stderrs[rank],
             tee_stdout=is_log(logs.tee_stdouts.get(rank, "")),
             tee_stderr=is_log(logs.tee_stderrs.get(rank, "")),
-            kept_stdout=_kept(logs, "kept_stdouts", rank),
-            kept_stderr=_kept(logs, "kept_stderrs", rank),
+            kept_stdout=kept_stdouts.get(rank, ""),
+            kept_stderr=kept_stderrs.get(rank, ""),
         )
         replaced = [fd for fd, paths in ((1, logs.stdouts), (2, logs.stderrs)) if paths[rank]]
         stacks = self.wiring.open_stacks(rank) if self.has_stacks else -1
@@ -167,7 +158,32 @@ class WorkerStarter:
         return StartedWorker(pid, born, function)
 
 
-def _kept(logs: LogsDest, name: str, rank: int) -> str:
-    """Return a path of a field that torch's class, whose instances plug-ins return, doesn't have."""
-    path: str = getattr(logs, name, {}).get(rank, "")
-    return path
+def apply_tracer(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return a command and its whole environment as a tracer such as viztracer has changed them.
+
+    Such a tracer follows child processes: it replaces `subprocess.Popen.__init__` by a function that puts the tracer in
+    front of the command, and calls the original. Workers are not started by Popen, so it would not see them. Here Popen
+    gets the command all the same, in a subclass that keeps what the tracer has made of it, and starts no process.
+    """
+    subprocess: Any = sys.modules.get("subprocess")
+    if subprocess is None or not _is_wrapped(subprocess):
+        return argv, env
+    found: list[tuple[Sequence[str], Mapping[str, str]]] = []
+
+    class Kept(subprocess.Popen):  # type: ignore[misc]  # the class is known at run time only
+        def _execute_child(self, args: Any, _executable: object, *rest: Any) -> None:
+            # Every Python since 3.3 calls it by position; gevent replaces it as well.
+            self.pid = 0
+            found.append((args if isinstance(args, (list, tuple)) else [args], rest[_ENVIRONMENT]))
+
+    Kept(list(argv), env=dict(env))
+    return found[-1] if found else (argv, env)
+
+
+def _is_wrapped(subprocess: Any) -> bool:
+    """Whether Popen is not the standard class; a wrapper's other attributes may all be copies of the original's."""
+    popen = subprocess.Popen
+    if not isinstance(popen, type):
+        return False
+    begin: Any = popen.__init__  # type: ignore[misc]
+    return type(begin) is not type(_is_wrapped) or begin.__globals__ is not vars(subprocess)

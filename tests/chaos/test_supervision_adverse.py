@@ -372,8 +372,8 @@ def test_a_guardian_that_cannot_live_is_given_up(launch: Launch, worker: Worker,
     host = _host(
         tmp_path,
         f"""
-from elastic_run.multiprocessing.process import guardian, guardian_keeper
-guardian_keeper._FIRST_PAUSE /= 5
+from elastic_run.multiprocessing.process import guardian
+guardian._FIRST_PAUSE /= 5
 guardian.running_interpreter = lambda: {str(broken)!r}
 elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})
 print("done")

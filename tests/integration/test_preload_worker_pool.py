@@ -18,9 +18,9 @@ from elastic_run.cli.values import preloaded
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process.fork_exec import start_process
 from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.multiprocessing.process.subreaper import Subreaper
 from elastic_run.multiprocessing.warm import messages, template_client, worker_pool
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
-from elastic_run.multiprocessing.warm.subreaper import Subreaper
 from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 from tests.support.processes import is_gone
 from tests.support.wait import DEADLINE

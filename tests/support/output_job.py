@@ -22,8 +22,7 @@ from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.output.logs import LogsDest
 from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
-from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
-from elastic_run.multiprocessing.process.fork_exec import start_process
+from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors, start_process
 
 
 class Job:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from elastic_run.multiprocessing.process import guardian_keeper, process_table
-from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
+from elastic_run.multiprocessing.process import guardian, process_table
+from elastic_run.multiprocessing.process.guardian import GuardianKeeper
 from tests.support.stream_bench import Clockwork
 
 if TYPE_CHECKING:
@@ -79,14 +79,14 @@ def test_a_killed_guardian_is_replaced_and_told() -> None:
     kept.loop.end(-9)
     assert kept.guardian.calls == ["start"] * 2
     assert kept.lines == ["the guardian process was killed; starting another"]
-    for losses in range(2, guardian_keeper._TRIES + 1):
+    for losses in range(2, guardian._TRIES + 1):
         kept.loop.end(-9)
         assert kept.guardian.calls == ["start"] * losses
         kept.loop.advance(60.0)
         assert kept.guardian.calls == ["start"] * (losses + 1)
     kept.loop.end(-9)
     kept.loop.advance(60.0)
-    assert kept.guardian.calls == ["start"] * (guardian_keeper._TRIES + 1)
+    assert kept.guardian.calls == ["start"] * (guardian._TRIES + 1)
     assert kept.lines[1:] == [
         "each guardian process was killed: if the launcher is killed as well, its workers keep running"
     ]

@@ -16,8 +16,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
-from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process
+from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, inherited_environment, start_process
 from elastic_run.multiprocessing.process.workers import Workers
 from elastic_run.multiprocessing.starter import StartedWorker
 from elastic_run.records import dataclass

@@ -28,8 +28,8 @@ from elastic_run.core.agent.shutdown import KILL_LIMIT
 from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
-from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
-from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
+from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
+from elastic_run.multiprocessing.process.guardian import GuardianKeeper
 from elastic_run.signals import SIGINT, SIGTERM, restore_signals
 
 TYPE_CHECKING = False

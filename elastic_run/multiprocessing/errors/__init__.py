@@ -6,15 +6,6 @@ A training script may import this without torch and without the launcher::
 
     @record
     def main() -> None: ...
-
-| module | what it holds |
-|---|---|
-| `error_file` | reads error files, and writes the parent's |
-| `error_handler` | `ErrorHandler`: writes an exception to the worker's error file |
-| `failures` | `ProcessFailure` and `ChildFailedError` |
-| `handlers` | `get_error_handler` |
-| `own_frames` | leaves out our frames at the start of a user's traceback |
-| `recording` | the decorator `record` |
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.errors.failures import ChildFailedError as ChildFailedError
     from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
     from elastic_run.multiprocessing.errors.handlers import get_error_handler as get_error_handler
-    from elastic_run.multiprocessing.errors.recording import record as record
+    from elastic_run.multiprocessing.errors.handlers import record as record
 
 _HOMES = {
     "ChildFailedError": "failures",
@@ -41,7 +32,7 @@ _HOMES = {
     "find_exception": "error_file",
     "get_error_handler": "handlers",
     "read_error_file": "error_file",
-    "record": "recording",
+    "record": "handlers",
     "write_parent_error_file": "error_file",
 }
 

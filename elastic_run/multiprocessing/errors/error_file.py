@@ -32,27 +32,19 @@ _LIMIT = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class ErrorFile:
-    """The content of an error.json.
+    """The content of an error.json."""
 
-    Args:
-        data: Its contents, with a key `message`, or None where it can't be used.
-        exception: The exception that it records, or None.
-        timestamp: Whole seconds since the epoch at which it was recorded, or None.
-        problem: A clause that says what is wrong with it, or "".
-    """
-
+    #: Its contents, with a key `message`, or None where it can't be used.
     data: dict[str, Any] | None = None
     exception: ExceptionText | None = None
+    #: Whole seconds since the epoch at which it was recorded, or None.
     timestamp: int | None = None
+    #: A clause that says what is wrong with it, or "".
     problem: str = ""
 
 
 def read_error_file(path: str) -> ErrorFile:
-    """Read a worker's error.json.
-
-    Returns:
-        The content of the file; empty, and without a problem, if there is no file.
-    """
+    """Read a worker's error.json; the result is empty, and without a problem, if there is no file."""
     if not path:
         return ErrorFile()
     import json
@@ -78,9 +70,6 @@ def find_exception(error_file: str, stderr: str, exitcode: int, *, was_stopped: 
         stderr: The end of its stderr.
         exitcode: Its exit code, or minus the signal's number.
         was_stopped: Whether the agent had told it to stop: then it may have been going down by an exception.
-
-    Returns:
-        The exception if there was one, and what is wrong with the error.json if something is.
     """
     file = read_error_file(error_file)
     if file.exception is None and stderr:

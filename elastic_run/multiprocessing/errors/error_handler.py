@@ -19,7 +19,22 @@ __getattr__ = lazy_names(__name__, {}, logger="logger")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Any
+
+#: torch's word where there is no error file.
+NOT_AVAILABLE = "<N/A>"
+#: Characters of a message, and of a traceback, that are recorded; a message may list all that a checkpoint lacks. The
+#: whole of it stands on stderr, and what reads the file takes 4 MiB, in which a character may be 12 bytes.
+_MOST = 128 * 1024
+#: Characters of an overwritten file that are logged.
+_LOGGED = 16 * 1024
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ROOT = os.path.dirname(_PACKAGE.rstrip(os.sep)) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("site-packages" + os.sep, "dist-packages" + os.sep)
+#: Packages that our own code calls.
+_DEPENDENCIES = ("etcd", "prometheus_client", "psutil", "urllib3")
 
 
 class ErrorHandler:
@@ -126,13 +141,6 @@ class ErrorHandler:
             return  # usually there is none; and where it can't be removed, writing will say why
 
 
-#: Characters of a message, and of a traceback, that are recorded; a message may list all that a checkpoint lacks. The
-#: whole of it stands on stderr, and what reads the file takes 4 MiB, in which a character may be 12 bytes.
-_MOST = 128 * 1024
-#: Characters of an overwritten file that are logged.
-_LOGGED = 16 * 1024
-
-
 def _load(path: str) -> dict[str, Any]:
     from elastic_run.multiprocessing.errors.error_file import read_error_file
 
@@ -145,8 +153,6 @@ def _load(path: str) -> dict[str, Any]:
 
 def _format(error: BaseException) -> str:
     import traceback
-
-    from elastic_run.multiprocessing.errors.own_frames import skip_own_frames
 
     return "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
 
@@ -173,3 +179,37 @@ def _log() -> Any:
     import logging
 
     return logging.getLogger(__name__)
+
+
+def skip_own_frames(error: BaseException) -> TracebackType | None:
+    """Return an exception's traceback without our frames at its beginning: how we called the user's code is no news."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return error.__traceback__ if trace is None else trace
+
+
+def find_foreign_place(error: BaseException) -> str:
+    """Return the ``FILE:LINE`` where code that is not ours, such as a plug-in's, raised an exception, or "".
+
+    The standard library and our dependencies count to the code that called them.
+    """
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if path.startswith(_ROOT):
+            place = ""
+        elif not _is_neutral(path):
+            place = f"{path}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _is_neutral(path: str) -> bool:
+    if path.startswith("<"):  # code that was made from a text, such as a constructor
+        return True
+    for directory in _INSTALLED:
+        _, found, below = path.rpartition(os.sep + directory)
+        if found:
+            return below.partition(os.sep)[0] in _DEPENDENCIES
+    return path.startswith(_STANDARD_LIBRARY)

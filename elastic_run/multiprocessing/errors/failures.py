@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+from elastic_run.multiprocessing.errors.error_handler import NOT_AVAILABLE
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 JSON = dict
 GlobalRank = int
 
-#: torch's words where there is no error file, and no data from one.
-NOT_AVAILABLE = "<N/A>"
+#: torch's word where there is no data from an error file.
 _NO_DATA = "<NONE>"
 _MOST_WIDTH = 60
 #: What programs look for where no traceback was recorded.

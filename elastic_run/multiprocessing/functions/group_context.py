@@ -13,7 +13,7 @@ import signal
 from elastic_run.multiprocessing.errors import ProcessFailure
 from elastic_run.multiprocessing.functions.contexts import PContext, RunProcsResult
 from elastic_run.multiprocessing.output.wiring import Wiring
-from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.starter import WorkerStarter
 
 TYPE_CHECKING = False

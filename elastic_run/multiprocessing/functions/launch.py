@@ -34,7 +34,7 @@ from elastic_run.multiprocessing.functions.start_methods import (
 )
 from elastic_run.multiprocessing.functions.worker import ForkSetup, FunctionWorker
 from elastic_run.multiprocessing.process import fork_exec, stack_pipe
-from elastic_run.multiprocessing.process.descriptors import open_unnamed
+from elastic_run.multiprocessing.process.fork_exec import open_unnamed
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
 from elastic_run.records import dataclass
 from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
+    from elastic_run.multiprocessing.process.fork_exec import SpawnOptions
 
 #: The byte that a forked worker writes when it has closed the launcher's descriptors.
 _READY = b"+"

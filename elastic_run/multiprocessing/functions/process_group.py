@@ -16,8 +16,7 @@ import threading
 from elastic_run.contract import LONGEST_TIME
 from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_WAIT
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
+from elastic_run.multiprocessing.process.guardian import Guardian, GuardianKeeper
 from elastic_run.multiprocessing.process.workers import Workers
 
 TYPE_CHECKING = False

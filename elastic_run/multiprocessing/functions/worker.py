@@ -142,7 +142,7 @@ class FunctionWorker(Process):
         try:
             kind, payload = self._call_recorded() if self.is_recorded else self._call_plainly()
         except Exception as error:  # noqa: BLE001 - the function's; it is recorded by now
-            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames
+            from elastic_run.multiprocessing.errors.error_handler import skip_own_frames
 
             shown = error.with_traceback(skip_own_frames(error))
             tell_uncaught(shown)
@@ -174,7 +174,7 @@ class FunctionWorker(Process):
         except Exception as error:  # noqa: BLE001 - the function's, which is told
             import traceback
 
-            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames
+            from elastic_run.multiprocessing.errors.error_handler import skip_own_frames
 
             text = "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
             sys.last_value = error  # as above

@@ -66,8 +66,7 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
 
 
 def _spawn(interpreter: str, sources: Sequence[Source]) -> int:
-    from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
-    from elastic_run.multiprocessing.process.fork_exec import start_process
+    from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     words = [f"{source.reading}:{','.join(map(str, source.targets))}" for source in sources]
@@ -85,7 +84,7 @@ def main() -> None:
 
 def _run(sources: Sequence[Source]) -> None:
     """In the new process: fork once more, so that the launcher is not its parent, and pass the output on."""
-    from elastic_run.multiprocessing.process.daemon import become_daemon
+    from elastic_run.multiprocessing.process.guardian_process import become_daemon
 
     if os.fork():
         return

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 class Session:
     """A session that a worker leads or led.
 
-    Args:
-        born: Start time of the worker, in clock ticks since boot; 0 if unknown.
-        ended: Time at which the worker had ended, in clock ticks since boot; 0 while it runs.
+    `born` and `ended` are the times of the worker's start (0 if unknown) and end (0 while it runs), in clock ticks
+    since boot.
     """
 
     __slots__ = ("born", "ended")
@@ -63,9 +62,6 @@ def find_survivors(
         ignored: Pids that don't count.
         spared: Sessions that don't count.
         is_adopted: Says of a process whether it is an orphan that is known to be a descendant.
-
-    Returns:
-        The processes by pid, in no order.
     """
     needle = token.encode()
     living = {

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
+from elastic_run.records import dataclass
 from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, block_signals
 
 TYPE_CHECKING = False
@@ -27,6 +27,24 @@ if TYPE_CHECKING:
 
 #: A worker that inherited SIGCHLD as ignored could not learn how its own children end.
 _DEFAULT_SIGNALS = (*IGNORED_BY_PYTHON, SIGCHLD)
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnOptions:
+    """The options with which the process of one worker is started, be it a command's or a function's."""
+
+    #: Variables in addition to the inherited ones.
+    env: Mapping[str, str]
+    stdout: int = 1
+    stderr: int = 2
+    #: 1 or 2 or both, if they go to a file or a prefix, so that Python's own stream has to go there too.
+    replaced: Sequence[int] = ()
+    #: Logical CPUs to run on, or None to inherit.
+    affinity: frozenset[int] | None = None
+    #: Descriptors that it must not inherit, from `inheritable_descriptors`; a fork inherits them.
+    closed: Sequence[int] = ()
+    #: Descriptor to which it writes its stacks, or -1.
+    stacks: int = -1
 
 
 def start_process(  # noqa: PLR0913 - what a process can be given
@@ -42,7 +60,7 @@ def start_process(  # noqa: PLR0913 - what a process can be given
     kept: Sequence[int] = (),
     mask: Iterable[int] | None = None,
 ) -> int:
-    """Start a program as the leader of a new session.
+    """Start a program as the leader of a new session, and return its pid, which is the session's and the group's too.
 
     Args:
         argv: The program, looked up in PATH unless it has a slash, and its arguments.
@@ -57,9 +75,6 @@ def start_process(  # noqa: PLR0913 - what a process can be given
         kept: Descriptors that it inherits under their own numbers, though they are close-on-exec here.
         mask: Signals that it begins with blocked, or None to inherit what this thread blocks.
 
-    Returns:
-        The pid, which is the session's and the group's number too.
-
     Raises:
         OSError: The program can't be executed, or the system refuses a process.
     """
@@ -73,7 +88,12 @@ def start_process(  # noqa: PLR0913 - what a process can be given
     try:
         saved = _bind(affinity)
         own_limit = _limit_descriptors(descriptor_limit if is_limited else None)
-        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed if not _leave_here(fd)]
+        limit = allowed_descriptors()
+        for fd in closed:
+            if fd < limit:
+                actions.append((os.POSIX_SPAWN_CLOSE, fd))
+            else:
+                os.set_inheritable(fd, False)
         return os.posix_spawnp(
             argv[0],
             list(argv),
@@ -121,14 +141,6 @@ def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:
     return before
 
 
-def _leave_here(fd: int) -> bool:
-    """Set a descriptor beyond the limit to close-on-exec; return whether it is beyond the limit."""
-    is_beyond = fd >= allowed_descriptors()
-    if is_beyond:
-        os.set_inheritable(fd, False)
-    return is_beyond
-
-
 def _limit_descriptors(soft: int | None) -> int | None:
     """Set this process's soft limit of descriptors; return the former limit, or None if nothing was changed."""
     if soft is None:
@@ -138,3 +150,50 @@ def _limit_descriptors(soft: int | None) -> int | None:
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return before
+
+
+def ensure_standard_descriptors() -> None:
+    """Open /dev/null as descriptors 0, 1 and 2 where these are closed.
+
+    Otherwise the next file that is opened gets that number, and the workers write into it.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(opened, True)
+
+
+def inheritable_descriptors() -> list[int]:
+    """Return this process's descriptors above 2 that a child would inherit."""
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        fd = int(name)
+        try:
+            if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - above the standard ones
+                found.append(fd)
+        except OSError:
+            pass  # the descriptor of the listing itself, closed by now
+    return found
+
+
+def allowed_descriptors() -> int:
+    """Return this process's soft limit of descriptors, which takes no import; their numbers are below it."""
+    return os.sysconf("SC_OPEN_MAX")
+
+
+def open_unnamed() -> int:
+    """Open a file that has no name; it is gone when its last descriptor is, which is closed on exec."""
+    try:
+        return os.memfd_create("elastic-run")
+    except (AttributeError, OSError):
+        # Not in a Python that was built for an old C library, as conda's.
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

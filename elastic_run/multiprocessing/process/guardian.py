@@ -19,10 +19,10 @@ Rules
   guardian finds such a worker by its environment.
 - Messages are lines: `+PID BORN ENDED` a worker leads a session (BORN: its start time; ENDED: the time at which it had
   ended, 0 while it runs), `-PID` it is gone, `dir HEX` a temporary directory, `hold` the descriptor that comes with it
-  is the connection to hold, `keep` nothing is to be killed any more, `forget` all sessions told so far, `bye`. They
-  come in order, so only the last line can be torn.
+  is the connection to hold, `keep` nothing is to be killed any more, `bye`. They come in order, so only the last line
+  can be torn.
 - The launcher never waits for the guardian. Orders that do not fit into the pipe (the guardian was stopped) are kept
-  here. If there are many, they are replaced by the present state.
+  here.
 """
 
 from __future__ import annotations
@@ -32,42 +32,45 @@ import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.process import descendants, process_table
-from elastic_run.multiprocessing.process.daemon import become_daemon, ignore_signals
-from elastic_run.multiprocessing.process.guardian_process import make_pipe, send_descriptor, stand_guard
+from elastic_run.multiprocessing.process.guardian_process import (
+    become_daemon,
+    ignore_signals,
+    make_pipe,
+    send_descriptor,
+    stand_guard,
+)
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, running_interpreter
+from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_run.loop import Loop
 
-#: Bytes of orders that wait for room in the pipe before what holds now is told instead.
-_MOST_WAITING = 1 << 16
+_TRIES = 5
+_FIRST_PAUSE = 0.1
+#: Seconds that the guardian gets to leave after the farewell.
+_FAREWELL = 2.0
 
 
 class Guardian:
-    """The launcher's side of the guardian.
-
-    Args:
-        is_exec: Start a fresh interpreter rather than a fork.
-
-    Attributes:
-        token: The token of this launcher, by which its workers are found.
-        worker_token: The value of the workers' variable: the tokens of the launchers above this one, and this token.
-        pid: The guardian's pid; 0 before it was started.
-        spared: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
-        own_sessions: Sessions of the guardians, and of the process that passes on the output of background processes.
-            The end of a round leaves them alone.
-    """
+    """The launcher's side of the guardian; `is_exec` starts a fresh interpreter rather than a fork."""
 
     def __init__(self, *, is_exec: bool) -> None:
+        #: By the token of this launcher its workers are found; theirs has the tokens of the launchers above, too.
         self.token = f"{os.getpid():x}-{os.urandom(8).hex()}"
         outer = os.environ.get(contract.ENV_TOKEN)
         self.worker_token = f"{outer}:{self.token}" if outer else self.token
         self.is_exec = is_exec
+        #: The guardian's pid; 0 before it was started.
         self.pid = 0
+        #: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
         self.spared: set[int] = set()
-        self._pipe = -1
+        #: Sessions of the guardians, and of the process that passes on the output of background processes. The end of a
+        #: round leaves them alone.
         self.own_sessions: set[int] = set()
+        self._pipe = -1
         self._sessions: dict[int, descendants.Session] = {}
         self._directory = ""
         self._held = -1
@@ -104,16 +107,14 @@ class Guardian:
         finally:
             os.close(reader)
         self.own_sessions.add(self.pid)
-        for order in self._sessions_and_end():
-            self._send(order)
+        for session, known in self._sessions.items():
+            self._send(_order(session, known))
+        if self._is_over:
+            self._send("keep")
         if not _say_bye(*before):
             _kill_guardians(former)
         _close(before[0])
         return self.pid
-
-    def _sessions_and_end(self) -> list[str]:
-        orders = [_order(session, known) for session, known in self._sessions.items()]
-        return [*orders, "keep"] if self._is_over else orders
 
     def watch(self, session: int, born: int) -> None:
         """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
@@ -141,12 +142,9 @@ class Guardian:
         self._send(f"dir {os.fsencode(directory).hex()}")
 
     def hold(self, descriptor: int) -> None:
-        """Let it hold a connection until the launcher's workers are gone, in place of the one before.
-
-        Args:
-            descriptor: The connection; this object keeps a duplicate, for another guardian in this one's place.
-        """
+        """Let it hold a connection until the launcher's workers are gone, in place of the one before."""
         _close(self._held)
+        # A duplicate is kept here, for another guardian in this one's place.
         self._held = os.dup(descriptor) if descriptor >= 0 else -1
         self._holds_anew = self._held >= 0
         self._write()
@@ -183,15 +181,6 @@ class Guardian:
         self._waiting += order.encode() + b"\n"
         if is_first:
             self._write()
-        elif len(self._waiting) > _MOST_WAITING:
-            self._tell_anew()
-
-    def _tell_anew(self) -> None:
-        """Replace the waiting orders by the present state, except the first, which may have been written in part."""
-        directory = [f"dir {os.fsencode(self._directory).hex()}"] if self._directory else []
-        orders = ["forget", *directory, *self._sessions_and_end()]
-        begun = self._waiting.index(b"\n") + 1
-        self._waiting[begun:] = "".join(f"{order}\n" for order in orders).encode()
 
     def _write(self) -> None:
         """Write the waiting orders; if the pipe is full, the loop calls again."""
@@ -226,6 +215,70 @@ class Guardian:
             self._loop.remove_writer(self._pipe)
         self._pipe, self._waiting = -1, bytearray()
         return taken
+
+
+class GuardianKeeper:
+    """Keeps a guardian process running: starts it, replaces it when it dies, dismisses it at the end.
+
+    If it can't be kept alive (an embedding program without an interpreter, a process limit), it is started again
+    `_TRIES` times, after pauses that double. Then the job goes on without a guardian, and the user is told.
+    """
+
+    def __init__(self, loop: Loop, guardian: Guardian, *, say: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._guardian = guardian
+        self._say = say
+        self._losses = 0
+        self._is_present = False
+        self._is_over = False
+
+    def start(self) -> None:
+        """Watch the guardian; start it unless that was done already."""
+        self._guardian.attach(self._loop)
+        self._watch(self._guardian.pid or self._guardian.start())
+
+    def _watch(self, pid: int) -> None:
+        self._is_present = True
+        self._loop.watch_exit(pid, lambda _: self._lost())
+
+    def _lost(self) -> None:
+        self._is_present = False
+        if self._is_over:
+            return
+        self._losses += 1
+        if self._losses == 1:
+            self._say("the guardian process was killed; starting another")
+        if self._losses > _TRIES:
+            self._say("each guardian process was killed: if the launcher is killed as well, its workers keep running")
+        elif self._losses == 1:
+            self._replace()
+        else:
+            self._loop.call_later(_FIRST_PAUSE * 2.0**self._losses, self._replace)
+
+    def _replace(self) -> None:
+        if self._is_over:
+            return
+        try:
+            self._watch(self._guardian.start())
+        except OSError:
+            self._lost()
+
+    def close(self, *, is_clean: bool) -> None:
+        """Let the guardian go, and wait a moment until it has gone; if not all is clean it does its work first."""
+        self._is_over = True
+        if is_clean:
+            self._guardian.dismiss()
+        else:
+            self._guardian.alarm()
+        # Until it was reaped: a program that launches again and again must not collect zombies.
+        if not self._wait_gone() and is_clean:
+            # It was stopped, and would do harm if it went on one day. The second one reads the farewell then.
+            process_table.signal_children((self._guardian.pid,), SIGKILL)
+            self._wait_gone()
+        self._guardian.close()
+
+    def _wait_gone(self) -> bool:
+        return self._loop.run_until(lambda: not self._is_present, self._loop.now() + _FAREWELL)
 
 
 def _order(session: int, known: descendants.Session) -> str:
@@ -290,8 +343,7 @@ def _spawn(interpreter: str, reader: int, token: str, since: int) -> int:
     )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
-        from elastic_run.multiprocessing.process.fork_exec import start_process
+        from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
 
         argv = [interpreter, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
         closed = inheritable_descriptors()

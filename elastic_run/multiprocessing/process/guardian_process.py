@@ -30,7 +30,7 @@ from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 #: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
 WAIT_LIMIT = 10.0
@@ -55,7 +55,8 @@ _MOST_DESCRIPTORS = 16
 _BYE = b"bye"
 _CLEANS_UP = b"cleans up"
 _SWEPT = b"swept"
-_FORGET = b"forget"
+_MAX_FD = 1 << 16
+_IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
 
 
 class _Orders:
@@ -103,22 +104,15 @@ class _Orders:
             self.held = [held[-1]]
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         for line in lines:
-            if line.startswith((b"+", b"-")) or line == _FORGET:
-                self._take_session(line)
-            else:
-                self._take_other(line)
+            self._read_line(line)
 
-    def _take_session(self, line: bytes) -> None:
-        if line == _FORGET:
-            self.sessions.clear()
-        elif line.startswith(b"+"):
+    def _read_line(self, line: bytes) -> None:
+        if line.startswith(b"+"):
             session, born, ended = map(int, line[1:].split())
             self.sessions[session] = descendants.Session(born, ended)
-        else:
+        elif line.startswith(b"-"):
             self.sessions.pop(int(line[1:]), None)
-
-    def _take_other(self, line: bytes) -> None:
-        if line == _BYE:
+        elif line == _BYE:
             self.is_dismissed = True
         elif line == _CLEANS_UP:
             self.is_cleaning = True
@@ -362,11 +356,7 @@ def _read(pipe: int) -> tuple[bytes | None, list[int]]:
 def sweep(sessions: Mapping[int, descendants.Session], token: str, since: int, clock: Callable[[], float]) -> None:
     """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
 
-    Args:
-        sessions: The workers' sessions, by their numbers.
-        token: What their descendants carry in their environment.
-        since: Start time of the launcher in clock ticks.
-        clock: Monotonic seconds.
+    For the first three arguments see `descendants.find_survivors`.
     """
     # The groups at once: no scan stands between a dead launcher and its running workers. They are stopped before they
     # are killed, so that their children are still theirs for the look at who descends from whom.
@@ -384,3 +374,33 @@ def sweep(sessions: Mapping[int, descendants.Session], token: str, since: int, c
         process_table.kill_all((), left)
         empty_looks = 0 if left else empty_looks + 1
         select.select((), (), (), _LOOK)
+
+
+def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
+    """Close the launcher's descriptors and change the title, in a process of its own session.
+
+    Args:
+        title: Its command line from now on.
+        name: The short form.
+        kept: Descriptors that stay open; the standard ones lead to /dev/null otherwise.
+    """
+    ignore_signals()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        if fd not in kept:
+            os.dup2(null, fd)
+    start = 3
+    for fd in sorted(fd for fd in kept if fd >= start):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, _MAX_FD)
+    os.chdir("/")
+    ProcessTitle().show(title, name)
+
+
+def ignore_signals() -> None:
+    """Ignore signals to all processes (`kill -TERM -1`, a site's clean-up): the guardian must outlive the workers."""
+    signals.set_wakeup_fd(-1)
+    for number in _IGNORED:
+        signals.ignore_signal(number)
+    signals.default_signal(signals.SIGCHLD)

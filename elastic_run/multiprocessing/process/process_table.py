@@ -24,15 +24,8 @@ GONE_STATES = (b"Z", b"X", b"x")
 class ProcessStat:
     """The fields of /proc/PID/stat that we use.
 
-    Args:
-        name: Name of the program or the thread, at most 15 bytes.
-        state: One letter; `D` is uninterruptible sleep.
-        parent: Pid of the parent.
-        group: Number of the process group.
-        session: Number of the session.
-        started_at: Clock ticks since boot.
-        memory: Resident pages.
-        cpu: Clock ticks of processor time.
+    `name` has at most 15 bytes; `state` is one letter, `D` for uninterruptible sleep; `started_at` and `cpu` (processor
+    time) are in clock ticks, since boot and in all; `memory` is in resident pages.
     """
 
     __slots__ = ("cpu", "group", "memory", "name", "parent", "session", "started_at", "state")
@@ -60,11 +53,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int | str) -> ProcessStat | None:
-    """Read a process's state.
-
-    Returns:
-        The state, or None when there is no such process or no /proc.
-    """
+    """Return a process's state, or None when there is no such process or no /proc."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -107,14 +96,9 @@ def is_running(pid: int) -> bool:
 
 
 def list_running_threads(pid: int, *, besides: bytes | None = None) -> list[str]:
-    """Return the threads of a process that have a processor or wait for one; its first thread may have ended already.
+    """Return the threads of a process that have a processor or wait for one, each as `12/task/13`, its place in /proc.
 
-    Args:
-        pid: The process.
-        besides: Name of threads that do not count.
-
-    Returns:
-        The place of each below /proc, such as `12/task/13`.
+    Its first thread may have ended already. Threads with the name `besides` do not count.
     """
     try:
         tasks = [f"{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task")]
@@ -154,11 +138,8 @@ def is_recycled(session: int, born: int) -> bool:
     """Whether a session's number belongs to a stranger by now.
 
     A pid is not given out again while it is the number of a session or group with members. So when there is a process
-    of that number which began at another time, our session was empty long ago.
-
-    Args:
-        session: The session, which is its leader's pid.
-        born: Start time of the leader that we started, in clock ticks; 0 if unknown.
+    of that number which began at another time than the leader that we started (`born`, in clock ticks; 0 if unknown),
+    our session was empty long ago.
     """
     stat = read_stat(session)
     return stat is not None and bool(born) and stat.started_at != born
@@ -229,22 +210,18 @@ def signal_children(pids: Iterable[int], number: int) -> None:
 def signal_processes(processes: Mapping[int, ProcessStat], number: int) -> None:
     """Send a signal to processes that were found before; a process that has got a pid since then gets none."""
     for pid, stat in processes.items():
-        _signal_process(pid, stat.started_at, number)
-
-
-def _signal_process(pid: int, started_at: int, number: int) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
         try:
-            if start_time(pid) == started_at:
-                signal_pidfd(pidfd, number)
-        finally:
-            os.close(pidfd)
-    except ProcessLookupError:
-        return
-    except (AttributeError, OSError):  # pidfds are refused, or signals through them
-        if start_time(pid) == started_at:
-            signal_children((pid,), number)
+            pidfd = os.pidfd_open(pid)
+            try:
+                if start_time(pid) == stat.started_at:
+                    signal_pidfd(pidfd, number)
+            finally:
+                os.close(pidfd)
+        except ProcessLookupError:
+            continue
+        except (AttributeError, OSError):  # pidfds are refused, or signals through them
+            if start_time(pid) == stat.started_at:
+                signal_children((pid,), number)
 
 
 def kill_all(groups: Iterable[int], processes: Mapping[int, ProcessStat]) -> None:

@@ -24,12 +24,7 @@ LOWEST_DESCRIPTOR = 900
 
 @dataclass(frozen=True, slots=True)
 class StackPipe:
-    """The agent's end of the pipe for one worker's stacks.
-
-    Args:
-        reading: The reading end, which does not block.
-        number: The descriptor that the worker has.
-    """
+    """The agent's end of the pipe for one worker's stacks, which does not block, and the worker's descriptor."""
 
     reading: int
     number: int

@@ -37,9 +37,11 @@ _HELPERS_WAIT = 0.5
 class Workers:
     """The processes of one round on this node.
 
+    The guardian was told of every session, so that none outlives the agent, and is told when one is gone.
+
     Args:
         loop: The agent's loop.
-        guardian: Was told of every session, so that none outlives the agent; is told when one is gone.
+        guardian: See above.
         on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
         on_overdue: Called when workers have not stopped shortly before SIGKILL.
         adopts: Says whether orphans of the workers' descendants come to this process; None if they never do.
@@ -92,11 +94,7 @@ class Workers:
         process_table.signal_children((self.pids[rank] for rank in self.alive), number)
 
     def offer(self, number: int) -> list[int]:
-        """Send a signal to the workers that have a handler for it; it would end the other workers.
-
-        Returns:
-            Their local ranks.
-        """
+        """Send a signal to the workers that have a handler for it, and return their local ranks; others would end."""
         told = [rank for rank in sorted(self.alive) if process_table.has_handler(self.pids[rank], number)]
         process_table.signal_children((self.pids[rank] for rank in told), number)
         return told
@@ -111,12 +109,9 @@ class Workers:
         return None if self._stop is None else self._stop.started_at
 
     def stop(self, number: int, grace: float, on_gone: Callable[[list[int]], None]) -> None:
-        """Stop every process of the round.
+        """Stop every process of the round with a signal, and SIGKILL after some seconds of grace.
 
-        Args:
-            number: The signal that they get first.
-            grace: Seconds until SIGKILL.
-            on_gone: Called once, with the pids that SIGKILL could not end (usually none).
+        `on_gone` is called once, with the pids that SIGKILL could not end (usually none).
         """
         self._on_gone = on_gone
         self._stop = shutdown.Stop(started_at=self._loop.now(), signal=number, grace=grace)

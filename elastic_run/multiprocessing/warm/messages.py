@@ -85,7 +85,7 @@ def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def put_into_file(document: dict[str, Any]) -> int:
     """Put a document of any size into a file without a name."""
-    from elastic_run.multiprocessing.process.descriptors import open_unnamed
+    from elastic_run.multiprocessing.process.fork_exec import open_unnamed
 
     descriptor = open_unnamed()
     view = memoryview(marshal.dumps(document))

@@ -14,8 +14,7 @@ import resource
 from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
 from elastic_run.multiprocessing.process.descendants import Session, find_groups
-from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
-from elastic_run.multiprocessing.process.fork_exec import start_process
+from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
 from elastic_run.multiprocessing.warm import messages
 from elastic_run.signals import SIGKILL, signal_name, signal_number
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.process.guardian import Guardian
-    from elastic_run.multiprocessing.warm.subreaper import Subreaper
+    from elastic_run.multiprocessing.process.subreaper import Subreaper
 
 #: A module that ends its process by one of these does so each time; other signals come from outside.
 _CRASHES = frozenset(map(signal_number, ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.multiprocessing.warm.subreaper import Subreaper
+from elastic_run.multiprocessing.process.subreaper import Subreaper
 from elastic_run.multiprocessing.warm.template_client import TemplateClient
 
 TYPE_CHECKING = False
