@@ -326,7 +326,8 @@ def _logs_specs(args: Namespace) -> LogsSpecs:
 def _as_known_to(specs_class: type[LogsSpecs], streams: Streams) -> Streams:
     """Return streams as the `Std` that a plug-in's class knows: torch's where its base is torch's `LogsSpecs`."""
     homes = [base.__module__ for base in specs_class.__mro__ if base.__name__ == "LogsSpecs"]
-    std = getattr(sys.modules[(homes or ["elastic_run.multiprocessing.output.logs"])[0]], "Std")  # noqa: B009 - of any module
+    home = "elastic_run.multiprocessing" if not homes or homes[0].startswith("elastic_run.") else homes[0]
+    std = getattr(sys.modules[home], "Std")  # noqa: B009 - of any module
     return std(streams) if isinstance(streams, int) else {rank: std(value) for rank, value in streams.items()}
 
 
