@@ -501,7 +501,7 @@ FLAGS: tuple[Flag, ...] = (
         is_ours=True,
         text="Faults to inject, to test how the job reacts: kill@30s:rank=1 kills the worker with global rank 1 after "
         "30 s. docs/fault-injection.md describes all faults, such as stop, signal=NAME, raise, exit=CODE, sleep, "
-        "import=MODULE, disk-full, skip-collective, slow and freeze.",
+        "import=MODULE, oom, slow and freeze.",
     ),
     Flag(
         "--failure-rules",

@@ -4,9 +4,7 @@ Rules
 - A line of the .pth file calls `begin` at Python's own start, where the flag has set the variable; without the flag no
   worker has this thread.
 - The main thread raises, sleeps or holds the GIL as soon as it runs Python code: a call of C that blocks ends first.
-- A module that is to be missing is missing from the start: the variable names it. So is a collective that is to be
-  altered from the start: a program of a few collectives may be over before the agent's request.
-- The agent's connection for an altered collective stays open: this process answers when that was called.
+- A module that is to be missing is missing from the start: the variable names it.
 - Only this process does so: the variable is taken out of the environment, and a fork closes the socket.
 """
 
@@ -19,14 +17,11 @@ import threading
 import time
 
 from elastic_run import contract
-from elastic_run.core.agent.faults import COLLECTIVE_ACTIONS
 from elastic_run.diagnosis.worker_sockets import is_own_user, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-
-    from elastic_run.diagnosis.altered_collectives import Alteration
 
 #: Bytes of the longest request, and seconds that a client gets to send it.
 _LONGEST = 64
@@ -34,8 +29,6 @@ _WAIT_LIMIT = 1.0
 #: Bytes of memory that are taken at a time.
 _PIECE = 8 << 20
 _NAME = "faults"
-#: Altered collectives that the agent has not asked for yet.
-_armed: dict[str, list[Alteration]] = {}
 
 
 class InjectedFaultError(Exception):
@@ -47,12 +40,9 @@ class InjectedFaultError(Exception):
 
 def begin() -> None:
     """Wait for requests in a thread; called by the .pth file, or in the fork of a template."""
-    name, *from_start = os.environ.pop(contract.ENV_FAULTS).split()
-    if missing := [word for word in from_start if word not in COLLECTIVE_ACTIONS]:
+    name, *missing = os.environ.pop(contract.ENV_FAULTS).split()
+    if missing:
         sys.meta_path.insert(0, _MissingModules(missing))
-    for word in from_start:
-        if word in COLLECTIVE_ACTIONS:
-            _armed.setdefault(word, []).append(_alter(word))
     listener = listen(name)
     threading.Thread(target=_wait, args=(listener,), name=_NAME, daemon=True).start()
 
@@ -68,7 +58,7 @@ def _wait(listener: socket.socket) -> None:
         with connection:
             request = _read(connection)
             try:
-                _perform(connection, *request.split())
+                _perform(*request.split())
             except (LookupError, OSError) as error:
                 os.write(2, f"elastic-run: {request} has no effect in pid {os.getpid()}: {error}\n".encode())
 
@@ -81,7 +71,7 @@ def _read(connection: socket.socket) -> str:
         return ""
 
 
-def _perform(connection: socket.socket, action: str = "", value: str = "") -> None:
+def _perform(action: str = "", value: str = "") -> None:
     if action == "raise":
         _raise_in(threading.main_thread())
     elif action == "raise-in-thread":
@@ -90,26 +80,8 @@ def _perform(connection: socket.socket, action: str = "", value: str = "") -> No
         os._exit(int(value))
     elif action == "oom":
         take_memory()
-    elif action == "disk-full":
-        from elastic_run.diagnosis.full_disk import fill_disks
-
-        fill_disks()
     elif action in _IN_MAIN_THREAD:
         ctypes.pythonapi.Py_AddPendingCall(_IN_MAIN_THREAD[action], None)
-    elif action:
-        armed = _armed.get(action)
-        alteration = armed.pop() if armed else _alter(action)
-        alteration.answer_on(connection.dup())
-
-
-def _alter(action: str) -> Alteration:
-    """Alter the next collective, as soon as the program has imported torch.distributed."""
-    from elastic_run.diagnosis.altered_collectives import Alteration
-
-    alteration = Alteration(action)
-    if not alteration.begin():
-        threading.Thread(target=alteration.begin_late, name=_NAME, daemon=True).start()
-    return alteration
 
 
 def _raise_in(thread: threading.Thread) -> None:

@@ -55,7 +55,7 @@ LIGHT_FAULTS = (
         memory=150,
         injected="oom@2s",
     ),
-    Fault("disk full", r"No space left on device", LIGHT, injected="disk-full"),
+    Fault("disk full", r"No space left on device", LIGHT),
     Fault("import error", r"No module named 'colorsys'", LIGHT, injected="import=colorsys"),
     Fault("port taken", r"Address already in use", LIGHT, injected="port"),
     Fault("wrong version", r"cannot import name 'scaled_mm'", LIGHT),
@@ -72,8 +72,8 @@ PEER_FAULTS = (
     Fault("data loader child killed", r"DataLoader worker .{,200}killed by", TORCH),
 )
 COLLECTIVE_FAULTS = (
-    Fault("mismatched collective", r"calls broadcast", TORCH, _RECORDER, injected="wrong-collective"),
-    Fault("mismatched shape", r"calls all_reduce of \[8\]", TORCH, _RECORDER, injected="wrong-shape"),
+    Fault("mismatched collective", r"calls broadcast", TORCH, _RECORDER),
+    Fault("mismatched shape", r"calls all_reduce of \[8\]", TORCH, _RECORDER),
     Fault("missing rank in a group", r"did not join all_reduce", TORCH, _RECORDER),
 )
 HANG_FAULTS = (
@@ -89,7 +89,7 @@ HOST_FAULTS = (
     Fault("import error on one node", r"No module named 'colorsys'", HOSTS, injected="import=colorsys"),
     Fault("port taken on one node", r"Address already in use", HOSTS, injected="port"),
     Fault("wrong version on one node", r"torch 2\.4\.0", HOSTS),
-    Fault("disk full on one node", r"No space left on device", HOSTS, injected="disk-full"),
+    Fault("disk full on one node", r"No space left on device", HOSTS),
     Fault("host dark", r"silent for|lost|no answer|out of reach", HOSTS),
     Fault("agent killed", r"died|SIGKILL|launcher", HOSTS, injected="agent@2s"),
     Fault("host slow", r"slow", HOSTS, is_hang=True),

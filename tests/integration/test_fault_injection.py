@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.core.agent.faults import ACTIONS
 from tests.support.isolation import memory_limit
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import place, wait_coordinated
@@ -163,39 +162,6 @@ def test_a_missing_module_on_one_node(launch: Launch, worker: Worker) -> None:
         assert "only " in closing_report(agent.stderr), agent.stderr
 
 
-def test_a_full_disk(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """The kernel answers ENOSPC to whatever makes or extends a file or a directory, also in children; reads go on."""
-    path = worker(
-        "import subprocess, time\n"
-        "held = os.open('held', os.O_RDWR | os.O_CREAT)\n"
-        "end = time.monotonic() + 60\n"
-        "while time.monotonic() < end:\n"
-        "    try:\n"
-        "        os.mkdir('d')\n"
-        "        os.rmdir('d')\n"
-        "    except OSError as error:\n"
-        "        say('mkdir', error.errno)\n"
-        "        break\n"
-        "    time.sleep(0.01)\n"
-        "for call, *words in (\n"
-        "    (os.truncate, 'held', 9), (os.ftruncate, held, 9), (os.posix_fallocate, held, 0, 9),\n"
-        "    (os.pwrite, held, b'x', 0), (os.pwritev, held, [b'x'], 0), (os.copy_file_range, held, held, 1, 0, 9),\n"
-        "):\n"
-        "    try:\n"
-        "        say(call.__name__, call(*words))\n"
-        "    except OSError as error:\n"
-        "        say('extend', error.errno)\n"
-        "touch = subprocess.run(['touch', 'x'], stderr=subprocess.DEVNULL)\n"
-        "say('touch', touch.returncode, len(open(__file__).read()) > 9)\n"
-        "open('checkpoint.pt', 'w')"
-    )
-    job = launch("--inject-fault=disk-full@0.5s", path, cwd=tmp_path)
-    assert job.wait_exit() == 1
-    assert job.stdout.splitlines() == ["mkdir 28", *["extend 28"] * 6, "touch 1 True"]
-    assert "full disk: rank 0 (pid " in job.stderr
-    assert "OSError: [Errno 28] No space left on device: 'checkpoint.pt'" in closing_report(job.stderr)
-
-
 def test_a_taken_port(launch: Launch, worker: Worker) -> None:
     """The agent has the port for one attempt: the worker can't bind it, and after the restart it can."""
     port = free_port()
@@ -282,90 +248,6 @@ def test_a_frozen_node(launch: Launch, worker: Worker) -> None:
 
 #: A machine whose control groups have no memory limit.
 _WITHOUT_CGROUPS = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"', "sh")
-#: Ranks 0 and 1 have a group of their own; what rank 1 does there has to be seen from the dumps of both.
-_TRAINS = """
-from datetime import timedelta
-import torch, torch.distributed as dist
-from torch.distributed import all_reduce
-dist.init_process_group("gloo", timeout=timedelta(seconds=3))
-inner = dist.new_group([0, 1], timeout=timedelta(seconds=3), group_desc="inner")
-if rank < 2:
-    all_reduce(torch.ones(4), group=inner, async_op=True).wait()
-all_reduce(torch.ones(4))
-all_reduce(torch.ones(4))
-say("end")
-"""
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("wrong-collective", "rank 1 calls broadcast as collective number 1 of group 'inner', rank 0 calls all_reduce"),
-        # Gloo ends a rank that gets more bytes than it expects, which then leaves no dump.
-        pytest.param(
-            "wrong-shape",
-            r"cause rank 1 calls all_reduce of \[8\] as collective number 1 of group 'inner', rank 0 ",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "skip-collective",
-            "rank 0 waits in all_reduce number 1 of group 'inner', ranks 1-2 wait in all_reduce",
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-def test_a_collective_that_differs(fault: str, cause: str, launch: Launch, worker: Worker) -> None:
-    """The next collective of the rank is another one than its peers call, as the report says."""
-    path = worker(_TRAINS)
-    flags = ("--nproc-per-node=3", "--flight-recorder", f"--inject-fault={fault}:rank=1")
-    start = () if fault == "wrong-collective" else ("--preload=torch",)  # an import takes each worker a second
-    job = launch(*start, *flags, path)
-    assert job.wait_exit(deadline=120) in (1, 128 + signal.SIGABRT), job.stderr
-    assert "rank 1 (pid " in job.stderr
-    assert re.search(cause, closing_report(job.stderr)), job.stderr
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "wrong-shape",
-        *(pytest.param(fault, marks=pytest.mark.long) for fault in ("wrong-collective", "skip-collective")),
-    ],
-)
-def test_the_first_collective_of_a_short_program_is_altered(fault: str, launch: Launch, worker: Worker) -> None:
-    """A forked worker may have called all of its collectives before any request: the fault is there from its start."""
-    path = worker(
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-        "print(dist.ProcessGroup.allreduce.__name__)\n"
-        "dist.all_reduce(torch.ones(4))\n"
-    )
-    job = launch("--preload=torch", f"--inject-fault={fault}", path)
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "call\n"
-    said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
-    assert [line.partition(": rank 0 (pid ")[0] for line in said] == [f"elastic-run: {ACTIONS[fault]}"]
-
-
-@pytest.mark.parametrize("moment", ["", "@0.3s"])
-def test_a_collective_that_is_never_called_is_told(moment: str, launch: Launch, worker: Worker) -> None:
-    """Nobody takes a program for one that has stood the fault, if the fault came too late."""
-    path = worker(f"import time; time.sleep({stretched(1):.1f})")
-    job = launch(f"--inject-fault=wrong-shape{moment}", path)
-    assert job.wait_exit() == 0, job.stderr
-    said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
-    assert len(said) == 1
-    told = r"elastic-run: wrong-shape came too late: rank 0 \(pid \d+\) called no all_reduce or broad"
-    assert re.match(told, said[0]), job.stderr
-
-
-def test_a_worker_that_cannot_say_what_became_of_a_collective(launch: Launch) -> None:
-    """It has ended before the first request could reach it: the launcher claims neither the fault nor its absence."""
-    job = launch("--inject-fault=skip-collective", "--no-python", "sleep", "0.2")
-    assert job.wait_exit() == 0, job.stderr
-    said = [line for line in job.stderr.splitlines() if line.endswith("(--inject-fault)")]
-    assert len(said) == 1
-    assert said[0].startswith("elastic-run: skip-collective may not have happened: rank 0 ended without an answer")
 
 
 @pytest.mark.system

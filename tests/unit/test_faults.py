@@ -12,8 +12,7 @@ from elastic_run.run import run_command
 
 #: As a message names them.
 _ALL_KINDS = (
-    "kill, stop, signal, child, agent, freeze, port, slow, raise, raise-in-thread, exit, sleep, hold-gil, import, "
-    "disk-full, oom, wrong-collective, wrong-shape, skip-collective"
+    "kill, stop, signal, child, agent, freeze, port, slow, raise, raise-in-thread, exit, sleep, hold-gil, import, oom"
 )
 
 
@@ -21,7 +20,7 @@ def test_what_is_read() -> None:
     """A fault has a kind, a time, a rank, an attempt and a seed, all but the kind with a default."""
     assert read_faults(
         "kill,stop=5s@1m..2m:rank=any:attempt=all:seed=7,signal=SIGSEGV@3:rank=2,agent,child=SIGKILL,exit=7,raise,"
-        "import=a.b,port=29501@2s,slow,slow=4,freeze=20s,skip-collective:rank=3"
+        "import=a.b,port=29501@2s,slow,slow=4,freeze=20s,oom:rank=3"
     ) == (
         Fault(signal.SIGKILL),
         Fault(signal.SIGSTOP, after=60.0, before=120.0, rank=None, attempt=None, pause=5.0, seed=7),
@@ -35,7 +34,7 @@ def test_what_is_read() -> None:
         Fault(0, action="slow 10"),
         Fault(0, action="slow 4"),
         Fault(0, action="freeze", pause=20.0),
-        Fault(0, rank=3, action="skip-collective"),
+        Fault(0, rank=3, action="oom"),
     )
     assert read_faults("") == ()
 
@@ -101,12 +100,6 @@ def test_who_makes_a_fault() -> None:
     """A worker makes the faults that need its own process; the agent sends signals, and makes those of its node."""
     faults = read_faults("exit=7,import=a.b,oom,kill,agent,freeze,port=80,slow")
     assert [fault.is_of_worker for fault in faults] == [True] * 3 + [False] * 5
-
-
-def test_a_collective_is_altered_from_the_start_unless_a_time_is_given() -> None:
-    """The program's first collective may come at once; other faults come by a request or a signal."""
-    planned = plan_faults(read_faults("skip-collective,wrong-shape@1s,sleep,kill"), attempt=0, world_size=1)
-    assert [plan.is_armed_at_start for plan in planned] == [True, False, False, False]
 
 
 def test_a_seed_chooses_the_same_each_time() -> None:

@@ -1,7 +1,6 @@
 """Injects the faults of --inject-fault into a round: by signals, by a request to the worker, by what the agent does.
 
-A line of the launcher says that a fault was asked for, so that no user looks for its cause. A fault of a collective has
-its line when the worker has called the collective; if the worker calls none any more, the line says so.
+A line of the launcher says that a fault was asked for, so that no user looks for its cause.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import signal
 import socket
 from contextlib import suppress
 
-from elastic_run.core.agent.faults import ACTIONS, ALTERED, ARMED, COLLECTIVE_ACTIONS, plan_faults
+from elastic_run.core.agent.faults import ACTIONS, plan_faults
 from elastic_run.diagnosis.worker_sockets import send_request
 from elastic_run.report.text import signal_name, span
 
@@ -64,7 +63,6 @@ class _Injection:
     ) -> None:
         self.delay = planned.delay
         self._fault = planned.fault
-        self._is_unasked = planned.is_armed_at_start
         self._round = started
         self._local_rank = local_rank
         self._loop = loop
@@ -72,9 +70,6 @@ class _Injection:
         self._rank = f"rank {planned.rank}"
         self._moment = f"after {span(planned.delay)} (--inject-fault)"
         self._listener: socket.socket | None = None
-        self._connection: socket.socket | None = None
-        self._asked_pid = 0
-        self._answers = b""
         self._is_over = False
 
     @property
@@ -123,9 +118,6 @@ class _Injection:
             self._go_on()
         if self._listener is not None:
             self._listener.close()
-        self._conclude()
-        if self._is_unasked:
-            self._tell_unknown()
 
     def _write(self, text: str) -> None:
         """Tell the user at once: the console writes through the loop, which stops here."""
@@ -184,44 +176,15 @@ class _Injection:
         action, _, code = self._fault.action.partition(" ")
         what = f"{ACTIONS[action]} with code {code}" if code else ACTIONS[action]
         connection = send_request(self._round.fault_sockets[self._local_rank], self._fault.action.encode())
-        if connection is not None and action in COLLECTIVE_ACTIONS:
-            self._connection, self._asked_pid, self._is_unasked = connection, pid, False
-            self._loop.add_reader(connection.fileno(), lambda: self._take_answer(connection))
-        elif connection is not None:
+        if connection is not None:
             connection.close()
             self._say(f"{what}: {self._rank} (pid {pid}) {self._moment}")
         elif self._loop.now() < until:
             self._loop.call_later(_PAUSE, lambda: self._request(until=until))
         else:
-            self._is_unasked = False
             self._say(
                 f"no {what}: {self._rank} (pid {pid}) is not a Python program that has elastic-run {self._moment}"
             )
-
-    def _take_answer(self, connection: socket.socket) -> None:
-        answer = _receive(connection)
-        self._answers += answer
-        if answer != ARMED:
-            self._conclude()
-
-    def _conclude(self) -> None:
-        """Tell whether the worker has altered a collective: it has said so, or has ended, or the round is over."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        self._loop.remove_reader(connection.fileno())
-        with connection:
-            answers = self._answers + _receive(connection)
-        action, who = self._fault.action, f"{self._rank} (pid {self._asked_pid})"
-        if ALTERED in answers:
-            self._say(f"{ACTIONS[action]}: {who} {self._moment}")
-        elif ARMED in answers:
-            self._say(f"{action} came too late: {who} called no {COLLECTIVE_ACTIONS[action]} {self._moment}")
-        else:
-            self._tell_unknown()
-
-    def _tell_unknown(self) -> None:
-        self._say(f"{self._fault.action} may not have happened: {self._rank} ended without an answer {self._moment}")
 
 
 def _find_child(pid: int) -> int | None:
@@ -234,10 +197,3 @@ def _find_child(pid: int) -> int | None:
                 if child.status() != psutil.STATUS_ZOMBIE:
                     return child.pid
     return None
-
-
-def _receive(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(len(ARMED + ALTERED))
-    except OSError:
-        return b""

@@ -31,8 +31,8 @@ def open_to_faults(
     from_start: dict[int, list[str]] = {}
     for planned in plan_faults(faults, attempt=restart_count, world_size=workers[0].world_size):
         action, _, module = planned.fault.action.partition(" ")
-        if action == "import" or planned.is_armed_at_start:
-            from_start.setdefault(planned.rank, []).append(module or action)
+        if action == "import":
+            from_start.setdefault(planned.rank, []).append(module)
     sockets = {worker.local_rank: make_name("faults") for worker in workers}
     for worker in workers:
         name = sockets[worker.local_rank]

@@ -22,20 +22,8 @@ ACTIONS = {
     "sleep": "endless sleep of the main thread",
     "hold-gil": "GIL held for ever by the main thread",
     "import": "missing module",
-    "disk-full": "full disk",
     "oom": "memory taken until the OOM killer acts",
-    "wrong-collective": "another operation in place of the next collective",
-    "wrong-shape": "another size in the next all_reduce or broadcast",
-    "skip-collective": "collectives of the next one's process group left out",
 }
-#: Those that alter the worker's next collective, each with the collectives that it may alter.
-COLLECTIVE_ACTIONS = {
-    "wrong-collective": "collective",
-    "wrong-shape": "all_reduce or broadcast",
-    "skip-collective": "collective",
-}
-#: What a worker answers to a request for one of these: that it has the request, and that it has altered a collective.
-ARMED, ALTERED = b"0", b"1"
 #: The faults that the agent makes, beside its signals.
 AGENT_ACTIONS = frozenset(("agent", "freeze", "port", "slow"))
 
@@ -86,11 +74,6 @@ class PlannedFault:
     fault: Fault
     rank: int
     delay: float
-
-    @property
-    def is_armed_at_start(self) -> bool:
-        """Whether the worker prepares the fault at its own start: its first collective may come soon."""
-        return not self.delay and self.fault.action in COLLECTIVE_ACTIONS
 
 
 def plan_faults(faults: Sequence[Fault], *, attempt: int, world_size: int) -> list[PlannedFault]:

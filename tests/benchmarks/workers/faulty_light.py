@@ -30,6 +30,12 @@ def meet_other_version() -> None:
     raise RuntimeError("tensor metadata of another length was received")
 
 
+def fill_disk() -> None:
+    """Write a checkpoint to a disk that is full."""
+    with open("/dev/full", "w", encoding="ascii") as file:
+        file.write("a checkpoint")
+
+
 def walk() -> None:
     """Make steps for ever, slow ones where the fault is."""
     pause = 2.0 if IS_PLANTED else 0.05
@@ -51,6 +57,8 @@ def train() -> None:
 
 FAULTS: dict[str, Callable[[], object]] = {
     "exception": raise_error,
+    "disk full": fill_disk,
+    "disk full on one node": fill_disk,
     "wrong version": import_new_name,
     "wrong version on one node": meet_other_version,
     "host dark": signal.pause,
