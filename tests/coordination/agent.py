@@ -10,21 +10,6 @@ from elastic_run.core.job import coordination_state, membership
 from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.coordination import BROKEN, SILENT, Coordination, LeaseRenewed, StepDown
 from elastic_run.core.job.coordination_state import LEASE_SHARE
-from elastic_run.core.job.discovery import (
-    COORDINATES,
-    FOLLOWS,
-    KNOWS_NOTHING,
-    KNOWS_ROUND,
-    LEASE_STORE,
-    SEARCHES,
-    AcquireLease,
-    Answer,
-    Ask,
-    BecomeCoordinator,
-    CoordinatorLost,
-    Follow,
-    WaitUntil,
-)
 from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.membership import Member, Search
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
@@ -104,15 +89,15 @@ class Agent:
             return
         self.discovery, actions = discovering.decide(self.discovery, fact, self.clock, standing=self.standing)
         for action in actions:
-            if isinstance(action, Ask):
+            if isinstance(action, discovering.Ask):
                 self._ask(action.endpoint)
-            elif isinstance(action, AcquireLease):
+            elif isinstance(action, discovering.AcquireLease):
                 self._acquire(action.instead_of)
-            elif isinstance(action, BecomeCoordinator):
+            elif isinstance(action, discovering.BecomeCoordinator):
                 self.begin(action.dead, action.silent)
-            elif isinstance(action, Follow):
+            elif isinstance(action, discovering.Follow):
                 self.world.connect(self, action.endpoint)
-            elif isinstance(action, WaitUntil):
+            elif isinstance(action, discovering.WaitUntil):
                 if action.at != self.wakes_at:
                     self.wakes_at = action.at
                     seconds = (action.at - self.clock) / self.rate + 0.001
@@ -125,7 +110,7 @@ class Agent:
         self.discover()
 
     def _ask(self, endpoint: str) -> None:
-        if endpoint == LEASE_STORE:
+        if endpoint == discovering.LEASE_STORE:
             self.world.lease.call(self, lambda store: store.read(), self._read_lease)
         else:
             self.world.ask(self, endpoint)
@@ -138,15 +123,20 @@ class Agent:
 
     def _read_lease(self, reading: Reading | None, at: float | None = None) -> None:
         if reading is None:
-            answer = Answer(LEASE_STORE, SILENT)
+            answer = discovering.Answer(discovering.LEASE_STORE, SILENT)
         elif reading.holder == self.name and at is not None:
             self.lease = (reading.term, at + LEASE_SHARE * TIME_TO_LIVE)
             others = [name for name in reading.coordinators if name != self.name]
-            answer = Answer(LEASE_STORE, COORDINATES, self.name, standing=KNOWS_ROUND if others else KNOWS_NOTHING)
+            answer = discovering.Answer(
+                discovering.LEASE_STORE,
+                discovering.COORDINATES,
+                self.name,
+                standing=discovering.KNOWS_ROUND if others else discovering.KNOWS_NOTHING,
+            )
             self.world.after(0.01, self.world.lease.tell_others, self, reading.term, others)
         else:
-            role = FOLLOWS if reading.holder else SEARCHES
-            answer = Answer(LEASE_STORE, role, reading.holder, to=reading.holder)
+            role = discovering.FOLLOWS if reading.holder else discovering.SEARCHES
+            answer = discovering.Answer(discovering.LEASE_STORE, role, reading.holder, to=reading.holder)
         self.discover(answer)
 
     lease = (0, 0.0)
@@ -218,7 +208,7 @@ class Agent:
     def lose_coordinator(self, how: str, to: str = "") -> None:
         self.link = None
         self.lost_at = self.world.now
-        self.world.wake(self, lambda: self.discover(CoordinatorLost(how, to)))
+        self.world.wake(self, lambda: self.discover(discovering.CoordinatorLost(how, to)))
 
     # --- the coordinator's side --------------------------------------------------------------------------------------
     def begin(self, dead: str, silent: str) -> None:

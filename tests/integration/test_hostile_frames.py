@@ -1,4 +1,4 @@
-"""Whatever comes to an agent's port: a stranger gets a bounded answer, the user one line at most, no job suffers."""
+"""Garbage at an agent's port: the sender gets a bounded answer, the user at most one line, and the job goes on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LIMITED = ("sh", "-c", f'ulimit -n {_LIMIT} && exec "$@"', "limited", *ELASTIC_
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Let the test open more connections than the launcher may: a usual shell permits 1,024 files."""
+    """Allow the test more open connections than the launcher may have: a usual shell permits 1,024 files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield
@@ -62,7 +62,7 @@ def many_files() -> Iterator[None]:
     ids=["no token", "a stranger to the token", "a process with the token"],
 )
 def test_a_job_bears_hostile_frames(*, has_token: bool, knows_it: bool) -> None:
-    """Random and altered frames end their connections, fill nothing, and a node joins afterwards as before."""
+    """Random and altered frames end only their own connections, memory stays bounded, and a node joins afterwards."""
     outcome = run(1, 5_000, has_token=has_token, knows_it=knows_it)
     assert outcome.growth < 16 * _MIB
     assert len(outcome.lines) <= 6
@@ -79,7 +79,7 @@ def test_a_job_bears_hostile_frames(*, has_token: bool, knows_it: bool) -> None:
     ids=["another release", "http", "torch"],
 )
 def test_another_protocol_is_named_once(launch: Launch, worker: Worker, data: bytes, line: str) -> None:
-    """The connection is closed at once; the agent's user reads once who came."""
+    """The agent closes the connection at once, and one line tells its user where the connection came from."""
     port, path = free_port(), worker("say('trained')")
     agents = [launch(*place(port), "--nnodes=2", path)]
     wait_coordinated(port)
@@ -96,7 +96,7 @@ def test_another_protocol_is_named_once(launch: Launch, worker: Worker, data: by
 
 @pytest.mark.usefixtures("many_files")
 def test_connections_that_say_nothing_keep_no_node_away(launch: Launch, worker: Worker) -> None:
-    """Ten thousand of them take no descriptor that a node or a worker needs; a node joins, and the job ends."""
+    """10,000 silent connections take no descriptor that a node or a worker needs: a node joins, and the job ends."""
     port, path = free_port(), worker("say('trained')")
     agents = [launch(*place(port), "--nnodes=2", path, program=_LIMITED)]
     wait_coordinated(port)
@@ -110,7 +110,7 @@ def test_connections_that_say_nothing_keep_no_node_away(launch: Launch, worker: 
 
 @pytest.mark.usefixtures("many_files")
 def test_an_agent_without_descriptors_names_the_limit(launch: Launch, worker: Worker) -> None:
-    """More nodes than its process may open files: one line says so, and a node joins when there is room again."""
+    """With more nodes than files that the process may open, one line says so; a node joins when one is free again."""
     port, path = free_port(), worker("say('trained')")
     agents = [launch(*place(port), "--nnodes=2", path, program=_LIMITED)]
     wait_coordinated(port)
@@ -294,7 +294,7 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 
 def read_memory(pid: int, name: str = "VmHWM") -> int:
-    """Return the bytes that a process has (`VmRSS`), or had at its greatest."""
+    """Return a process's memory in bytes: its peak (`VmHWM`), or what it has now (`VmRSS`)."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 

@@ -1,4 +1,4 @@
-"""A stranger who reaches a workers' store, fills and reads it: the job goes on, and a line says what was refused."""
+"""A stranger fills and reads the workers' store: the job goes on, and one line says which connection was refused."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ WAITS = "say('store', os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])\nope
 
 
 def make_gate(path: Path) -> Path:
-    """Make a pipe that holds a worker until somebody has opened and closed its other end."""
+    """Make a pipe: a worker that reads it waits until the test opens and closes the other end."""
     os.mkfifo(path)
     return path
 
 
 def test_a_job_of_one_node_survives(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """Whoever reaches the loopback store of the workers can make the launcher neither grow without bound nor end."""
+    """A stranger at the workers' loopback store can neither end the launcher nor make its memory grow without bound."""
     go = make_gate(tmp_path / "go")
     job = launch("--nproc-per-node=1", worker(WAITS), program=LIMITED, env={"GO": str(go)})
     port = int(job.wait_line(r"store (\S+) (\d+)")[2])
@@ -47,7 +47,7 @@ def test_a_job_of_one_node_survives(launch: Launch, worker: Worker, tmp_path: Pa
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_hostile_messages_leave_the_server_within_its_bounds(seed: int) -> None:
-    """After 10,000 hostile messages the server lives, serves others, and has taken no more than its bounds."""
+    """After 10,000 hostile messages the server still serves other clients, within its bounds of memory."""
     outcome = hostile.run(seed, 10_000, deadline=4 * DEADLINE)
     # The keys, the waits, and what connections hold, with what an allocator keeps.
     assert outcome.growth < 6 * hostile.MEASURE

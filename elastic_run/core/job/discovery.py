@@ -73,12 +73,13 @@ class Answer:
 
     Args:
         endpoint: What was asked.
-        role: `coordinates`, `follows`, `searches`, `refuses` or `silent`. Of `LEASE_STORE`: another node holds it
-            (`follows`), nobody does (`searches`), this agent has just acquired it (`coordinates`).
-        node: The node that answers; of `LEASE_STORE`, the node that holds it.
-        to: With `follows`: where the coordinator listens.
-        standing: How much it knows of the job, a number above. Of `LEASE_STORE`, acquired: `KNOWS_ROUND` if another
-            agent has held the lease before.
+        role: `coordinates`, `follows`, `searches`, `refuses` or `silent`. If the lease store was asked, `follows` means
+            that another node holds the lease, `searches` that no node holds it, and `coordinates` that this agent has
+            just acquired it.
+        node: The node that answers, or the node that holds the lease.
+        to: With `follows`: the endpoint at which the coordinator listens.
+        standing: How much the agent knows of the job, a number above. With an acquired lease: `KNOWS_ROUND` if another
+            agent held it before.
     """
 
     endpoint: str
@@ -103,14 +104,14 @@ class CoordinatorLost:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask what is there."""
+    """Ask the agent at an endpoint for its role, or the lease store for the holder."""
 
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Take the agent that has answered there as coordinator."""
+    """Follow the agent that has answered at this endpoint: it coordinates."""
 
     endpoint: str
 

@@ -252,7 +252,7 @@ class Order:
         detail: One clause for the user, or "".
         end: With `end`: the verdict.
         memory: The memory of the job, where another coordinator may follow; else None.
-        to: Of `search`: where a higher coordinator listens, or "" if that is unknown.
+        to: With `search`: the endpoint at which a higher coordinator listens, "" if the endpoint is unknown.
     """
 
     promise: Promise

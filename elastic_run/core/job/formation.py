@@ -1,4 +1,4 @@
-"""Of which nodes a round is formed, and the assignment of each of its members."""
+"""Forms a round: the ranks of its members, and the assignment that each of them gets."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 - A round that loses a worker or a node is halted. What follows is settled when it has stopped on every node that is
   still there (`round_outcome`), because only then the cause is known.
-- Where all that failed look as if they had lost a peer, and some workers still run, the cause is awaited for a moment:
-  the worker that has it may be cleaning up, and would be told to stop before it says what was wrong. A lost node ends
-  that wait.
+- If all workers that failed look as if they had lost a peer, and other workers still run, the halt is delayed by
+  `CAUSE_WAIT`: one of the running workers may have the root cause and be cleaning up. A halt would stop it before it
+  reports the cause. A lost node ends the delay.
 - A node that comes to a running round waits `scale_up_delay` for others, then the round makes way; not when one of its
   members is done already, not when it is full, and no more often than the configuration allows.
 - All members done, and nobody warned or halted: success. A member that goes after it was done changes nothing.

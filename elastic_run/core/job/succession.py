@@ -1,9 +1,9 @@
 """Which coordinator may form a round: the rules that keep two parts of a job from going on beside each other. Pure.
 
-Where only one coordinator is possible (static, one endpoint), it may. Where a lease names the coordinator (etcd, file),
-its holder may, and nodes obey the highest term that they have promised to follow; `Coordination.knowledge` says which
-rounds its holder knows. The rules below are for several
-endpoints, where any of the hosts may coordinate.
+If only one coordinator is possible (static, one endpoint), it may always form a round. If a lease names the
+coordinator (etcd, file), its holder may: nodes obey the highest term that they have promised to follow, and
+`Coordination.knowledge` lists the rounds that the holder knows. The rules below are for several endpoints, where any of
+the hosts may coordinate.
 
 - The **base** is the newest round that has surely started: a node has started it, a proposal names it as its parent, or
   this coordinator has sent its `start`. A `start` that nobody has received yet is a start all the same: its receivers

@@ -298,7 +298,8 @@ class CoordinatorSearch:
                     found = ask(endpoint, hello, limit, self._place.credentials, dark_after=self._config.lease)
                 except StoreError as caught:
                     error = caught
-                    # The kernel closes the sockets of a killed agent one by one: its port refuses a moment later.
+                    # The kernel closes the sockets of a killed agent one by one, so its port refuses a moment later. No
+                    # descriptor shows that the port has closed: only a retry of the connection (law 2 allows it).
                     if not is_dying or getattr(error, "reason", "") != CLOSED or time.monotonic() > end:
                         break
                     time.sleep(pauses.next_pause())

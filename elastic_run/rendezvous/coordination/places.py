@@ -177,6 +177,7 @@ class Place:
                     raise
             else:
                 return
+            # The kernel has no event for a port that becomes free, so the bind is retried (law 2 allows it).
             time.sleep(backoff.next_pause())
 
     def _listen(self, host: str, port: int) -> None:

@@ -122,6 +122,7 @@ class EtcdServers:
                 failure.answer = last_answer
                 raise failure
             if is_round_over:
+                # All servers failed: nothing can be waited for until one of them takes a connection (law 2 allows it).
                 time.sleep(pause)
                 wait_limit *= 2  # if all are slow, to ask again and again makes them slower
 

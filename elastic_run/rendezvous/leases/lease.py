@@ -24,7 +24,7 @@ __all__ = ["COORDINATOR", "LAST_ROUND", "Holder", "LeaseStore", "Seal", "job_pat
 
 #: Names of the two keys below the job's path.
 COORDINATOR, LAST_ROUND = "coordinator", "last_round"
-#: Of a stored text: the format, the proof or `_NO_TOKEN`, and the text, with a space between.
+#: A stored text is the format's number, the proof or `_NO_TOKEN`, and the text itself, separated by single spaces.
 _FORMAT = "1"
 _NO_TOKEN = "-"  # noqa: S105 - says that there is none
 

@@ -41,7 +41,7 @@ class StoreServer:
     Args:
         loop: The loop whose thread this lives in.
         listener: A listening, non-blocking socket; the server owns it from now on.
-        data: What to serve; a new, empty store if None.
+        data: The store to serve; None for a new, empty one.
         further: More listening sockets, on other addresses.
         on_refusal: Called with the kind of a `WireError`, the client and what was wrong when a client is closed for it,
             once for each kind.
