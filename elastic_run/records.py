@@ -59,12 +59,13 @@ class _Field:
 class _Shape:
     """What a class's shared methods need to know of it."""
 
-    __slots__ = ("compared", "constructions", "fields", "is_frozen", "is_slotted", "names", "required")
+    __slots__ = ("compared", "constructions", "derived", "fields", "is_frozen", "is_slotted", "names", "required")
 
     def __init__(self, fields: tuple[_Field, ...], *, is_frozen: bool, is_slotted: bool) -> None:
         self.fields = fields
         self.names = tuple([one.name for one in fields])
         self.required = [one.name for one in fields if one.is_required]
+        self.derived = [one.name for one in fields if not one.init]
         self.is_frozen = is_frozen
         self.is_slotted = is_slotted
         self.constructions = 0
@@ -107,10 +108,12 @@ def _fields(record: Any) -> tuple[_Field, ...]:
 
 
 def _replace(record: Any, /, **changes: Any) -> Any:
-    for name in record.__match_args__:
-        if name not in changes:
-            changes[name] = getattr(record, name)
-    return type(record)(**changes)
+    shape: _Shape = record.__record_shape__
+    values = dict(zip(shape.names, shape.compared(record)))  # noqa: B905 - `compared` may give one more
+    for name in shape.derived:
+        del values[name]
+    values.update(changes)
+    return type(record)(**values)
 
 
 def _dataclass(cls: Any = None, /, *, frozen: bool = False, slots: bool = False) -> Any:

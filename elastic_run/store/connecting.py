@@ -23,6 +23,7 @@ from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, UNRES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable
     from typing import TypeAlias
 
@@ -109,11 +110,11 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
     return answer
 
 
-def notice_darkness(connected: socket.socket, seconds: float) -> None:
+def notice_darkness(connected: socket.socket | _socket.socket, seconds: float) -> None:
     """Have the kernel break a connection whose other side gave no sign for so long; send small messages at once.
 
     Args:
-        connected: A TCP connection.
+        connected: A TCP connection, or a listening socket, whose connections get the same.
         seconds: How long; the kernel counts in whole ones where it can't do better.
     """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from elastic_run import __version__
 from elastic_run.core.job.documents import PROPOSE, RUNS, START, NodeState
 from elastic_run.core.job.node_events import Formed, Refused
-from elastic_run.core.protocol.codec import to_document
+from elastic_run.core.protocol.codec import encode, to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.backend_table import make_place, read_settings
@@ -261,7 +261,7 @@ class LightNode:
 
     def _say(self, change: dict[str, Any]) -> None:
         self._state.update(change)
-        self._link.offer(self._state)
+        self._link.offer(encode(self._state))
 
 
 @cache
@@ -269,7 +269,7 @@ def _describe(host: str, config: JobConfig) -> dict[str, Any]:
     """Return the state of a new node."""
     # Nobody will ask for this port: rank 0 is the first to have come, a real session.
     node_info = NodeInfo("", os.getpid(), 8, version=__version__)
-    return to_document(NodeState("", node_info, config, StoreAddress(host, 1)))
+    return to_message(NodeState("", node_info, config, StoreAddress(host, 1)))
 
 
 def _connect(loop: Loop, address: tuple[str, int], on_connected: Callable[[socket.socket], None]) -> None:

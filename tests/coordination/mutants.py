@@ -95,7 +95,7 @@ MUTANTS = {
         succession, "_count_seats", "return one.size - is_void", "return one.size"
     ),
     "a coordinator starts rounds after its lease": Mutant(
-        round_steps, "_gather", "may_start = is_accepted and now < coordination.lease_until", "may_start = is_accepted"
+        round_steps, "_gather", "if is_accepted and now < coordination.lease_until:", "if is_accepted:"
     ),
     "a coordinator goes on when another node holds the lease": Mutant(
         coordination,

@@ -38,7 +38,7 @@ def check_started(world: World, agent: Agent, coordination: Coordination, propos
     """Check what must hold when the first `start` of a round is sent."""
     started = coordination.round
     assert started is not None
-    members = tuple(sorted(coordination.assignments))
+    members = tuple(sorted(proposed.members))
     world.say("START", agent.name, started.round_id, members)
     last = next((one for one in reversed(world.started) if one.round.root == started.root), None)
     parents = {one.parent for one in proposed.proposals.values()}

@@ -21,7 +21,7 @@ import pytest
 from elastic_run import __version__
 from elastic_run.core.job.documents import NodeState, Promise, Proposal, Round, RoundEnd
 from elastic_run.core.job.node_events import Ended, Formed
-from elastic_run.core.protocol.codec import to_document
+from elastic_run.core.protocol.codec import to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.frames import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
@@ -182,7 +182,7 @@ class _Stranger:
         self._number = 0
         config = replace(plain_config(), min_nodes=3, max_nodes=3)  # no node of the job that is attacked
         one = Round(1, 1, "x", "1/1/x", 3, 0)
-        self._state = to_document(
+        self._state = to_message(
             NodeState(
                 "stranger",
                 NodeInfo("there", 1, 1),

@@ -63,7 +63,7 @@ def sides() -> Iterator[Sides]:
 
 def test_a_side_that_gives_up_the_other_is_not_dead_for_it(sides: Sides) -> None:
     """A side that stands still longer than the lease reads, when it goes on, that the other one lives."""
-    sides.near.offer({"a": 1})
+    sides.near.offer(b'{"a": 1}')
     assert sides.run(0) == SILENT
     assert sides.run(1) == BROKEN
 

@@ -26,6 +26,7 @@ from tests.support.configs import plain_config
 from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:
+    from elastic_run.core.job.assignment import Assignment
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.coordination import Coordination
     from elastic_run.core.job.membership import Member
@@ -106,7 +107,8 @@ class Player:
             job.close(name)  # it was refused, and goes
         self.lines.append("  ".join([f"    {after.job.phase}", *_list_decisions(before, after)]))
         if after.round is not before.round:
-            self.lines += _describe_places(after)
+            places = [(name, one.place) for name, one in job.members.items() if one.started == after.round]
+            self.lines += _describe_places(after.job, [(name, place) for name, place in places if place is not None])
         wake = next_at(job.state, job.now)
         if wake is not None:
             self.lines.append(f"      wakes at {wake:g}")
@@ -169,9 +171,9 @@ def _describe(kind: str, decision: object) -> str:
     return f"{kind}({', '.join(shown)})"
 
 
-def _describe_places(after: Coordination) -> list[str]:
-    job, lines = after.job, []
-    for node, place in after.assignments.items():
+def _describe_places(job: Job, places: list[tuple[str, Assignment]]) -> list[str]:
+    lines = []
+    for node, place in sorted(places, key=lambda one: one[1].group_rank):
         size = job.nodes[node].node_info.local_world_size
         last = place.base_rank + size - 1
         role = (

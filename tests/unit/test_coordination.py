@@ -14,7 +14,7 @@ from elastic_run.core.job.memory import LARGEST_MEMORY, write_memory
 from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Leaving, Refused, Settled, WorkersFailing
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, Job
 from elastic_run.core.job.succession import LEASE, MAJORITY, Knowledge, describe_majority
-from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_document
+from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.protocol.facts import ErrorCount, NodeEnds, StoreAddress
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
@@ -514,15 +514,15 @@ def test_documents_survive_the_network() -> None:
     job = SmallJob(LEASE)
     job.add("a", "b")
     state, order = make_state(job.members["b"], job.now, is_first=True), coordinating.make_order(job.state, "b")
-    assert from_document(NodeState, to_document(state)) == state
-    assert from_document(Order, to_document(order)) == order
+    assert from_document(NodeState, to_message(state)) == state
+    assert from_document(Order, to_message(order)) == order
     for kind, document, field in (
         (NodeState, state, "phase"),
         (Order, order, "phase"),
         (RoundEnd, RoundEnd("done"), "outcome"),
     ):
         with pytest.raises(MessageError, match=field):
-            from_document(kind, {**to_document(document), field: "nonsense"})
+            from_document(kind, {**to_message(document), field: "nonsense"})
 
 
 def test_a_spare_that_takes_a_lease_over_knows_the_round_that_began_without_it() -> None:
@@ -545,7 +545,7 @@ def test_a_memory_is_bounded() -> None:
     """Of many long causes the newest are kept."""
     attempts = tuple({"summary": "x" * 900, "number": number} for number in range(60))
     memory = write_memory(Job(attempts=attempts), Round(1, 1, "a", "r", 1), edition=0, settled_round="", now=0.0)
-    assert len(encode(to_document(memory))) <= LARGEST_MEMORY
+    assert len(encode(to_message(memory))) <= LARGEST_MEMORY
     assert memory.attempts[-1]["number"] == 59
 
 

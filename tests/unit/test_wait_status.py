@@ -7,7 +7,7 @@ from elastic_run.core.job.documents import RoundEnd
 from elastic_run.core.job.state import GATHERING, RUNNING
 from elastic_run.core.job.succession import MAJORITY
 from elastic_run.core.job.wait_status import WaitStatus, describe_wait
-from elastic_run.core.protocol.codec import from_document, to_document
+from elastic_run.core.protocol.codec import from_document, to_message
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 
@@ -22,7 +22,7 @@ def test_the_nodes_that_wait_know_who_is_there_and_for_how_long() -> None:
     job.add("b")
     status = describe_wait(job.state, job.now + 1.0)
     assert (status.seconds_left, status.starts, status.hosts) == (4.0, True, ("a", "b"))
-    assert from_document(WaitStatus, to_document(status)) == status
+    assert from_document(WaitStatus, to_message(status)) == status
     job.wait(5.0)
     status = describe_wait(job.state, job.now)
     assert (status.phase, status.seconds_left, status.hosts) == (RUNNING, None, ())

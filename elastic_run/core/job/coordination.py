@@ -130,7 +130,8 @@ def _take_in(coordination: Coordination, events: Iterable[Event], now: float) ->
             may_found = True
         elif isinstance(event, Said):
             config = config or event.state.config
-            state, told = replace(event.state, memory=None), event.state.memory
+            state, told = event.state, event.state.memory
+            state = state if told is None else replace(state, memory=None)
             if describe_misfit(state, config, job.scripts):
                 state, told = _forget_rounds(state, coordination.promise), None
             if told is not None and (memory is None or _edition(told) > _edition(memory)):
@@ -202,9 +203,7 @@ def _change_nodes(
     changes = NodeChanges(job, coordination.round, now)
     if base is not None and is_newer:
         changes.adopt_round(base)
-        coordination = replace(
-            coordination, round=base, assignments=MappingProxyType({}), proposed=None, halt=None, short_since=None
-        )
+        coordination = replace(coordination, round=base, proposed=None, halt=None, short_since=None)
         ended = coordination.ended
         # Those that have ended had seats in that round, and are gone.
         closed = [Closed(name, ENDED) for name, state in ended.items() if not state.leaving]
@@ -273,9 +272,8 @@ def make_order(coordination: Coordination, name: str) -> Order:  # noqa: PLR0911
     if node is not None and node.is_member and job.phase in _ACTIVE:
         phase = {RUNNING: START, WARNED: WARN, HALTING: HALT}[job.phase]
         reason, detail = ("", "") if coordination.halt is None else (coordination.halt.reason, coordination.halt.detail)
-        return Order(
-            promise, phase, coordination.round, coordination.assignments.get(name), None, reason, detail, memory=memory
-        )
+        # The node has its place from the proposal, so this order is the same for all members.
+        return Order(promise, phase, coordination.round, reason=reason, detail=detail, memory=memory)
     if name in coordination.here and coordination.here[name].phase != IDLE:
         return Order(promise, HALT, reason="replaced", memory=memory)
     return Order(promise, GATHER, memory=memory)

@@ -120,7 +120,6 @@ class Coordination:
         ended: The last states of the nodes that have ended in its hands.
         away: When the connections of nodes broke that may come back.
         round: The last round that has started, or None.
-        assignments: The place of each of its members, as far as this coordinator has given them.
         proposed: The proposal that waits for its members, or None.
         started_by: The rounds whose `start` this agent has sent, as a coordinator in whatever term.
         dead: See `Knowledge`.
@@ -145,7 +144,6 @@ class Coordination:
     ended: Mapping[str, NodeState] = field(default_factory=_empty)
     away: Mapping[str, float] = field(default_factory=_empty)
     round: Round | None = None
-    assignments: Mapping[str, Assignment] = field(default_factory=_empty)
     proposed: Proposed | None = None
     started_by: tuple[Round, ...] = ()
     dead: str = ""

@@ -245,7 +245,7 @@ class Order:
             will be stopped for new nodes), `halt` (stop the workers), `end` (the job is over), `refuse` (this node
             is not taken in) or `search` (look for another coordinator).
         round: The round of `start`, `warn` and `halt`; None for `halt` of whatever else the node runs.
-        assignment: The node's place in the proposed or the started round.
+        assignment: With `propose`: the node's place in the round.
         proposal: With `propose`: what to accept.
         reason: Of `halt`, see `core.protocol.decisions`; of `refuse`: `refused` or `excluded`; of `search`: why the
             node stops its workers, or "" if its round runs on.

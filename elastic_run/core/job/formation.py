@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.documents import Round
 
 
 def note_minimum(job: Job, config: JobConfig, now: float) -> Job:
@@ -40,30 +41,42 @@ def last_call_ends(job: Job, config: JobConfig) -> float | None:
     return job.min_reached_at + config.last_call_timeout
 
 
-def form(job: Job, names: Sequence[str], now: float) -> Job:
-    """Form a round of these nodes, in order of joining."""
+def choose_ranks(job: Job, names: Sequence[str]) -> dict[str, int]:
+    """Return the group ranks of these nodes, given in order of joining, in order of rank."""
     chosen = [job.nodes[name] for name in names]
-    ranks = assign_group_ranks(
+    return assign_group_ranks(
         [Candidate(one.node, one.rank, one.node_info.preferred_rank, one.node_info.location) for one in chosen]
     )
-    number = max(job.round, job.highest_round) + 1
-    return replace(
-        job,
-        phase=RUNNING,
-        nodes=MappingProxyType({name: _place(node, ranks.get(name)) for name, node in job.nodes.items()}),
-        gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
-        round=number,
-        round_id=f"{number}/{job.term}/{job.coordinator}",
-        seats=tuple(Seat(name, is_awaited=False) for name in ranks),
-        round_restarts=job.restart_count,
-        since=now,
-        short_since=None,
-        min_reached_at=None,
-        until=None,
-        news=_tell_news(job, [node for node in chosen if node.rank is None]),
-        root=None,
-        hidden=None,
-    )
+
+
+def assign(job: Job, proposed: Round, ranks: Mapping[str, int]) -> dict[str, Assignment]:
+    """Return what each member of a proposed round needs to know, by node, in order of rank."""
+    members = [job.nodes[name] for name in ranks]
+    sizes = [(member.node_info.role, member.node_info.local_world_size) for member in members]
+    world_size = sum(size for _, size in sizes)
+    versions = describe_versions(member.node_info for member in members)
+    hosts = len({member.node_info.host for member in members})
+    news = _tell_news(job, sorted((node for node in members if node.rank is None), key=lambda node: node.arrived))
+    return {
+        member.node: Assignment(
+            round=proposed.number,
+            group_rank=rank,
+            group_world_size=len(members),
+            base_rank=place.base_rank,
+            world_size=world_size,
+            role_rank=place.role_rank,
+            role_world_size=place.role_world_size,
+            master=members[0].store_address,
+            restart_count=job.restart_count,
+            hosts=hosts,
+            news=news,
+            incarnation=proposed.root,
+            round_id=proposed.round_id,
+            config=job.config if member.has_other_config else None,
+            versions=versions,
+        )
+        for rank, (member, place) in enumerate(zip(members, assign_worker_ranks(sizes), strict=True))
+    }
 
 
 def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
@@ -76,45 +89,28 @@ def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
     return "; ".join(text for text in told if text)
 
 
-def assign(job: Job) -> Mapping[str, Assignment]:
-    """Return what each member of the round that was just formed needs to know, by node."""
-    members = sorted(job.members, key=_rank)
-    sizes = [(member.node_info.role, member.node_info.local_world_size) for member in members]
-    world_size = sum(size for _, size in sizes)
-    versions = describe_versions(member.node_info for member in members)
-    hosts = len({member.node_info.host for member in members})
-    return {
-        member.node: Assignment(
-            round=job.round,
-            group_rank=_rank(member),
-            group_world_size=len(members),
-            base_rank=place.base_rank,
-            world_size=world_size,
-            role_rank=place.role_rank,
-            role_world_size=place.role_world_size,
-            master=members[0].store_address,
-            restart_count=job.restart_count,
-            hosts=hosts,
-            news=job.news,
-            incarnation=job.incarnation,
-            round_id=job.round_id,
-            config=job.config if member.has_other_config else None,
-            versions=versions,
-        )
-        for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
-    }
-
-
-def _rank(node: Node) -> int:
-    return -1 if node.rank is None else node.rank
-
-
-def _place(node: Node, rank: int | None) -> Node:
+def form(job: Job, started: Round, assignments: Mapping[str, Assignment], now: float) -> Job:
+    """Return the job whose round has just started with these members."""
     return replace(
-        node,
-        rank=rank,
-        is_member=rank is not None,
-        failing=None,
-        outcome="",
-        is_suspecting=False,
+        job,
+        phase=RUNNING,
+        nodes=MappingProxyType({name: _place(node, assignments.get(name)) for name, node in job.nodes.items()}),
+        gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
+        round=started.number,
+        round_id=started.round_id,
+        incarnation=started.root,
+        seats=tuple(Seat(name, is_awaited=False) for name in assignments),
+        round_restarts=job.restart_count,
+        since=now,
+        short_since=None,
+        min_reached_at=None,
+        until=None,
+        news=next(iter(assignments.values())).news,
+        root=None,
+        hidden=None,
     )
+
+
+def _place(node: Node, place: Assignment | None) -> Node:
+    rank = None if place is None else place.group_rank
+    return replace(node, rank=rank, is_member=rank is not None, failing=None, outcome="", is_suspecting=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_run.core.job.documents import JobMemory
 from elastic_run.core.job.state import REMEMBERED
-from elastic_run.core.protocol.codec import encode, to_document
+from elastic_run.core.protocol.codec import encode, to_message
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ def write_memory(job: Job, started: Round, *, edition: int, settled_round: str, 
         exclusions=tuple(replace(one, at=now - one.at) for one in job.exclusions),
     )
     for name in ("attempts", "incidents", "failures"):
-        while getattr(memory, name) and len(encode(to_document(memory))) > LARGEST_MEMORY:
+        while getattr(memory, name) and len(encode(to_message(memory))) > LARGEST_MEMORY:
             memory = replace(memory, **{name: getattr(memory, name)[1 + len(getattr(memory, name)) // 2 :]})
     return memory
 

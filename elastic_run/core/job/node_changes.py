@@ -195,7 +195,9 @@ class NodeChanges:
         has_started = self._round is not None and state.started == self._round
         if accepted is not None or has_started:
             node = self._take_seat(node, state.rank if accepted is None else accepted.rank)
-        node = replace(node, is_busy=state.phase != IDLE and not node.is_member)
+        is_busy = state.phase != IDLE and not node.is_member
+        if is_busy != node.is_busy:
+            node = replace(node, is_busy=is_busy)
         # What a member that has yet to read its `start` says of its workers is of a round before.
         if has_started and node.is_member and not node.outcome:
             node = self._read_failing(node, state)
@@ -207,8 +209,12 @@ class NodeChanges:
         """Return a node in its seat of the last round: a seat has one holder for ever."""
         if not 0 <= rank < len(self._seats) or self._seats[rank].node not in ("", node.node):
             return replace(node, rank=None, is_member=False)
-        self._seats[rank] = replace(self._seats[rank], node=node.node, is_awaited=False)
-        return replace(node, rank=rank, is_member=self._job.phase in _ACTIVE)
+        seat = self._seats[rank]
+        if seat.is_awaited or not seat.node:
+            self._seats[rank] = replace(seat, node=node.node, is_awaited=False)
+        is_member = self._job.phase in _ACTIVE
+        has_it = (node.rank, node.is_member) == (rank, is_member)
+        return node if has_it else replace(node, rank=rank, is_member=is_member)
 
     def _read_failing(self, node: Node, state: NodeState) -> Node:
         if not state.is_failing:

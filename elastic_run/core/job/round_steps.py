@@ -116,7 +116,7 @@ def _gather(coordination: Coordination, config: JobConfig, now: float) -> Coordi
     coordination = replace(coordination, job=job)
     chosen = _choose(coordination, config) if _is_formable(coordination, config, now) else ()
     if chosen and proposed is None and _may_propose(coordination, config, chosen):
-        return _propose(replace(coordination, short_since=None), chosen, now)
+        return _propose(replace(coordination, short_since=None), chosen)
     if now >= job.waits_since + config.join_timeout:
         end = give_up_waiting(
             job, config, describe_missing_seats(coordination), has_lease=now < coordination.lease_until
@@ -170,39 +170,29 @@ def _lacks_majority(coordination: Coordination, config: JobConfig) -> bool:
     return not is_founding and not _has_majority(coordination, config, tuple(coordination.here))
 
 
-def _propose(coordination: Coordination, chosen: Sequence[str], now: float) -> Coordination:
+def _propose(coordination: Coordination, chosen: Sequence[str]) -> Coordination:
     job, me = coordination.job, coordination.promise.coordinator
     number = max(job.round, job.highest_round, coordination.number) + 1
-    after = formation.form(replace(job, highest_round=number - 1), chosen, now)
     # A first round that may have started is named as if it had: nodes that know of this proposal alone would else go on
     # without it.
     parent = find_base(coordination.knowledge) or next(reversed(list_needed(coordination.knowledge)), None)
-    root = f"{coordination.promise.term}/{number}/{me}" if parent is None else parent.root
-    own = after.nodes.get(me)
-    one = Round(
-        coordination.promise.term,
-        number,
-        me,
-        root,
-        len(chosen),
-        -1 if own is None or own.rank is None else own.rank,
-        job.restart_count,
-    )
+    term = coordination.promise.term
+    root = f"{term}/{number}/{me}" if parent is None else parent.root
+    ranks = formation.choose_ranks(job, chosen)
+    one = Round(term, number, me, root, len(chosen), ranks.get(me, -1), job.restart_count)
     # Only another coordinator that counts seats has to know the members.
     members = tuple(sorted(map(shorten, chosen))) if coordination.choice == MAJORITY else ()
-    assignments = formation.assign(replace(after, incarnation=root))
-    proposals = {name: Proposal(one, place.group_rank, parent, members) for name, place in assignments.items()}
-    proposed = Proposed(one, tuple(chosen), MappingProxyType(proposals), MappingProxyType(dict(assignments)))
+    assignments = formation.assign(job, one, ranks)
+    proposals = {name: Proposal(one, rank, parent, members) for name, rank in ranks.items()}
+    proposed = Proposed(one, tuple(chosen), MappingProxyType(proposals), MappingProxyType(assignments))
     return replace(coordination, proposed=proposed, number=number)
 
 
 def _start(coordination: Coordination, proposed: Proposed, now: float) -> Coordination:
-    job = replace(coordination.job, highest_round=proposed.round.number - 1, incarnation=proposed.round.root)
     return replace(
         coordination,
-        job=formation.form(job, proposed.members, now),
+        job=formation.form(coordination.job, proposed.round, proposed.assignments, now),
         round=proposed.round,
-        assignments=proposed.assignments,
         proposed=None,
         started_by=(*coordination.started_by[-15:], proposed.round),
         halt=None,

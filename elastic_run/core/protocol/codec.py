@@ -1,8 +1,8 @@
 """Records to JSON and back, with every value checked on the way in: it came from a network (law 5).
 
-A record is a frozen dataclass whose annotations are names of `_CHECKS` or of other records. Unknown fields are left
-out and absent ones take their default, so that releases that speak the same protocol may differ by a field; a wrong
-type, a missing field or a number that is none raises.
+A record is a frozen dataclass whose annotations are names of `_CHECKS` or of other records. A message leaves out the
+fields that have their default. A reader ignores unknown fields and gives absent ones their default, so releases of one
+protocol may differ by a field. A wrong type, a missing field or a number that is not finite raises.
 """
 
 from __future__ import annotations
@@ -59,10 +59,19 @@ def decode(data: bytes) -> Document:
 
 
 def to_document(record: object) -> Document:
-    """Return a record as a document of JSON's types, which stays as it is: parts of it are in other documents, too."""
+    """Return a record as a document of JSON's types, with all its fields."""
+    return {name: _plain(getattr(record, name), to_document) for name, _, _ in _fields(type(record))}
+
+
+def to_message(record: object) -> Document:
+    """Return a record as it is sent, without the fields that have their default: a reader gives them their default.
+
+    The document must not be changed: parts of it are in other messages, too.
+    """
     return {
-        name: value if type(value := getattr(record, name)) in _PLAIN else _plain(value)
-        for name, _, _ in _fields(type(record))
+        name: value if type(value) in _PLAIN else _plain(value, _write_part)
+        for name, _, default in _fields(type(record))
+        if (value := getattr(record, name)) is not default
     }
 
 
@@ -77,11 +86,11 @@ def from_document(kind: type[Record], document: object) -> Record:
         raise MessageError(message)
     values = {}
     for name, annotation, default in _fields(kind):
-        value = document.get(name, default)
-        if value is MISSING:
+        if name in document:
+            values[name] = _check(kind, name, annotation, document[name])
+        elif default is MISSING:
             message = f"{kind.__name__}.{name} is missing"
             raise MessageError(message)
-        values[name] = default if value is default else _check(kind, name, annotation, value)
     try:
         return kind(**values)
     except MessageError:
@@ -126,14 +135,17 @@ def _check(kind: type, name: str, annotation: str, value: object) -> object:
         raise MessageError(message) from None
 
 
-def _plain(value: object) -> object:
+def _plain(value: object, write: Callable[[object], Document]) -> object:
     if value is None or isinstance(value, str | int | float | dict):
         return value
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    last = _WRITTEN.get(type(value))  # the same one for each node, as above
-    if last is None or last[0] is not value:
-        last = _WRITTEN[type(value)] = value, to_document(value)
+    return [_plain(item, write) for item in value] if isinstance(value, tuple) else write(value)
+
+
+def _write_part(part: object) -> Document:
+    """Return a record that is a part of a message; the same one is often a part of the next message, too."""
+    last = _WRITTEN.get(type(part))
+    if last is None or last[0] is not part:
+        last = _WRITTEN[type(part)] = part, to_message(part)
     return last[1]
 
 

@@ -17,7 +17,7 @@ from elastic_run.core.job.discovery import compute_standing
 from elastic_run.core.job.documents import GATHER, NodeState, Order, Promise
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.wait_status import describe_wait
-from elastic_run.core.protocol.codec import MessageError, from_document, to_document
+from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.protocol.decisions import End
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.questions import Questions
@@ -172,7 +172,7 @@ class Coordinator:
         kind = message.get("kind")
         if kind == "wait" and self.state is not None:
             status = describe_wait(self.state, time.monotonic())
-            link.send({"kind": "wait", "status": to_document(status)})
+            link.send({"kind": "wait", "status": to_message(status)})
         elif kind == "ask":
             self._questions.ask(link, message, self._links)
         elif kind == "answer":
@@ -243,6 +243,7 @@ class Coordinator:
         changed, self._changed = self._changed, set()
         if state is None:
             return
+        last, content = None, b""
         for node in changed:
             link = self._links.get(node)
             if link is None:
@@ -252,7 +253,9 @@ class Coordinator:
                 if order != self._sent[node]:
                     self._sent[node] = order
                     self._unanswered.add(node)
-                    link.offer(to_document(order))
+                    if order != last:  # but for proposals, most nodes get the same
+                        last, content = order, encode(to_message(order))
+                    link.offer(content)
             link.acknowledge()
 
 
@@ -262,7 +265,7 @@ def _knows(state: Coordination, node: str) -> bool:
 
 def _is_same_for_all(before: Coordination, after: Coordination) -> bool:
     """Whether only what single nodes have said may change an order."""
-    names = ("promise", "round", "assignments", "proposed", "halt", "end", "is_over", "memory")
+    names = ("promise", "round", "proposed", "halt", "end", "is_over", "memory")
     job, later = before.job, after.job
     return all(getattr(before, name) is getattr(after, name) for name in names) and (
         job.phase == later.phase and job.refusals == later.refusals

@@ -33,15 +33,14 @@ LARGEST_OPENING = 4096
 _HEADER = Struct(">Ic")
 
 
-def encode_frame(kind: bytes, document: Mapping[str, Any] | None = None) -> bytes:
-    """Return a frame.
-
-    Args:
-        kind: `DOCUMENT`, `ACKNOWLEDGED`, `ANSWER` or `MESSAGE`.
-        document: Its content, of JSON's types; None for no content.
-    """
-    content = b"" if document is None else encode(document)
+def make_frame(kind: bytes, content: bytes = b"") -> bytes:
+    """Return a frame of a kind above."""
     return _HEADER.pack(len(content), kind) + content
+
+
+def encode_frame(kind: bytes, document: Mapping[str, Any]) -> bytes:
+    """Return a frame with a document of JSON's types."""
+    return make_frame(kind, encode(document))
 
 
 class FrameReader:

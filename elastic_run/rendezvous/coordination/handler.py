@@ -15,7 +15,7 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import NodeState
 from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.core.job.succession import ONLY_ONE
-from elastic_run.core.protocol.codec import from_document, to_document
+from elastic_run.core.protocol.codec import from_document, to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
@@ -284,7 +284,7 @@ def open_session(
     node = f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}"
     config = settings.complete(replace(setup.job_config, has_successors=place.choice != ONLY_ONE))
     try:
-        from_document(NodeState, to_document(NodeState(node, node_info, config, StoreAddress("", 0))))
+        from_document(NodeState, to_message(NodeState(node, node_info, config, StoreAddress("", 0))))
     except ValueError as error:
         message = f"the other nodes could not read a value of this node: {error}"
         raise ValueError(message) from None

@@ -26,6 +26,7 @@ from elastic_run.rendezvous.coordination.frames import (
     MESSAGE,
     FrameReader,
     encode_frame,
+    make_frame,
 )
 
 TYPE_CHECKING = False
@@ -92,7 +93,7 @@ class Link:
         self._fd = connected.fileno()
         self._reader = FrameReader(most)
         self._unsent = bytearray()
-        self._next: Mapping[str, Any] | None = None
+        self._next: bytes | None = None
         self._owes = False  # whether a document was read that is not acknowledged yet
         self._silence: Timer | None = None
         self._error: OSError | None = None
@@ -113,18 +114,17 @@ class Link:
         """Whether the other side has read all documents."""
         return self._silence is None and self._next is None
 
-    def offer(self, document: Mapping[str, Any]) -> None:
-        """Send a document in place of all that were not sent yet."""
-        if self.is_closed:
-            return
-        self._next = document
-        self._send_next()
+    def offer(self, document: bytes) -> None:
+        """Send a document, encoded, in place of all that were not sent yet."""
+        if not self.is_closed:
+            self._next = document
+            self._send_next()
 
     def acknowledge(self) -> None:
         """Say that the last document was read, if that is not said yet."""
         if self._owes and not self.is_closed:
             self._owes = False
-            self._write(encode_frame(ACKNOWLEDGED))
+            self._write(make_frame(ACKNOWLEDGED))
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message; it is left out where the other side has not read a lot of earlier ones."""
@@ -162,7 +162,7 @@ class Link:
             kind, document = ANSWER if self._owes else DOCUMENT, self._next
             self._next, self._owes = None, False
             self._silence = self._loop.call_later(self.lease, self._tell_silence)
-            self._write(encode_frame(kind, document))
+            self._write(make_frame(kind, document))
 
     def _write(self, data: bytes) -> None:
         if self._unsent:

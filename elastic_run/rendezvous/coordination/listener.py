@@ -129,6 +129,7 @@ class Listener:
     # --- connections -------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
         for one in self._sockets:
+            notice_darkness(one, self._lease)  # the kernel hands it on to each connection
             self._loop.add_reader(one.fileno(), lambda one=one: self._accept(one))  # type: ignore[misc]
 
     def _leave(self) -> None:
@@ -136,6 +137,7 @@ class Listener:
             self._loop.remove_reader(one.fileno())
 
     def _accept(self, listening: socket.socket | _socket.socket) -> None:
+        limit = os.sysconf("SC_OPEN_MAX")
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 fd, address = listening._accept()  # type: ignore[union-attr]  # noqa: SLF001 - what `accept` calls itself
@@ -149,19 +151,12 @@ class Listener:
             peer = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
             visitor = _Visitor(peer, self._loop.now(), connected)
             self._visitors[visitor] = None
-            limit = os.sysconf("SC_OPEN_MAX")
             most = min(_MOST_OPENING, max(1, limit // _SHARE)) if limit > 0 else _MOST_OPENING
             if len(self._visitors) > most or 0 < limit - RESERVED_DESCRIPTORS <= fd:
                 self._drop_oldest()
                 if visitor not in self._visitors:  # nodes hold all the others
                     self._pause()
                     return
-            try:
-                # Readable only when enough has come to tell an agent from another client.
-                connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-                notice_darkness(connected, self._lease)
-            except OSError:
-                pass  # it is gone already; the first read tells
             self._loop.add_reader(fd, lambda visitor=visitor: self._peek(visitor))  # type: ignore[misc]
         if self._timer is None:
             self._timer = self._loop.call_later(_OPEN_WITHIN, self._expire)
@@ -233,7 +228,6 @@ class Listener:
             visitor.close()
 
     def _meet(self, visitor: _Visitor, connected: socket.socket) -> None:
-        self._loop.remove_reader(connected.fileno())
         connected.recv(len(PREAMBLE))
         link = visitor.link = Link(
             self._loop,

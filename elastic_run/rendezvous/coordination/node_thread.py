@@ -19,7 +19,7 @@ from elastic_run.core.job.membership import Member, OrderRead, Search
 from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
 from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.core.job.wait_status import WaitStatus
-from elastic_run.core.protocol.codec import MessageError, from_document, to_document
+from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
 from elastic_run.loop import Loop
 from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.addresses import find_listening
@@ -405,10 +405,10 @@ class NodeThread:
         if self._link is None or self.member is None or self._has_end:
             return
         now, dead = self._loop.now(), self._search.dead
-        state = to_document(membership.make_state(self.member, now, is_first=self._said is None, dead=dead))
+        state = to_message(membership.make_state(self.member, now, is_first=self._said is None, dead=dead))
         if self._said is None or {**state, "memory": None} != {**self._said, "memory": None}:
             self._said = state
-            self._link.offer(state)
+            self._link.offer(encode(state))
 
     def _do(self, command: membership.Command) -> None:
         if isinstance(command, Formed):
