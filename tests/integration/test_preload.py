@@ -103,7 +103,7 @@ def test_auto_takes_the_large_modules_of_others(launch: Launch, worker: Worker, 
     (tmp_path / "beside.py").write_text("x = b'" + "x" * (5 << 20) + "'", encoding="utf-8")
     path = worker(
         "known = set(sys.modules)\nimport json, beside\n"
-        "if TYPE_CHECKING := False:\n    import torch\n"
+        "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import torch\n"
         "try:\n    from numpy import array\nexcept ImportError: pass\n"
         "def later():\n    import hypothesis\n"
         "say([name for name in ('numpy', 'json', 'beside', 'torch', 'hypothesis') if name in known])"

@@ -121,25 +121,6 @@ def test_a_generation_is_ordered_again(engage: Engage) -> None:
     assert each.start(1, NAME="last") is not None
 
 
-@pytest.mark.parametrize("change", ["OMP_NUM_THREADS", "PYTHONWARNINGS", "LD_LIBRARY_PATH", "TZ"])
-def test_a_fork_isnt_used_when_exec_would_give_something_else(change: str, engage: Engage) -> None:
-    """What libraries read when they are imported must not have changed since."""
-    each = engage("json")
-    each.settle()
-    assert each.start(0, NAME="x", **{change: "3"}) is None
-    assert each.said == [f"--preload: {change} has changed since the template started: workers start cold"]
-    assert each.warm.is_settled
-
-
-def test_a_fork_isnt_used_in_another_directory(engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that has changed its directory between rounds gets workers that begin there."""
-    each = engage("json")
-    each.settle()
-    monkeypatch.chdir(tmp_path)
-    assert each.start(0, NAME="x") is None
-    assert "the working directory has changed since" in each.said[0]
-
-
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a module that never ends its import, and return its name."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import site
-import socket
 import sys
 import zipfile
 from typing import TYPE_CHECKING
@@ -17,10 +16,10 @@ from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.agent.messages import Finish, RoundFailed
 from elastic_run.core.job.config import JobConfig
 from elastic_run.launcher import LaunchConfig
-from elastic_run.multiprocessing.warm import fork_safety, memory_sharing, messages, startup_replay
+from elastic_run.multiprocessing.warm import messages, worker_pool
 from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
-from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
+from elastic_run.multiprocessing.warm.worker_pool import measure_sharing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,10 +134,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("with x:\n    import large", ["large"]),
         ("if __name__ == '__main__':\n    import large", ["large"]),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import large\nelse:\n    import huge", ["huge"]),
-        ("if typing.TYPE_CHECKING and x:\n    import large\nelif not TYPE_CHECKING:\n    import huge", ["huge"]),
         ("if False:\n    import large\nelif 0:\n    import large\nelse:\n    import huge", ["huge"]),
-        ("if TYPE_CHECKING := False:\n    import large", []),
-        ("if not 0:\n    import large\nelse:\n    import huge", ["large"]),
         ("for x in y:\n    import large\nelse:\n    import huge", ["large", "huge"]),
         ("while x:\n    import large\nelse:\n    import huge", ["large", "huge"]),
         ("match x:\n    case 1:\n        import large\n    case _:\n        import huge", ["large", "huge"]),
@@ -316,7 +312,7 @@ def test_the_templates_own_memory_is_taken_off(
 ) -> None:
     """Workers that share less than their template costs save nothing."""
     memory = {1: (100, own), 2: (100, own), 9: (100, template)}
-    monkeypatch.setattr(memory_sharing, "_read_memory", memory.get)
+    monkeypatch.setattr(worker_pool, "_read_memory", memory.get)
     assert measure_sharing([1, 2], [9]) == saved
 
 
@@ -326,52 +322,3 @@ def test_a_program_is_told_a_wrong_list() -> None:
         ValueError, match=r"^preload: 'torch, numpy' is not a list of modules \(torch,numpy\), nor auto$"
     ):
         LaunchConfig(1, 1, 1, agent_config=AgentConfig(preload="torch, numpy"))
-
-
-@pytest.mark.parametrize(
-    ("command", "argv", "count"),
-    [
-        ("python train.py -u", ["train.py", "-u"], 0),
-        ("python -u -X dev train.py -u", ["train.py", "-u"], 3),
-        ("python -m train -u", ["-m", "-u"], 0),
-        ("python -u -m train", ["-m"], 1),
-        ("python -X dev -c pass x", ["-c", "x"], 2),
-    ],
-)
-def test_pythons_own_options_are_those_before_the_program(
-    command: str, argv: list[str], count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python's start is looked at with the options that the workers have."""
-    monkeypatch.setattr(sys, "orig_argv", command.split())
-    monkeypatch.setattr(sys, "argv", argv)
-    assert startup_replay._count_options() == count
-
-
-@pytest.mark.parametrize(
-    ("flags", "position", "expected"),
-    [
-        (os.O_WRONLY, 0, False),
-        (os.O_RDONLY, 4, False),
-        (os.O_RDONLY, 2, True),
-        (os.O_RDWR, 4, True),
-    ],
-)
-def test_a_position_in_a_file_is_what_forks_would_share(
-    flags: int,
-    position: int,
-    expected: bool,
-    tmp_path: Path,
-) -> None:
-    """A fork may share a file that is only written, or that was read to its end."""
-    path = tmp_path / "file"
-    path.write_text("data")
-    descriptor = os.open(path, flags)
-    os.lseek(descriptor, position, os.SEEK_SET)
-    assert fork_safety._has_place(descriptor) is expected
-    os.close(descriptor)
-
-
-def test_a_socket_has_no_position() -> None:
-    """A fork may share a socket, a pipe and a terminal: the kernel keeps no place in them."""
-    with socket.socket() as opened:
-        assert not fork_safety._has_place(opened.fileno())

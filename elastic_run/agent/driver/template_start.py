@@ -51,7 +51,7 @@ def _start(context: AgentContext, modules: list[str], argv: list[str]) -> Worker
         context.guardian.start()
     try:
         # The longest command line: each worker's command line has to fit into the template's (`process_title`).
-        worker_pool.start([argv[0], *macros.substitute(argv[1:], str(ranks[-1]))], _common_environment(context))
+        worker_pool.start([argv[0], *macros.substitute(argv[1:], str(ranks[-1]))], _common_environment(context, own))
         context.make_room(len(ranks))  # after the template's start: workers keep the limit of descriptors
         worker_pool.prepare()
     except OSError:
@@ -60,10 +60,10 @@ def _start(context: AgentContext, modules: list[str], argv: list[str]) -> Worker
     return worker_pool
 
 
-def _common_environment(context: AgentContext) -> dict[str, str]:
+def _common_environment(context: AgentContext, own: list[str]) -> dict[str, str]:
     """Return the variables that are the same for all workers."""
     return {
-        **inherited_environment(),
+        **{name: value for name, value in inherited_environment().items() if name not in own},
         contract.ENV_TOKEN: context.guardian.worker_token,
         # The one variable of the workers that torch reads at its import and that is the same for all.
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: os.environ.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),

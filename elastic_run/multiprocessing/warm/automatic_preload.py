@@ -32,14 +32,9 @@ _CHANGING_FUNCTIONS = frozenset({"putenv", "unsetenv", "load_dotenv"})
 
 
 def choose_modules(kind: str, program: str) -> list[str]:
-    """Return the heavy modules of others that a program imports, in its order.
+    """Return the full names of the heavy modules of others that a program imports, in its order.
 
-    Args:
-        kind: Kind of the program that Python will run: `file`, `module`, `command` or `stdin`.
-        program: Its path, name or text.
-
-    Returns:
-        Their full names, as the program has them; none where it can't be read, or has no such imports.
+    None where it can't be read. `kind` is `file`, `module`, `command` or `stdin`; `program` its path, name or text.
     """
     try:
         return _choose(_read_source(kind, program))
@@ -115,13 +110,6 @@ def _truth(test: ast.expr) -> bool | None:
     """Return the value of a condition when the program runs; None if it can't be known before."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
-    if isinstance(test, ast.NamedExpr):
-        return _truth(test.value)
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        truth = _truth(test.operand)
-        return None if truth is None else not truth
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return False if False in map(_truth, test.values) else None
     return False if _last_name(test) == "TYPE_CHECKING" else None
 
 

@@ -2,9 +2,11 @@
 
 A fork has only the thread that forked; other threads' work is never done. It can't use a GPU that was initialised
 before, and is not the parent of its parent's children. Kernel objects (sockets, pipes, epoll, shared memory with its
-locks, file positions) are shared by all forks, while each exec would have its own. A fork gets its orders and streams
-through descriptors: it needs the standard ones as they were, and room for more. Reads of the environment are checked by
-`environment_watch`.
+locks) are shared by all forks, while each exec would have its own. A template lacks the variables in which workers
+differ, so a module that reads one of them at import would have the wrong value.
+
+Only what modules do is checked, not all that they could do. docs/warm-workers.md lists what goes unnoticed: files with
+a position, temporary directories, limits, a copy of the environment.
 
 Native thread pools that survive a fork are allowed: they end their threads before the fork, or start new ones after it.
 The library of a thread is read from its stack, since threads have no names of their own. GNU OpenMP is not allowed: its
@@ -14,11 +16,10 @@ pool hangs in a fork.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import time
 
-from elastic_run.multiprocessing.warm.environment_watch import EnvironmentWatch
+from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,68 +45,97 @@ _LOOK = 0.005
 _POINTER_BYTES = 8
 _NOT_SURVIVED = "which a fork doesn't survive"
 _SHARED = "which all workers would share"
-_FROM_THE_START = "which workers would have from their start"
-#: A limit as /proc/PID/limits names it, and the width of the names there.
-_OPEN_FILES = "Max open files"
-_LIMIT_NAME_WIDTH = 26
+#: Variables that a template doesn't have, or not as its workers will.
+_WORKERS_OWN = frozenset(
+    (
+        *(contract.ENV_RANK, contract.ENV_LOCAL_RANK, contract.ENV_GROUP_RANK, contract.ENV_ROLE_RANK),
+        *(contract.ENV_WORLD_SIZE, contract.ENV_LOCAL_WORLD_SIZE, contract.ENV_GROUP_WORLD_SIZE),
+        *(contract.ENV_ROLE_WORLD_SIZE, contract.ENV_ROLE_NAME, contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT),
+        *(contract.ENV_RESTART_COUNT, contract.ENV_MAX_RESTARTS, contract.ENV_RUN_ID, contract.ENV_ERROR_FILE),
+        *(contract.ENV_USE_AGENT_STORE, contract.ENV_SIGNALS_TO_HANDLE, contract.ENV_SCALE_UP_SIGNAL),
+        *(contract.ENV_TIMER_FILE, contract.ENV_STOP_TIME),
+    )
+)
+#: Variables that differ between workers in some jobs only.
+_WORKERS_OWN_SOMETIMES = frozenset((contract.ENV_CUDA_VISIBLE_DEVICES, contract.ENV_HIP_VISIBLE_DEVICES))
+#: Modules that read for other modules.
+_READING_FOR_OTHERS = frozenset((__name__, "os", "_collections_abc", "collections.abc", "copy"))
 
 
 class ImportWatch:
-    """Finds what Python's start and imports leave in this process; made before them, and closed afterwards."""
+    """Finds what Python's start and imports leave in this process; made before them, and closed afterwards.
+
+    It begins in the line of our .pth file. So it covers the later parts of Python's own start (later .pth files,
+    `sitecustomize`, `usercustomize`) and the import of modules.
+    """
 
     def __init__(self) -> None:
         # Python's own descriptors are close-on-exec; the inheritable ones were there from the beginning.
         self._descriptors = {each for each in _list_descriptors().items() if _is_inheritable(each[0])}
-        self._standard = _list_standard_descriptors()
-        self._limits = _read_limits()
         self._memory = set(_list_shared_memory())
-        self.environment = EnvironmentWatch()
+        self._reads: dict[str, str] = {}
+        self._environs: list[tuple[Any, Any]] = [(each, each.encodekey) for each in (os.environ, os.environb)]
+        for environ, encode in self._environs:
+            environ.encodekey = self._watch(encode)
+
+    def _watch(self, encode: Any) -> Any:
+        """Return a function in the place of the one that each read of a variable calls with its name."""
+
+        def encode_key(key: Any) -> Any:
+            name = os.fsdecode(encode(key))
+            if name in _WORKERS_OWN or name in _WORKERS_OWN_SOMETIMES:
+                self._reads.setdefault(name, _name_reader())
+            return encode(key)
+
+        return encode_key
 
     def close(self) -> None:
         """Let the environment be read without a note."""
-        self.environment.close()
+        for environ, encode in self._environs:
+            environ.encodekey = encode
 
     def find_hazard(self, own: Collection[int] = (), *, variables: Collection[str] = ()) -> str:
-        """Return the reason why the process can't be forked, as the end of a sentence about a module; or ""."""
+        """Return the reason why the process can't be forked, as the end of a sentence about a module; or "".
+
+        `own` are descriptors that it may have, and `variables` further ones that differ between workers.
+        """
         return (
-            self._find_limit()  # first: without room for a descriptor nothing else can be read
-            or self._find_standard_descriptor()
-            or _find_gpu()  # before the threads: the driver starts one
+            _find_gpu()  # before the threads: the driver starts one
             or _find_threads()
             or _find_children()
             or self._find_descriptor(own)
             or self._find_memory()
-            or _find_temporary_directory()
-            or self.environment.find_hazard(variables)
+            or self._find_read(variables)
         )
-
-    def _find_limit(self) -> str:
-        limits = _read_limits()
-        if not limits and self._limits:
-            return f"lowers a limit ({_OPEN_FILES}), {_FROM_THE_START}"
-        lower = (name for name, before in self._limits.items() if any(map(float.__lt__, limits[name], before)))
-        name = next(lower, "")
-        return f"lowers a limit ({name}), {_FROM_THE_START}" if name else ""
-
-    def _find_standard_descriptor(self) -> str:
-        now = _list_standard_descriptors()
-        changed = next((each for each, target in self._standard.items() if now.get(each) != target), None)
-        return "" if changed is None else f"closes or replaces descriptor {changed}, {_FROM_THE_START}"
 
     def _find_descriptor(self, own: Collection[int]) -> str:
         for descriptor, target in _list_descriptors().items():
-            if descriptor in own or (descriptor, target) in self._descriptors:
-                continue
             kind = next((name for start, name in _SHARED_KINDS.items() if target.startswith(start)), "")
-            if kind:
+            if kind and descriptor not in own and (descriptor, target) not in self._descriptors:
                 return f"leaves {kind} open ({target}), {_SHARED}"
-            if _has_place(descriptor):
-                return f"leaves {target} open, with a position in the file {_SHARED}"
         return ""
 
     def _find_memory(self) -> str:
         found = [path for path in _list_shared_memory() if path not in self._memory]
         return f"has shared memory or a lock in it ({found[0]}), {_SHARED}" if found else ""
+
+    def _find_read(self, variables: Collection[str]) -> str:
+        for name, reader in self._reads.items():
+            if name in _WORKERS_OWN or name in variables:
+                return f"reads {name}, whose value differs from worker to worker (in {reader})"
+        return ""
+
+
+def _name_reader() -> str:
+    """Return the module or the .pth file whose code reads the environment now."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the only way
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _READING_FOR_OTHERS:
+        frame = frame.f_back
+    if frame.f_globals.get("__name__") != "site":
+        return str(frame.f_globals.get("__name__"))
+    while frame.f_back is not None and frame.f_code.co_name != "addpackage":
+        frame = frame.f_back
+    return str(frame.f_locals.get("name", "a .pth file"))
 
 
 def _is_inheritable(descriptor: int) -> bool:
@@ -115,34 +145,42 @@ def _is_inheritable(descriptor: int) -> bool:
         return False  # the descriptor of the listing itself
 
 
-def _has_place(descriptor: int) -> bool:
-    """Whether a descriptor is a file in which reading has a place: both read and written, or not read to its end."""
+def _list_descriptors() -> dict[int, str]:
+    found = {}
     try:
-        status = os.fstat(descriptor)
-        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:
-            fields = dict(line.split(None, 1) for line in lines)
-        mode = int(fields["flags:"], 8) & os.O_ACCMODE
-        is_half_read = mode != os.O_WRONLY and int(fields["pos:"]) < status.st_size
-        return stat.S_ISREG(status.st_mode) and (is_half_read or mode == os.O_RDWR)
-    except (OSError, KeyError, ValueError):
-        return False
-
-
-def _find_temporary_directory() -> str:
-    """Look for directories that Python removes at the end of each process that knows them."""
-    tempfile, weakref = sys.modules.get("tempfile"), sys.modules.get("weakref")
-    if tempfile is None or weakref is None:
-        return ""
-    cleanup = tempfile.TemporaryDirectory._cleanup.__func__  # noqa: SLF001 - nothing else tells
-    for finalizer in weakref.finalize._registry.values():  # noqa: SLF001 - ditto
-        if getattr(finalizer.func, "__func__", None) is cleanup:
-            return f"makes a temporary directory ({finalizer.args[0]}), which the first worker that ends would remove"
-    return ""
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return {}
+    for name in names:
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass  # the descriptor of the listing itself
+    return found
 
 
 def _list_shared_memory() -> list[str]:
     """Return the shared writable mappings, whose changes all forks see."""
     return [each.name or "without a name" for each in _list_mappings() if each.rights.startswith("rw-s")]
+
+
+def _find_gpu() -> str:
+    for name in ("torch.cuda", "torch.xpu"):
+        module: Any = sys.modules.get(name)
+        if module is not None and module.is_initialized():
+            return f"initialises {name.removeprefix('torch.').upper()}, {_NOT_SURVIVED}"
+    for target in _list_descriptors().values():
+        if target.startswith(_DEVICES):
+            return f"opens a device ({target}), {_NOT_SURVIVED}"
+    return ""
+
+
+def _find_children() -> str:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return ""
+    return f"starts a process, {_NOT_SURVIVED}"
 
 
 def _find_threads() -> str:
@@ -159,13 +197,6 @@ def _find_threads() -> str:
     return ""
 
 
-def _await_owner(task: str, code: Sequence[_Mapping], give_up_at: float) -> str:
-    """Return the library of a thread once it waits; before, the library can't be known."""
-    while (owner := _find_owner(task, code)) == "" and time.monotonic() < give_up_at:
-        time.sleep(_LOOK)
-    return owner or "of an unknown library"
-
-
 def _name_python_threads() -> str:
     threading = sys.modules.get("threading")
     if threading is None:
@@ -175,15 +206,14 @@ def _name_python_threads() -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def _list_other_tasks() -> list[str]:
-    me = str(os.getpid())
-    try:
-        return [task for task in os.listdir("/proc/self/task") if task != me]
-    except OSError:
-        return []
+def _await_owner(task: str, code: Sequence[_Mapping], give_up_at: float) -> str:
+    """Return the library of a thread once it waits; before, the library can't be known."""
+    while (owner := _name_owner(task, code)) == "" and time.monotonic() < give_up_at:
+        time.sleep(_LOOK)
+    return owner or "of an unknown library"
 
 
-def _find_owner(task: str, code: Sequence[_Mapping]) -> str | None:
+def _name_owner(task: str, code: Sequence[_Mapping]) -> str | None:
     """Return the library that a thread waits in, the first on its stack that is not in every stack.
 
     Returns "" if it can't be known now, None if it never can.
@@ -206,6 +236,14 @@ def _find_owner(task: str, code: Sequence[_Mapping]) -> str | None:
     return ""
 
 
+def _list_other_tasks() -> list[str]:
+    me = str(os.getpid())
+    try:
+        return [task for task in os.listdir("/proc/self/task") if task != me]
+    except OSError:
+        return []
+
+
 class _Mapping:
     """A part of this process's memory, as a line of /proc/self/maps tells of it."""
 
@@ -224,55 +262,3 @@ def _list_mappings() -> list[_Mapping]:
             return [_Mapping(line) for line in maps]
     except OSError:
         return []
-
-
-def _find_gpu() -> str:
-    for name in ("torch.cuda", "torch.xpu"):
-        module: Any = sys.modules.get(name)
-        if module is not None and module.is_initialized():
-            return f"initialises {name.removeprefix('torch.').upper()}, {_NOT_SURVIVED}"
-    for target in _list_descriptors().values():
-        if target.startswith(_DEVICES):
-            return f"opens a device ({target}), {_NOT_SURVIVED}"
-    return ""
-
-
-def _list_descriptors() -> dict[int, str]:
-    found = {}
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return {}
-    for name in names:
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            pass  # the descriptor of the listing itself
-    return found
-
-
-def _list_standard_descriptors() -> dict[int, str]:
-    return {descriptor: target for descriptor, target in _list_descriptors().items() if descriptor <= 2}  # noqa: PLR2004
-
-
-def _read_limits() -> dict[str, tuple[float, float]]:
-    """Return the soft and the hard limits by name, without the module `resource`, which a worker need not have."""
-    try:
-        with open("/proc/self/limits", encoding="ascii") as file:
-            lines = file.read().splitlines()[1:]
-    except OSError:
-        return {}
-    values = {line[:_LIMIT_NAME_WIDTH].strip(): line[_LIMIT_NAME_WIDTH:].split()[:2] for line in lines}
-    return {name: (_read_limit(soft), _read_limit(hard)) for name, (soft, hard) in values.items()}
-
-
-def _read_limit(text: str) -> float:
-    return float("inf") if text == "unlimited" else float(text)
-
-
-def _find_children() -> str:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return ""
-    return f"starts a process, {_NOT_SURVIVED}"

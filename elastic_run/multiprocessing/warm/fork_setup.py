@@ -26,12 +26,7 @@ _TORCH_CONSTANT_SEED = 67280421310721
 class TemplateStart:
     """The state at the template's start; made before the imports, which may change `os.environ` and `sys.argv`.
 
-    Args:
-        script: The path of its program, or "" where that is no script.
-
-    Attributes:
-        env: The environment that it was executed with.
-        argument_count: How many arguments its program has.
+    `script` is the path of its program, or "" where that is no script.
     """
 
     __slots__ = ("_real_script", "_script", "argument_count", "env")
@@ -39,14 +34,10 @@ class TemplateStart:
     def __init__(self, script: str) -> None:
         self._script = script
         self._real_script = os.path.realpath(script)
+        #: How many arguments its program has, and the environment that it was executed with.
         self.argument_count = len(sys.argv) - 1
-        try:
-            with open("/proc/self/environ", "rb") as file:
-                entries = file.read().split(b"\0")
-        except OSError:
-            # Next to nothing has changed it by now. In new objects, since `environment_watch` looks for copies.
-            self.env = {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
-            return
+        with open("/proc/self/environ", "rb") as file:
+            entries = file.read().split(b"\0")
         self.env = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
 
     @property
@@ -76,12 +67,8 @@ def start_by_exec(document: dict[str, Any]) -> None:
 def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title: ProcessTitle) -> None:
     """Become a worker, after `begin_session`.
 
-    Changes of the imports to the environment or to the arguments stay, as in a worker that imports by itself.
-
-    Args:
-        document: The worker's `env` and `argv`, all of both, in bytes.
-        template_start: The template's.
-        title: This process's.
+    Changes of the imports to the environment or to the arguments stay, as in a worker that imports by itself. The
+    document has the worker's `env` and `argv`, all of both, in bytes.
 
     Raises:
         Exception: A module has replaced a part of Python that this function needs.
@@ -100,23 +87,8 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
         show_rank(int(os.environ["RANK"]))
     _renew_stream(sys.__stdout__, 1, "<stdout>")
     _renew_stream(sys.__stderr__, 2, "<stderr>")
-    _look_anew()
     _draw_anew()
     begin_diagnosis()
-
-
-def _look_anew() -> None:
-    """Forget where no directory to import from was, and what was in zip files: Python looks once.
-
-    Since then an earlier attempt may have made the one and replaced the other.
-    """
-    import zipimport
-
-    finders = sys.path_importer_cache
-    for path, finder in list(finders.items()):
-        if finder is None or isinstance(finder, zipimport.zipimporter):
-            del finders[path]
-    zipimport._zip_directory_cache.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no other way but by path
 
 
 def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:

@@ -44,12 +44,7 @@ def adopt(descriptor: int) -> _socket.socket:
 
 
 def send(channel: _socket.socket, document: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a document.
-
-    Args:
-        channel: From `open_pair`.
-        document: Plain data, below 64 KiB.
-        descriptors: Copies of these come with it, at most `MOST_DESCRIPTORS`.
+    """Send a document of plain data, below 64 KiB, and copies of descriptors, at most `MOST_DESCRIPTORS`.
 
     Raises:
         OSError: The other end is gone, or full (where the channel doesn't block).
@@ -60,10 +55,9 @@ def send(channel: _socket.socket, document: dict[str, Any], descriptors: Sequenc
 
 
 def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive a document, waiting for one where the channel blocks.
+    """Return a document and its descriptors, closed on exec, or None when the other end is gone.
 
-    Returns:
-        The document and the descriptors that came with it, closed on exec; None when the other end is gone.
+    Waits for one where the channel blocks.
 
     Raises:
         BlockingIOError: There is none, and the channel doesn't block.

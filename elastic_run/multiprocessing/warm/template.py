@@ -27,7 +27,6 @@ from elastic_run.multiprocessing.process import stack_pipe
 from elastic_run.multiprocessing.process.process_title import ProcessTitle
 from elastic_run.multiprocessing.warm import fork_setup, messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
-from elastic_run.multiprocessing.warm.startup_replay import StartupReplay, has_earlier_lines
 from elastic_run.utils.exceptions import describe_exception
 
 TYPE_CHECKING = False
@@ -50,7 +49,7 @@ def begin() -> None:
     channel = messages.adopt(int(os.environ.pop(contract.ENV_TEMPLATE)))
     watch = ImportWatch()
     os.set_inheritable(channel.fileno(), False)
-    sys.addaudithook(_Hook(channel, watch, StartupReplay() if has_earlier_lines() else None))
+    sys.addaudithook(_Hook(channel, watch))
 
 
 class _Hook:
@@ -59,10 +58,9 @@ class _Hook:
     #: Let coverage and debuggers see what is imported in here, as they would in a worker.
     __cantrace__ = True
 
-    def __init__(self, channel: _socket.socket, watch: ImportWatch, startup_replay: StartupReplay | None) -> None:
+    def __init__(self, channel: _socket.socket, watch: ImportWatch) -> None:
         self._channel: _socket.socket | None = channel
         self._watch = watch
-        self._startup_replay = startup_replay
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._channel is None or not event.startswith(_RUNS_PROGRAM):
@@ -71,8 +69,7 @@ class _Hook:
         try:
             self._forget()
             program = str(arguments[0]) if arguments else ""
-            template = Template(channel, self._watch, kind=event.removeprefix(_RUNS_PROGRAM), program=program)
-            template.serve(self._startup_replay)
+            Template(channel, self._watch, kind=event.removeprefix(_RUNS_PROGRAM), program=program).serve()
         except BaseException as error:  # noqa: BLE001 - never on to the program
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)
@@ -102,11 +99,11 @@ class Template:
         self._title = ProcessTitle()
         self._template_start = fork_setup.TemplateStart(program if kind == "file" else "")
 
-    def serve(self, startup_replay: StartupReplay | None) -> None:
+    def serve(self) -> None:
         """Import, then fork on demand; returns in a worker only."""
         self._title.show("elastic-run: template", "template")
         order = messages.receive(self._channel)
-        if order is None or not self._has_fit_start(startup_replay, order[0]["own"]) or not self._import(**order[0]):
+        if order is None or not self._has_fit_start(order[0]["own"]) or not self._import(**order[0]):
             os._exit(0)
         _freeze()
         while (order := messages.receive(self._channel)) is not None:
@@ -115,13 +112,9 @@ class Template:
                 return
         os._exit(0)
 
-    def _has_fit_start(self, startup_replay: StartupReplay | None, own: Sequence[str]) -> bool:
+    def _has_fit_start(self, own: Sequence[str]) -> bool:
         """Tell the agent if Python's own start has left or read something that a fork must not have."""
-        report = startup_replay.report() if startup_replay is not None else {}
-        if report:
-            self._watch.environment.add(report)
-        hazard = "can't be repeated for a check" if report is None else self._watch.find_hazard(variables=own)
-        if hazard:
+        if hazard := self._watch.find_hazard(variables=own):
             self._tell("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
         return not hazard
 

@@ -33,12 +33,7 @@ _CRASHES = frozenset(map(signal_number, ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL
 
 
 class Fork:
-    """A fork that waits to become a worker.
-
-    Args:
-        pid: Its pid; it is a child of this process.
-        channel: The socket from which it reads its order.
-    """
+    """A fork that waits to become a worker, a child of this process; it reads its order from the channel."""
 
     __slots__ = ("_stat", "channel", "pid")
 
@@ -54,11 +49,7 @@ class Fork:
             process_table.signal_processes({self.pid: self._stat}, SIGKILL)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> bool:
-        """Let it become a worker; for the arguments see `WorkerPool.start_worker`.
-
-        Returns:
-            Whether it was there to hear it.
-        """
+        """Let it become a worker, see `WorkerPool.start_worker`; return whether it was there to hear it."""
         # In bytes: the worker's Python may have another encoding than this one.
         variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
         file = messages.put_into_file({"argv": [*map(os.fsencode, argv)], "env": variables})
@@ -81,19 +72,14 @@ class TemplateClient:
         on_news: Called with a kind and a text: `importing` a module, `ready`, `failed` for a reason, `unfit` is a
             module that nobody named (see `unfit`), `idle` without anything to import, `refused` a fork for a reason,
             so many forks are `lost`, forks are `done`, and `gone` with how it ended.
-
-    Attributes:
-        pid: Its process, also after its end; 0 before the start.
-        is_there: Whether it lives, for all that is known.
-        importing: The module that it imports, or was importing when it ended.
-        has_imported: Whether it has all its modules.
-        unfit: The package that `auto` chose and that can't be preloaded.
-        forks: The waiting forks.
     """
 
     def __init__(self, subreaper: Subreaper, guardian: Guardian, *, on_news: Callable[[str, str], None]) -> None:
+        #: Its process, also after its end; 0 before the start.
         self.pid = 0
+        #: Whether it lives, for all that is known, and whether it has all its modules.
         self.is_there = self.has_imported = False
+        #: The module that it imports, or was importing when it ended; a package of `auto` that can't be preloaded.
         self.importing = self.unfit = ""
         self.forks: list[Fork] = []
         self._subreaper = subreaper
@@ -124,17 +110,7 @@ class TemplateClient:
         affinity: frozenset[int] | None,
         mask: Iterable[int] | None,
     ) -> None:
-        """Start the template.
-
-        Args:
-            argv: The workers' command line.
-            env: The workers' environment, without variables that differ between workers.
-            modules: The modules to import.
-            left_out: Packages that it doesn't choose for `auto`.
-            own: Further variables that differ between workers.
-            affinity: Logical CPUs to run on, or None to inherit.
-            mask: Signals that are blocked when the workers begin; None for the signals that this thread blocks.
-        """
+        """Start the template; see `WorkerPool`. `left_out` are packages that it doesn't choose for `auto`."""
         channel, theirs = messages.open_pair()
         try:
             messages.send(channel, {"modules": list(modules), "left_out": list(left_out), "own": list(own)})

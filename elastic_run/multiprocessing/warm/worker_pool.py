@@ -34,16 +34,13 @@ _TRIES = 3
 _PAUSE = 1.0
 #: Seconds that the forks get to disappear at the end.
 _FAREWELL = 2.0
-#: Beginnings of variables that Python and native libraries read when they start or are imported. If one of them has
-#: changed since the template started, its forks differ from workers that are executed.
-_IMPORT_TIME_VARIABLES = (
-    *("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_", "LC_", "LANG", "TZ"),
-    *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "BLIS_"),
-)
+_KIB = 1024
+#: To look through a process's pages takes milliseconds: of many workers these many are looked at.
+_SAMPLE = 8
 
 
 class WorkerPool:
-    """The templates of one agent, and their forks.
+    """The templates of one agent, which import `modules`, and their forks.
 
     Args:
         modules: The modules that the templates import.
@@ -72,11 +69,10 @@ class WorkerPool:
         self._mask = mask
         self._subreaper = Subreaper()
         self._templates: dict[frozenset[int] | None, TemplateClient] = {}
-        self._former: list[TemplateClient] = []
+        self._left: list[TemplateClient] = []
         self._left_out: list[str] = []
         self._argv: Sequence[str] = ()
         self._env: dict[str, str] = {}
-        self._directory = os.stat(os.curdir)
         self._losses = 0
         self._is_hopeless = False
         self._loop: Loop | None = None
@@ -88,13 +84,11 @@ class WorkerPool:
         self._timers: list[Timer] = []
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start the templates; `prepare` orders the first generation.
+        """Start the templates with a worker's command line, and an environment without variables that differ.
 
-        Args:
-            argv: The workers' command line, or one of them.
-            env: Their environment, without variables that differ between workers.
+        `prepare` orders the first generation.
         """
-        self._argv, self._env, self._directory = argv, dict(env), os.stat(os.curdir)
+        self._argv, self._env = argv, dict(env)
         self._start_templates()
 
     def attach(self, loop: Loop, say: Callable[[str], None]) -> None:
@@ -112,7 +106,7 @@ class WorkerPool:
 
     @property
     def _all(self) -> list[TemplateClient]:
-        return [*self._templates.values(), *self._former]
+        return [*self._templates.values(), *self._left]
 
     @property
     def _is_ready(self) -> bool:
@@ -127,11 +121,7 @@ class WorkerPool:
         return f"importing {module}" if module else "starting"
 
     def await_settled(self, callback: Callable[[], None]) -> None:
-        """Call when there is nothing to wait for any more, from the loop.
-
-        Args:
-            callback: The function to call; it replaces a waiting one.
-        """
+        """Call when there is nothing to wait for any more, from the loop; replaces a callback that waits."""
         self._waiter = callback
         if self._loop is not None and not self._timers:
             wait_limit = _FORK_WAIT if self._is_ready else _IMPORT_WAIT
@@ -150,23 +140,13 @@ class WorkerPool:
     def start_worker(
         self, local_rank: int, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
     ) -> int | None:
-        """Let a fork that waits become a worker.
+        """Let a fork that waits become a worker with its whole command line and environment; return its pid.
 
-        Args:
-            local_rank: Its number on this node.
-            argv: All of its command line.
-            env: All of its environment.
-            streams: Descriptors that it gets as 1 and 2, and the pipe for its stacks, if it gets one.
-
-        Returns:
-            Its pid; None where there is no such fork, so that the worker has to be started by exec.
+        None where there is no such fork, so that the worker has to be started by exec. `streams` are the descriptors
+        that it gets as 1 and 2, and the pipe for its stacks, if it gets one.
         """
         template = self._templates.get(self._affinities[local_rank])
-        if template is None:  # there is none any more (`_leave_out`)
-            return None
-        if template.forks and (change := self._find_change(env)):
-            self._give_up(f"{change} since the template started")
-        while template.forks:
+        while template is not None and template.forks:  # there may be none any more (`_leave_out`)
             fork = template.forks.pop(0)
             if fork.start(argv, env, streams):
                 if not self._has_told_sharing:
@@ -180,8 +160,6 @@ class WorkerPool:
         """Tell once how much memory is saved; call it when the workers of a round are up."""
         if not self._worker_pids:
             return
-        from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing
-
         pids, self._worker_pids, self._has_told_sharing = self._worker_pids, [], True
         saved = measure_sharing(pids, [template.pid for template in self._templates.values()])
         if saved >= _MEGABYTE:
@@ -225,14 +203,6 @@ class WorkerPool:
                 if self._loop is not None:
                     template.attach(self._loop)
 
-    def _find_change(self, env: Mapping[str, str]) -> str:
-        """Return which setting of this process has changed since the template's start and a fork lacks; or ""."""
-        before, now = _import_time_variables(self._env), _import_time_variables(env)
-        changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        if changed:
-            return f"{changed[0]} has changed"
-        return "" if os.path.samestat(os.stat(os.curdir), self._directory) else "the working directory has changed"
-
     def _on_news(self, kind: str, text: str) -> None:
         if kind == "done":
             self._losses = 0
@@ -257,11 +227,11 @@ class WorkerPool:
     def _leave_out(self, reason: str) -> None:
         """Start other templates without a package that the user has not named."""
         self._say(f"--preload=auto: {reason}: it is left out")
-        former = [*self._templates.values()]
-        self._left_out += [template.unfit for template in former if template.unfit]
-        for template in former:
+        old = [*self._templates.values()]
+        self._left_out += [template.unfit for template in old if template.unfit]
+        for template in old:
             template.dismiss()
-        self._former += former
+        self._left += old
         self._templates.clear()
         self._renew()
         self.prepare()
@@ -312,6 +282,31 @@ class WorkerPool:
                 template.kill()  # it is stopped, perhaps; that it ends is news
 
 
-def _import_time_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are read when Python starts or a module is imported."""
-    return {name: value for name, value in env.items() if name.startswith(_IMPORT_TIME_VARIABLES)}
+def measure_sharing(workers: Collection[int], templates: Collection[int]) -> int:
+    """Return the bytes that workers don't need since they are forks; 0 where the kernel doesn't tell.
+
+    Files that are mapped, such as libraries, are shared by any processes and don't count.
+    """
+    sample = list(workers)[:_SAMPLE]
+    seen = [memory for memory in map(_read_memory, sample) if memory is not None]
+    if not seen:
+        return 0
+    saved = sum(anonymous - own for anonymous, own in seen) * len(workers) // len(seen)
+    costs = sum(memory[1] for memory in map(_read_memory, templates) if memory is not None)
+    return max(0, saved - costs)
+
+
+def _read_memory(pid: int) -> tuple[int, int] | None:
+    """Return a process's anonymous memory, and the share of it that is its own (PSS), in bytes."""
+    try:
+        fd = os.open(f"/proc/{pid}/smaps_rollup", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        lines = os.read(fd, 1 << 14).decode().splitlines()[1:]
+    except OSError:
+        return None  # it has ended
+    finally:
+        os.close(fd)
+    sizes = {name: int(rest.split()[0]) * _KIB for name, _, rest in (line.partition(":") for line in lines)}
+    return (sizes["Anonymous"], sizes["Pss_Anon"]) if {"Anonymous", "Pss_Anon"} <= sizes.keys() else None
