@@ -1,10 +1,24 @@
-"""What rendezvous, events, metrics and utils do, beside those of the torch that is installed."""
+"""What rendezvous, its stores, events, metrics and utils do, beside those of the torch that is installed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
+from tests.support.launch import clean_environment
+from tests.support.sessions import FAST, free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_run.rendezvous import RendezvousHandler
 
 _TORCH = "torch.distributed.elastic"
 _OURS = "elastic_run"
@@ -105,3 +119,89 @@ def test_wrong_data_sets_are_refused() -> None:
         sampler_class(range(10), 2, 0, 10)
     with pytest.raises(TypeError, match="has no length"):
         sampler_class(iter([1]), 2, 0)
+
+
+# --- the store of a round --------------------------------------------------------------------------------------------
+dist: Any = import_module("torch.distributed")
+_WAIT = timedelta(seconds=30)
+
+
+@pytest.fixture
+def two_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> list[RendezvousHandler]:
+    """Make the handlers of a job of two nodes on the backend that the test names."""
+    port = free_port()
+    backend, endpoint, conf = {
+        "c10d": ("c10d", f"127.0.0.1:{port}", {}),
+        "file": ("c10d", str(tmp_path / "store"), {"store_type": "file"}),
+        "static": ("static", f"127.0.0.1:{port}", {}),
+    }[request.param]
+    ranks: list[dict[str, Any]] = [{"rank": rank} if backend == "static" else {} for rank in range(2)]
+    return [
+        get_rendezvous_handler(
+            RendezvousParameters(backend, endpoint, "job", 2, 2, "127.0.0.1", **conf, **rank, **FAST)
+        )
+        for rank in ranks
+    ]
+
+
+@pytest.mark.parametrize("two_nodes", ["c10d", "file", "static"], indirect=True)
+def test_two_nodes_share_a_store_of_torchs(two_nodes: list[RendezvousHandler]) -> None:
+    """A process group is made of the handlers' stores, and a PrefixStore of one is read through the other."""
+    with ThreadPoolExecutor(2) as pool:
+        rounds = list(pool.map(lambda handler: handler.next_rendezvous(), two_nodes))
+        first, second = (found.store for found in rounds)
+        assert isinstance(first, dist.Store)
+        dist.PrefixStore("application", first).set("key", "value")
+        assert dist.PrefixStore("application", second).get("key") == b"value"
+        groups = list(pool.map(lambda found: dist.ProcessGroupGloo(found.store, found.rank, 2, _WAIT), rounds))
+        assert [group.size() for group in groups] == [2, 2]
+        del groups
+        assert all(pool.map(lambda handler: handler.shutdown(), two_nodes))
+
+
+@pytest.mark.parametrize("backend", ["local", "c10d", "static"])
+def test_one_node_has_a_store_of_torchs(backend: str) -> None:
+    """A process group and a PrefixStore are made of it, and the timeout is torch's."""
+    conf: dict[str, Any] = {"rank": 0} if backend == "static" else {}
+    endpoint = "" if backend == "local" else f"127.0.0.1:{free_port()}"
+    handler = get_rendezvous_handler(RendezvousParameters(backend, endpoint, "job", 1, 1, **conf))
+    store: Any = handler.next_rendezvous().store
+    assert isinstance(store, dist.Store)
+    dist.PrefixStore("application", store).set("key", "value")
+    store.set_timeout(timedelta(seconds=1))
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.destroy_process_group()
+    assert handler.shutdown()
+
+
+#: A node whose program never imports torch.
+_NODE_WITHOUT_TORCH = """
+import sys
+from datetime import timedelta
+from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
+endpoint, conf = sys.argv[1], dict(word.split("=") for word in sys.argv[2:])
+handler = get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "job", 2, 2, "127.0.0.1", **conf))
+store = handler.next_rendezvous().store
+store.set("plain", "from a node without torch")
+store.set_timeout(timedelta(seconds=30))
+store.wait(["torch"], timedelta(seconds=30))
+assert "torch" not in sys.modules
+print(store.get("torch").decode(), flush=True)
+handler.shutdown()
+"""
+
+
+def test_nodes_with_and_without_torch_share_a_store() -> None:
+    """The keys are the same, whether a node's program has imported torch or not; timeouts are torch's there, too."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-c", _NODE_WITHOUT_TORCH, endpoint, *(f"{key}={value}" for key, value in FAST.items())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as other:
+        handler = get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "job", 2, 2, "127.0.0.1", **FAST))
+        store = handler.next_rendezvous().store
+        store.set("torch", b"from a node with torch")
+        assert store.get("plain") == b"from a node without torch"
+        handler.set_closed()
+        output, _ = other.communicate(timeout=30)
+        assert handler.shutdown()
+    assert output == "from a node with torch\n"
+    assert other.returncode == 0
