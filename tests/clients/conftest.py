@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.parity import observed
+from tests.parity import rehearsal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,4 +44,4 @@ def with_compat(launch: Callable[..., Launched], tmp_path: Path) -> Callable[...
 @pytest.fixture
 def free_port() -> int:
     """Give a port that nobody listens on, and none that the kernel gives out while a client takes seconds to start."""
-    return observed.free_port()
+    return rehearsal.free_port()
