@@ -14,6 +14,11 @@ from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
 from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.multiprocessing.process.process_table import ProcessStat
+    from elastic_run.multiprocessing.process.stack_pipe import StackPipe
+
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": STOPPED, b"t": "is stopped by a debugger", b"Z": "has ended"}
 #: Functions of the kernel in which a thread waits for a signal, whichever comes: C code goes on after it.
@@ -31,19 +36,8 @@ _STARTING = 2.0
 _MOST_THREADS = 200
 
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_run.multiprocessing.process.process_table import ProcessStat
-    from elastic_run.multiprocessing.process.stack_pipe import StackPipe
-
-
 def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
-    """Return why a process must not get the signal for its stacks, as a predicate such as `has ended`; or "".
-
-    Args:
-        pid: The process.
-        pipe: Its pipe, or None if it has none.
-    """
+    """Return why a process must not get the signal for its stacks, as a predicate such as `has ended`; or ""."""
     stat = read_stat(pid)
     if stat is None or stat.state in _STATES:
         return "has ended" if stat is None else _STATES[stat.state]

@@ -25,8 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["find_py_spy", "read_native_stacks"]
-
 _AT_ONCE = 8
 _WAIT_LIMIT = 15.0
 _DENIED = ("permission denied", "operation not permitted")
@@ -45,16 +43,7 @@ def find_py_spy() -> str:
 
 
 def read_native_stacks(program: str, pids: Mapping[int, int], *, has_children: bool = False) -> dict[int, Dump]:
-    """Read the stacks of workers.
-
-    Args:
-        program: py-spy.
-        pids: The pid of each worker by its rank.
-        has_children: Whether the processes that a worker has started are read, too.
-
-    Returns:
-        The text, or the problem, by rank.
-    """
+    """Read the stacks of workers by rank; with `has_children`, of the processes that they have started, too."""
     options = ["--subprocesses"] if has_children else []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return dict(zip(pids, pool.map(lambda pid: _read_worker(program, pid, options), pids.values()), strict=True))

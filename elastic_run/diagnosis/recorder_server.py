@@ -47,11 +47,7 @@ _replaceable: list[tuple[int, int, int] | None] = [None]
 
 
 def serve(name: str) -> None:
-    """Answer requests in a thread, and write a dump when this process ends.
-
-    Args:
-        name: Name of an abstract Unix socket.
-    """
+    """Answer requests in a thread, and write a dump when this process ends."""
     own = os.getpid()
     _replaceable.append(_stamp(_dump_path()))
     atexit.register(lambda: _write_at_exit() if os.getpid() == own else None)
@@ -96,11 +92,7 @@ def _show_name() -> None:
 
 
 def count_collectives() -> bytes:
-    """Return how many collectives each process group has enqueued, started and completed, or nothing if unknown.
-
-    Returns:
-        `open` or `done`, by whether one of them has not completed, and the numbers. Never raises.
-    """
+    """Return how many collectives each group has enqueued, started and ended, or nothing if unknown; never raises."""
     try:
         counts, is_open = [], False
         for dump in _recorders():

@@ -1,5 +1,7 @@
 """Asks the workers of one round for their stacks, and hears of their exceptions: sends signals, and reads their pipes.
 
+All stacks of one moment go into one file: each rank's whole text, or the kernel's view of a rank without a text.
+
 Rules
 - A worker gets a signal only if it has a handler for it and its pipe is still open under its number: the signal would
   end a program without the handler, and the text would go into another file. Nor does it get one that all of its
@@ -19,7 +21,9 @@ Rules
 from __future__ import annotations
 
 import os
+import time
 
+from elastic_run import contract
 from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.records import dataclass, field
@@ -119,17 +123,7 @@ class StackRequests:
         insists: bool = False,
         spares: bool = False,
     ) -> None:
-        """Ask workers for their stacks.
-
-        Args:
-            pids: The workers that run, by local rank.
-            wait_limit: Seconds to wait for the answers.
-            on_done: Called in the loop with the stacks by local rank. During another request it gets that request's
-                stacks.
-            insists: Whether a main thread that waits for a lock is sent to the handler in Python in any case.
-            spares: Whether a main thread that waits for a signal is left alone, as the program would go on: another
-                thread gets the signal, if there is one. A user who asks gets all stacks.
-        """
+        """Ask workers for their stacks."""
         self._waiting.append(on_done)
         if len(self._waiting) > 1:
             return
@@ -343,3 +337,39 @@ class StackRequests:
         waiting, self._waiting = self._waiting, []
         for on_done in waiting:
             on_done(found)
+
+
+def write_stacks(directory: str, dumps: Mapping[int, Dump]) -> str:
+    """Write stacks into a new file, as no log is overwritten: stacks.txt, or stacks.1.txt and so on; return its path.
+
+    Raises:
+        OSError: The file can't be written.
+    """
+    text = render_stacks(dumps, time.strftime("%Y-%m-%d %H:%M:%S %z"))
+    name, _, ending = contract.STACKS_FILE.rpartition(".")
+    number = 0
+    while True:
+        path = os.path.join(directory, f"{name}.{number}.{ending}" if number else contract.STACKS_FILE)
+        try:
+            file = open(path, "x", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+        except FileExistsError:
+            number += 1
+            continue
+        try:
+            with file:
+                file.write(text)
+        except OSError:
+            if not os.path.getsize(path):  # a full disk: an empty file would tell nothing
+                os.unlink(path)
+            raise
+        return path
+
+
+def render_stacks(dumps: Mapping[int, Dump], taken_at: str) -> str:
+    """Return the file's text."""
+    parts = [f"Stacks of {len(dumps)} workers, {taken_at}"]
+    for rank, dump in sorted(dumps.items()):
+        problem = f": {dump.problem}" if dump.problem else ""
+        lines = (f"=== rank {rank}{problem}", dump.text.rstrip(), dump.details)
+        parts.append("\n".join(line for line in lines if line))
+    return "\n\n".join(parts) + "\n"

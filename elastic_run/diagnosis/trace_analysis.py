@@ -1,64 +1,59 @@
 """Dumps to findings: which rank did not join which collective of which process group.
 
-Pure. First each process group is judged alone: all ranks of a group number its collectives alike, so a rank with a
-lower last number than its peers has not joined the next collective. Then the groups are judged together: if a rank does
-not join because it waits in a collective of another group, the cause is in that group. A finding is the cause if none
-of its ranks waits in another group; if all findings wait for each other, the ranks call the groups in different orders.
+Pure. First each process group is judged alone (`trace_group`), then the groups together: if a rank does not join
+because it waits in a collective of another group, the cause is in that group. A finding is the cause if none of its
+ranks waits in another group; if all findings wait for each other, the ranks call the groups in different orders.
 
-A rank is unknown if it has no dump, or if its ring has overwritten all its collectives of the group. A rank without a
-dump is named only if every known rank has joined.
+Rules for ranks that wait for each other in different groups
+- Where most ranks of an innermost group wait in it, the others are named.
+- In a tie, as in a group of two, the ranks of equal groups decide. Equal groups have the same description and size, and
+  each rank is in one of them (its tensor-parallel group, for example). Each rank has a count: how many
+  collectives of its own group it called before the outer collective. If all ranks outside of the tie have the same
+  count, and the dumps hold all their calls, a rank of the tie with another count is named.
+- Elsewhere the ranks of both sides of the tie are named.
+
+A rank that gloo has ended because a peer sent more bytes than its collective takes leaves no dump. Its peers in the
+innermost group that wait, or have failed, in their last call are named with that call and its sizes, beside the rank
+itself: either side may have the wrong size. Where the dumps show different calls in that group, these say more.
 """
 
 from __future__ import annotations
 
-from elastic_run.diagnosis.collectives import COMPLETED, STARTED
-from elastic_run.diagnosis.group_order import find_different_order
-from elastic_run.diagnosis.operation_match import difference, group_equal
-from elastic_run.diagnosis.other_sizes import find_other_sizes
+from elastic_run.diagnosis.dumps import COMPLETED, OPEN, Collective
 from elastic_run.diagnosis.trace_findings import (
-    ALONE,
-    BEHIND,
     DIFFERENT_CALLS,
+    DIFFERENT_ORDER,
     KINDS,
     NO_DUMP,
-    NOT_JOINED,
-    NOT_STARTED,
     OTHER_SIZE,
-    UNFINISHED,
     WITHOUT_RANKS,
     Analysis,
     Finding,
     Group,
 )
-from elastic_run.diagnosis.unmatched_p2p import unmatched_p2p
+from elastic_run.diagnosis.trace_group import judge_group
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from elastic_run.diagnosis.collectives import Collective, Dump
-    from elastic_run.diagnosis.operation_match import Calls
+    from elastic_run.diagnosis.dumps import Calls, Dump
+
+
+#: Ranks of equal groups that have to agree.
+_WITNESSES = 2
 
 
 def analyse(dumps: Sequence[Dump], aborted: Collection[int] = ()) -> Analysis:
-    """Find the reasons why a job does not go on.
-
-    Args:
-        dumps: At most one of each rank, of any of the job's ranks.
-        aborted: Ranks that gloo ended because they got more bytes than their collective takes; they leave no dump.
-
-    Returns:
-        The findings.
-    """
+    """Find the reasons why a job does not go on; `aborted` are ranks that gloo ended for data of another size."""
     by_rank = {dump.rank: dump for dump in dumps}
     groups = _find_groups(by_rank)
-    found = [finding for group in groups for finding in _judge(group, by_rank)]
-    found += [finding for group in groups for finding in unmatched_p2p(group, by_rank)]
-    found += find_other_sizes(groups, by_rank, aborted, found)
+    found = [finding for group in groups for finding in judge_group(group, by_rank)]
+    found += _find_other_sizes(groups, by_rank, aborted, found)
     causes, consequences = _separate(found)
     if consequences and not any(KINDS.index(cause.kind) <= KINDS.index(NO_DUMP) for cause in causes):
-        causes = [find_different_order(sorted(consequences, key=_order), groups, by_rank), *causes]
+        causes = [_find_different_order(sorted(consequences, key=_order), groups, by_rank), *causes]
         consequences = []
     members = {rank for group in groups for rank in group.members}
     return Analysis(
@@ -74,7 +69,7 @@ def _order(finding: Finding) -> tuple[int, int, int, str]:
 
 
 # --- process groups ------------------------------------------------------------------------------------------------
-def _find_groups(dumps: dict[int, Dump]) -> list[Group]:
+def _find_groups(dumps: Mapping[int, Dump]) -> list[Group]:
     """Return the process groups; two groups of one name are told apart by their lists of members and their backends."""
     world = _find_world(dumps)
     ranks: dict[tuple[str, tuple[int, ...], str], set[int]] = {}
@@ -106,7 +101,7 @@ def _find_groups(dumps: dict[int, Dump]) -> list[Group]:
     ]
 
 
-def _find_world(dumps: dict[int, Dump]) -> tuple[int, ...]:
+def _find_world(dumps: Mapping[int, Dump]) -> tuple[int, ...]:
     """Return the ranks of the whole job, as far as they are known. gloo's dumps list the default group as ``."""
     lists = [members for dump in dumps.values() for members in dump.members.values()]
     return tuple(sorted({*dumps, *(rank for members in lists for rank in members)}))
@@ -118,145 +113,6 @@ def _calls_by_number(dump: Dump, group: str, library: str) -> dict[int, Calls]:
         if (call.group, call.library) == (group, library) and not call.is_p2p:
             calls[call.sequence] = (*calls.get(call.sequence, ()), call)
     return calls
-
-
-# --- one group -----------------------------------------------------------------------------------------------------
-def _judge(group: Group, dumps: dict[int, Dump]) -> list[Finding]:
-    """Return the first finding in a group; later ones follow from it."""
-    if not any(group.calls.values()):
-        return []
-    if len(group.members) == 1:
-        return _alone(group)
-    finding = _different_calls(group, dumps) or _not_joined(group, dumps) or _unfinished(group)
-    return [] if finding is None else [finding]
-
-
-def _alone(group: Group) -> list[Finding]:
-    """Find a rank that waits in a group whose other members are unknown: gloo's own dumps don't list them."""
-    ((rank, by_number),) = group.calls.items()
-    number, calls = max(by_number.items())
-    if group.is_listed or not _is_open(calls):
-        return []
-    return [
-        Finding(
-            kind=ALONE,
-            group=group.name,
-            description=group.description,
-            members=group.members,
-            operation=calls[-1].operation,
-            sequence=number,
-            ranks=(),
-            waiting=(rank,),
-            where=calls[-1].where,
-        )
-    ]
-
-
-def _different_calls(group: Group, dumps: dict[int, Dump]) -> Finding | None:
-    numbers = sorted({number for calls in group.calls.values() for number in calls})
-    for number in numbers:
-        calls = {rank: each[number] for rank, each in group.calls.items() if number in each}
-        sets = group_equal(calls)
-        if len(sets) < 2:  # noqa: PLR2004 - all are equal
-            continue
-        most, second = sets[0], sets[1]
-        is_tie = len(most) == len(second)
-        first = calls[most[0]]
-        return Finding(
-            kind=DIFFERENT_CALLS,
-            group=group.name,
-            description=group.description,
-            members=group.members,
-            operation=first[-1].operation,
-            sequence=number,
-            ranks=tuple(sorted(calls)) if is_tie else tuple(sorted(rank for other in sets[1:] for rank in other)),
-            waiting=() if is_tie else tuple(rank for rank in most if _waits(dumps[rank], calls[rank])),
-            where=_common_place(calls[rank] for rank in most),
-            difference=difference(first, calls[second[0]]),
-            calls=tuple((ranks, _differing(calls[ranks[0]], first)) for ranks in sets),
-        )
-    return None
-
-
-def _differing(calls: Calls, other: Calls) -> Collective:
-    """Return the first of several calls that differs from another rank's, or the last."""
-    pairs = zip(calls, other, strict=False)
-    return next((mine for mine, theirs in pairs if difference((mine,), (theirs,))), calls[-1])
-
-
-def _not_joined(group: Group, dumps: dict[int, Dump]) -> Finding | None:
-    first = min(number for calls in group.calls.values() for number in calls)
-    last = {rank: _last_number(group, dumps, rank, first) for rank in group.members}
-    known = {rank: number for rank, number in last.items() if number is not None}
-    low, high = min(known.values()), max(known.values())
-    number = min((each for calls in group.calls.values() for each in calls if each > low), default=low)
-    late = tuple(rank for rank, each in sorted(known.items()) if each < number)
-    joined = {rank: group.calls[rank].get(number, ()) for rank in known if rank not in late}
-    waiting = tuple(rank for rank, calls in sorted(joined.items()) if calls and _waits(dumps[rank], calls))
-    missing = late or tuple(rank for rank in group.members if rank not in dumps)
-    if not missing or (not late and not any(_is_open(calls) for calls in joined.values())):
-        return None
-    kind = NO_DUMP if not late else NOT_JOINED if waiting else BEHIND
-    example = next((calls for calls in joined.values() if calls), ())
-    ends = [(rank, dumps[rank].collectives[-1]) for rank in late if dumps[rank].collectives]
-    return Finding(
-        kind=kind,
-        group=group.name,
-        description=group.description,
-        members=group.members,
-        operation=example[-1].operation if example else "",
-        sequence=number,
-        ranks=missing,
-        waiting=waiting,
-        where=_common_place(calls for rank, calls in joined.items() if rank in waiting),
-        last=tuple(ends),
-        behind=tuple((rank, high - known[rank]) for rank in late),
-    )
-
-
-def _last_number(group: Group, dumps: dict[int, Dump], rank: int, first: int) -> int | None:
-    """Return the number of a rank's last collective in a group, or None where it is unknown."""
-    if group.calls.get(rank):
-        return max(group.calls[rank])
-    return first - 1 if rank in dumps and dumps[rank].is_whole else None
-
-
-def _unfinished(group: Group) -> Finding | None:
-    """Return a collective that all ranks have joined and that some have not ended."""
-    number = max(number for calls in group.calls.values() for number in calls)
-    calls = {rank: each[number] for rank, each in group.calls.items() if number in each}
-    waiting = tuple(rank for rank, each in calls.items() if _is_open(each))
-    if not waiting or len(calls) < len(group.members):
-        return None
-    started = {rank for rank, each in calls.items() if any(call.state == STARTED for call in each)}
-    not_started = tuple(rank for rank in waiting if rank not in started) if started else ()
-    return Finding(
-        kind=NOT_STARTED if not_started else UNFINISHED,
-        group=group.name,
-        description=group.description,
-        members=group.members,
-        operation=calls[waiting[0]][-1].operation,
-        sequence=number,
-        ranks=not_started,
-        waiting=tuple(rank for rank in waiting if rank not in not_started),
-        where=_common_place(calls[rank] for rank in waiting),
-    )
-
-
-def _is_open(calls: Calls) -> bool:
-    return any(call.is_open for call in calls)
-
-
-def _waits(dump: Dump, calls: Calls) -> bool:
-    """Whether a rank waits in calls, or waited until they failed: its last record, not known as a success."""
-    is_last = bool(calls) and calls[-1] is dump.collectives[-1]
-    return _is_open(calls) or (is_last and calls[-1].state != COMPLETED)
-
-
-def _common_place(calls: Iterable[Calls]) -> str:
-    """Return the place in the code that most of these calls have, or ""."""
-    places = [call[-1].where for call in calls if call[-1].where]
-    return max(places, key=places.count, default="")
 
 
 # --- all groups ----------------------------------------------------------------------------------------------------
@@ -280,3 +136,97 @@ def _keep_ranks(finding: Finding, ranks: tuple[int, ...]) -> Finding:
         last=tuple(each for each in finding.last if each[0] in ranks),
         behind=tuple(each for each in finding.behind if each[0] in ranks),
     )
+
+
+def _find_different_order(findings: Sequence[Finding], groups: Sequence[Group], dumps: Mapping[int, Dump]) -> Finding:
+    """Return that ranks wait for each other in different groups."""
+    waits = tuple((finding.waiting, _call_of(finding)) for finding in findings)
+    smallest = min(len(finding.members) for finding in findings)
+    inner = [finding for finding in findings if len(finding.members) == smallest]
+    for finding in inner:
+        if len(finding.ranks) < len(finding.waiting):
+            return replace(finding, kind=DIFFERENT_ORDER, calls=waits)
+    for finding in inner:
+        for outer in findings:
+            if set(finding.ranks) <= set(outer.waiting) and (odd := _find_odd(finding, outer, groups, dumps)):
+                return replace(odd, kind=DIFFERENT_ORDER, calls=waits)
+    ranks = tuple(sorted({rank for finding in inner for rank in (*finding.ranks, *finding.waiting)}))
+    return replace(inner[0], kind=DIFFERENT_ORDER, ranks=ranks, waiting=(), calls=waits, last=(), behind=())
+
+
+def _find_odd(inner: Finding, outer: Finding, groups: Sequence[Group], dumps: Mapping[int, Dump]) -> Finding | None:
+    """Return the finding whose ranks have left the order of the ranks of equal groups, or None."""
+    equal = [
+        group
+        for group in groups
+        if (group.description, len(group.members)) == (inner.description, len(inner.members))
+        and group.name != outer.group
+    ]
+    counts: dict[int, int] = {}
+    for rank in outer.members:
+        own = [group for group in equal if rank in group.members]
+        at = _find_record(rank, outer, dumps)
+        if len(own) == 1 and at is not None:
+            calls = [call for number in own[0].calls.get(rank, {}).values() for call in number if call.record < at]
+            counts[rank] = len(calls)
+    usual = {number for rank, number in counts.items() if rank not in inner.members}
+    witnesses = [rank for rank in counts if rank not in inner.members]
+    if len(witnesses) < _WITNESSES or len(usual) != 1 or not set(inner.ranks) <= counts.keys():
+        return None
+    return outer if {counts[rank] for rank in inner.ranks} == usual else inner
+
+
+def _find_record(rank: int, outer: Finding, dumps: Mapping[int, Dump]) -> int | None:
+    """Return the entry of a rank's call of the outer collective; None where it, or what was before it, is unknown."""
+    dump = dumps.get(rank)
+    if dump is None or not dump.is_whole:
+        return None
+    key = (outer.group, outer.sequence, outer.operation)
+    is_outer = [call for call in dump.collectives if (call.group, call.sequence, call.operation) == key]
+    return is_outer[0].record if is_outer else None
+
+
+def _call_of(finding: Finding) -> Collective:
+    return Collective(
+        record=0,
+        group=finding.group,
+        description=finding.description,
+        sequence=finding.sequence,
+        operation=finding.operation,
+        state=OPEN,
+        where=finding.where,
+    )
+
+
+def _find_other_sizes(
+    groups: Sequence[Group], dumps: Mapping[int, Dump], aborted: Collection[int], found: Sequence[Finding]
+) -> list[Finding]:
+    """Find the peers of ranks that got data of another size."""
+    if any(finding.kind == DIFFERENT_CALLS for finding in found):
+        return []
+    return [finding for rank in sorted(aborted) if rank not in dumps for finding in _find_peers(rank, groups, dumps)]
+
+
+def _find_peers(rank: int, groups: Sequence[Group], dumps: Mapping[int, Dump]) -> Iterator[Finding]:
+    for group in sorted(groups, key=lambda group: len(group.members)):
+        last = {
+            peer: dumps[peer].collectives[-1] for peer in group.members if peer in dumps and dumps[peer].collectives
+        }
+        peers = {peer: call for peer, call in last.items() if _may_fail(call, group)}
+        if rank in group.members and peers:
+            call = next(iter(peers.values()))
+            yield group.make_finding(
+                OTHER_SIZE,
+                call.operation,
+                call.sequence,
+                ranks=tuple(sorted((rank, *peers))),
+                waiting=tuple(peers),
+                where=call.where,
+                difference="sizes",
+                calls=((tuple(peers), call),),
+            )
+            return
+
+
+def _may_fail(call: Collective, group: Group) -> bool:
+    return group.has(call) and call.state != COMPLETED and not call.is_p2p

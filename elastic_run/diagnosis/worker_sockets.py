@@ -10,8 +10,6 @@ import os
 import socket
 import struct
 
-__all__ = ["is_own_user", "listen", "make_name", "send_request"]
-
 
 def make_name(purpose: str) -> str:
     """Return the name of a socket for one worker in one attempt."""
@@ -36,11 +34,7 @@ def listen(name: str) -> socket.socket:
 
 
 def send_request(name: str, request: bytes) -> socket.socket | None:
-    """Send a request to a worker, without waiting.
-
-    Returns:
-        The connection; None if the worker doesn't listen, or another user listens in its place.
-    """
+    """Send a request to a worker, without waiting; None if no worker of this user listens."""
     connection = socket.socket(socket.AF_UNIX)
     connection.setblocking(False)
     try:

@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from elastic_run.cli.commands import trace
-from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED
-from elastic_run.diagnosis.dump_files import find_dumps, rank_in_name
-from elastic_run.diagnosis.dump_format import DumpError, ForeignFileError, parse_dump
+from elastic_run.diagnosis.dumps import (
+    COMPLETED,
+    OPEN,
+    RETIRED,
+    DumpError,
+    ForeignFileError,
+    find_dumps,
+    parse_dump,
+    rank_in_name,
+)
 from elastic_run.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "flight_recorder"

@@ -13,11 +13,10 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.diagnosis import recorder_server
-from elastic_run.diagnosis.collectives import OPEN, Collective, Dump
-from elastic_run.diagnosis.dump_files import find_dumps
+from elastic_run.diagnosis.dumps import OPEN, Collective, Dump, find_dumps
 from elastic_run.diagnosis.recorder_server import count_collectives, serve, write_dump
 from elastic_run.diagnosis.trace_analysis import analyse
-from elastic_run.diagnosis.trace_text import first_line
+from elastic_run.diagnosis.trace_findings import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

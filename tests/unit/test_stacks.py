@@ -24,7 +24,7 @@ from elastic_run.core.diagnosis.stacks import (
     shorten_stacks,
 )
 from elastic_run.diagnosis.kernel_view import describe_threads
-from elastic_run.diagnosis.stack_files import render_stacks, write_stacks
+from elastic_run.diagnosis.stack_requests import render_stacks, write_stacks
 from elastic_run.report import stack_lines
 from tests.support.compat import PTH
 

@@ -10,10 +10,9 @@ import pytest
 
 from elastic_run.cli.commands.trace import run_trace
 from elastic_run.diagnosis import trace_findings as kinds
-from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED, STARTED, Collective, Dump
-from elastic_run.diagnosis.dump_files import find_dumps
+from elastic_run.diagnosis.dumps import COMPLETED, OPEN, RETIRED, STARTED, Collective, Dump, find_dumps
 from elastic_run.diagnosis.trace_analysis import analyse
-from elastic_run.diagnosis.trace_text import cause_line, detail_lines, first_line
+from elastic_run.diagnosis.trace_findings import cause_line, detail_lines, first_line
 from elastic_run.errors import UsageError
 from elastic_run.records import replace
 

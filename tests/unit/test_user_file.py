@@ -12,7 +12,7 @@ import pytest
 
 from elastic_run import user_file
 from elastic_run.cli.config import read_token
-from elastic_run.diagnosis.dump_files import find_dumps
+from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.errors import UsageError
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.coordination.handler import create_handler

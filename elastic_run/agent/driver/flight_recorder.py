@@ -182,11 +182,9 @@ class FlightRecorder:
             is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.
         """
         from elastic_run.core.failure.diagnose import RecorderFinding
-        from elastic_run.diagnosis.dump_files import find_dumps
-        from elastic_run.diagnosis.dump_format import DumpError
+        from elastic_run.diagnosis.dumps import DumpError, find_dumps
         from elastic_run.diagnosis.trace_analysis import analyse
-        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, NO_SENDER
-        from elastic_run.diagnosis.trace_text import first_line
+        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, NO_SENDER, first_line
 
         try:
             found = find_dumps(list(self._fresh()))

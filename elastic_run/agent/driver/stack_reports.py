@@ -118,7 +118,7 @@ class StackReports:
 
     def write(self, dumps: Mapping[int, Dump]) -> str:
         """Write all stacks into a file of the log directory; return its path, or "" where there is none."""
-        from elastic_run.diagnosis.stack_files import write_stacks
+        from elastic_run.diagnosis.stack_requests import write_stacks
 
         directory = self._context.log_directory
         try:

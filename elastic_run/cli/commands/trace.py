@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 
 from elastic_run.cli.commands import CommandParser
-from elastic_run.diagnosis.dump_files import find_dumps
-from elastic_run.diagnosis.dump_format import DumpError
+from elastic_run.diagnosis.dumps import DumpError, find_dumps
 from elastic_run.diagnosis.trace_analysis import analyse
-from elastic_run.diagnosis.trace_text import cause_line, detail_lines
+from elastic_run.diagnosis.trace_findings import cause_line, detail_lines
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text
 from elastic_run.report.text import count, printable, ranks, wrap
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from elastic_run.diagnosis.dump_files import FoundDumps
+    from elastic_run.diagnosis.dumps import FoundDumps
     from elastic_run.diagnosis.trace_findings import Analysis, Finding
 
 #: Columns of a line and of its label; numbers of causes, of details of each, of consequences and of files to show.
