@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
-    from elastic_run.agent.health_port import HealthPort
+    from elastic_run.agent.http_ports import HealthPort, MetricsPort
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
-    from elastic_run.agent.metrics_port import MetricsPort
     from elastic_run.core.job.config import JobConfig
 
     Port = TypeVar("Port", HealthPort, MetricsPort)
@@ -81,7 +80,7 @@ def make_agent_context(
     if settings.metrics_port is not None:
         context.metrics_port = _open_metrics_port(settings.metrics_port)
     if settings.preload:
-        from elastic_run.agent.driver.template_start import start_preload
+        from elastic_run.agent.driver.warm_start import start_preload
 
         if obstacle := start_preload(context, settings.preload):
             from elastic_run.notices import say
@@ -91,7 +90,7 @@ def make_agent_context(
 
 
 def _open_health_port(port: int) -> HealthPort:
-    from elastic_run.agent.health_port import HealthPort
+    from elastic_run.agent.http_ports import HealthPort
 
     return _open_port(HealthPort, port, "health port", "health checks are answered at port")
 
@@ -99,7 +98,7 @@ def _open_health_port(port: int) -> HealthPort:
 def _open_metrics_port(port: int) -> MetricsPort:
     from importlib.util import find_spec
 
-    from elastic_run.agent.metrics_port import MetricsPort
+    from elastic_run.agent.http_ports import MetricsPort
 
     if find_spec("prometheus_client") is None:
         message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
@@ -269,8 +268,8 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     Raises:
         UsageError: The rendezvous can't work with what the user said.
     """
-    from elastic_run.agent.driver.environment import worker_environments
-    from elastic_run.agent.driver.worker_ranks import assign_ranks
+    from elastic_run.agent.driver.round_join import assign_ranks
+    from elastic_run.agent.driver.worker_launch import worker_environments
     from elastic_run.store.tcpstore.worker_store import choose_loopback, is_served_by_agent
 
     parameters = _make_parameters(config)

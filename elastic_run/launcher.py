@@ -11,7 +11,7 @@ import os
 import sys
 
 from elastic_run import signals
-from elastic_run.agent.driver.early_start import start_early
+from elastic_run.agent.driver.worker_launch import start_early
 from elastic_run.agent_setup import make_agent, make_agent_context, name_flag
 from elastic_run.errors import PluginHungError, UsageError
 from elastic_run.launch_config import LaunchConfig

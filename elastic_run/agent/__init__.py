@@ -2,35 +2,20 @@
 
 | module | what it holds |
 |---|---|
-| `agent_view` | the parts of the agent that a request on the control socket may read |
-| `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |
-| `background` | processes that workers left running in the background: they end or live on with the job |
-| `control_requests` | the requests that commands may make of a running agent |
-| `control_server` | the agent's control socket, on which commands ask |
-| `control_connection` | a client of it: the request and the answer |
-| `driver` | the parts that `LocalElasticAgent` runs a job with |
-| `failures` | a failed job as torch's exceptions and `ProcessFailure`, for programs that launch |
-| `gpu_question` | asks for the GPU use of processes in a thread |
-| `health_check_server` | torch's hook for a site's own health checks; it serves nothing by itself |
-| `health_port` | `--health-port`: answers whether the agent is alive, and whether its workers run |
-| `history` | how each round ended: the lines while the job runs, and the result for the report |
-| `http_listener` | a port at which an agent answers requests over HTTP |
-| `http_requests` | one request over HTTP, read and answered |
-| `job_metrics` | counts the events of this node, for `--metrics-port` |
-| `job_questions` | `status`, `stacks` and `drain` of all nodes of a job, asked and answered through its store |
-| `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes |
-| `metrics_port` | `--metrics-port`: the counts, for Prometheus |
-| `plugin_calls` | calls of code that is not ours, which change nothing of how the job ends |
-| `removal_watch` | tells that another program has removed a file of the agent |
-| `script_name` | names of the workers' program: one that is the same on all nodes, and one for reports |
-| `senders` | which process sent a signal to the launcher |
-| `user_rules` | the search for the rules of --failure-rules in what a failed worker said |
+| `api`, `state` | specification, worker, worker group, result and the abstract agent, with torch's fields |
 | `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
-| `state` | `WorkerState`, without which workers can be started |
-| `steps` | torch's events and metrics of an agent's steps |
+| `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes, by the parts in `driver` |
+| `steps`, `failures` | torch's events and metrics of an agent's steps; torch's exceptions and `ProcessFailure` |
+| `health_check_server` | torch's hook for a site's own health checks; it serves nothing by itself |
 | `stop_requests` | requests to stop a job, from any thread, each passed on once |
-| `worker_stacks` | this node's answer to `elastic-run stacks` |
-| `worker_status` | this node's answer to `elastic-run status` |
+| `history` | how each round ended: the lines while the job runs, and the result for the report |
+| `background` | processes that workers left running in the background: they end or live on with the job |
+| `senders` | which process sent a signal to the launcher |
+| `script_name` | names of the workers' program: one that is the same on all nodes, and one for reports |
+| `plugin_calls` | calls of code that is not ours, which change nothing of how the job ends |
+| `http_server` | the one HTTP server, in the agent's loop |
+| `http_ports` | `--health-port` and `--metrics-port` |
+| `control_server`, `control_requests` | the control socket, and what commands may ask there |
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.agent.driver.job_exit_code import exit_code, failure_of
+from elastic_run import contract
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.config import FEW_NODES
+from elastic_run.core.job.restart_policy import STOP_JOB, Failure
 from elastic_run.multiprocessing.process import process_table
 from elastic_run.signals import SIGKILL
 
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.senders import Senders
-    from elastic_run.agent.user_rules import UserRules
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.diagnosis.stacks import Dump, Place
     from elastic_run.core.failure.diagnose import RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
-    from elastic_run.core.job.restart_policy import Failure
     from elastic_run.core.protocol.decisions import End, EqualErrors
     from elastic_run.core.protocol.facts import NodeEnds
     from elastic_run.report import Attempt, JobResult
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 _OF_NODE = frozenset(("unhealthy", "excluded"))
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
+_EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
 
 
 class History:
@@ -53,7 +53,7 @@ class History:
         self._round: Round | None = None
         self._survivors: tuple[tuple[int, str], ...] = ()
         self._oom_kills: OomKills | None = None
-        self._rules: UserRules | None = None
+        self._rule: tuple[WorkerEnd, Rule | None] | None = None
         self._is_prepared = False
         self._versions = ""
         self._blamed: WorkerEnd | None = None
@@ -330,11 +330,17 @@ class History:
         path = self._context.options.agent_config.failure_rules
         if not path or root is None:
             return None
-        if self._rules is None:
-            from elastic_run.agent.user_rules import UserRules
+        if self._rule is None or self._rule[0] is not root:
+            from elastic_run.core.failure.diagnose import find_rule, last_words
+            from elastic_run.report.job_result import read_rules
+            from elastic_run.report.text import printable
 
-            self._rules = UserRules(path, self._say)
-        return self._rules.find(root)
+            try:
+                self._rule = root, find_rule(read_rules(path), last_words(root))
+            except (OSError, ValueError) as error:  # the file has changed for the worse since its check
+                self._say(printable(f"--failure-rules: {error}"))
+                self._rule = root, None
+        return self._rule[1]
 
     def _read_recorders(self) -> RecorderFinding | None:
         recorder, group = self._context.flight_recorder, self._context.group
@@ -365,7 +371,7 @@ class History:
     def _writes_to_files(self) -> bool:
         """Whether the worker that failed first writes into log files itself; under --tee the launcher does."""
         root, ended = self._root, self._round
-        return root is not None and ended is not None and ended.is_redirected(root.local_rank)
+        return root is not None and ended is not None and bool(ended.output_files(root.local_rank))
 
     def _count_oom_kills(self) -> OomKills | None:
         """Return the kills since this was last called; None the first time."""
@@ -404,3 +410,37 @@ def _add_denial(root: WorkerEnd) -> None:
     from elastic_run.cluster.paths import explain_denial
 
     root.remark = explain_denial(exception.message)
+
+
+def exit_code_of(root: WorkerEnd) -> int:
+    """Return the exit code that a root cause gives its job: 128+n for signal n."""
+    return root.exitcode if root.exitcode >= 0 else contract.EXIT_SIGNAL_BASE - root.exitcode
+
+
+def exit_code(finish: messages.Finish, root: WorkerEnd | None) -> int:
+    """Return the launcher's exit code; see `contract.EXIT_CODES`."""
+    if finish.exit_code is not None:
+        return finish.exit_code
+    if finish.signal is not None:
+        return contract.EXIT_SIGNAL_BASE + finish.signal
+    if finish.verdict == "worker_failed":
+        return contract.EXIT_FAILURE if root is None else exit_code_of(root)
+    return _EXIT_CODES[finish.verdict]
+
+
+def failure_of(root: WorkerEnd, uptime: float, rule: Rule | None) -> Failure:
+    """Return a failure for the restart policy; the user's rule that fits it may decide on a restart."""
+    from elastic_run.core.failure.root_cause import (
+        failure_signature,
+        is_deterministic,
+        is_unguarded_launch,
+    )
+
+    return Failure(
+        exit_code=exit_code_of(root),
+        signature=repr(failure_signature(root)),
+        is_deterministic=is_deterministic(root),
+        uptime=uptime,
+        decision=(rule and rule.decision) or (STOP_JOB if is_unguarded_launch(root) else ""),
+        rule=rule.match if rule is not None and rule.decision else "",
+    )

@@ -13,8 +13,8 @@ import time
 from elastic_run import contract
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
-from elastic_run.agent.driver.environment import worker_environments
 from elastic_run.agent.driver.supervisor import Supervisor
+from elastic_run.agent.driver.worker_launch import worker_environments
 from elastic_run.agent.plugin_calls import close_part, is_ours
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
-    from elastic_run.agent.driver.early_start import EarlyStart
+    from elastic_run.agent.driver.worker_launch import EarlyStart
     from elastic_run.multiprocessing.functions.contexts import PContext
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult

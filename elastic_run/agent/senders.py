@@ -33,8 +33,8 @@ class Senders:
         self._senders: dict[int, str] = {}
         self._reasons: dict[int, str] = {}
 
-    def note(self, number: int, found: SignalInfo | None) -> None:
-        """Note the sender of a signal that came."""
+    def add(self, number: int, found: SignalInfo | None) -> None:
+        """Store the sender of a signal that came."""
         self._senders[number] = "" if found is None else _describe(found)
         self._reasons.pop(number, None)
 
@@ -43,7 +43,7 @@ class Senders:
         self._senders[number] = sender
 
     def explain(self, number: int, reason: str) -> None:
-        """Note why the launcher stops the job as if a signal had come, which nobody has sent."""
+        """Store why the launcher stops the job as if a signal had come, which nobody has sent."""
         self._senders[number] = self._reasons[number] = reason
 
     def find_reason(self, number: int) -> str:

@@ -15,7 +15,7 @@ import os
 import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
-from elastic_run.agent.driver.worker_ranks import ask_for_ranks
+from elastic_run.agent.driver.round_join import ask_for_ranks
 from elastic_run.agent.plugin_calls import make_call, name_call
 from elastic_run.agent.state import WorkerState
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind

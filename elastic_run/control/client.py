@@ -1,7 +1,12 @@
-"""Asks agents through their control sockets, several at once, and never waits longer than a deadline."""
+"""Asks agents through their control sockets, several at once, and never waits longer than a deadline.
+
+A request is one of HTTP, and so is its answer. The path has the version of the protocol; a new request, or a new field,
+is no new version. Any other client can ask as well: `curl --unix-socket PATH --data '{}' http://agent/v1/status`.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -9,7 +14,6 @@ import struct
 import time
 
 from elastic_run.control.socket_directory import find_sockets, pid_in_name, remove_stale
-from elastic_run.control.wire import ANSWER_LIMIT, Call, ControlError, decode_answer, encode_call
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -17,13 +21,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-__all__ = ["Answer", "ask", "ask_agents", "ask_all"]
+__all__ = ["VERSION", "Answer", "Call", "ControlError", "ask", "ask_agents", "ask_all"]
 
+VERSION = 1
+#: Bytes of an answer: the stacks of a node with 1,000 workers.
+ANSWER_LIMIT = 1 << 24
 #: Seconds that an agent may take to answer, unless the caller says otherwise.
 WAIT_LIMIT = 5.0
 _CHUNK = 1 << 18
 #: struct ucred of unix(7): pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
+
+
+class ControlError(Exception):
+    """A request can't be answered; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request: a key of `agent.control_requests.REQUESTS`, and its arguments by name."""
+
+    name: str
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +63,7 @@ class Answer:
 
 
 def ask(path: str, call: Call, *, wait_limit: float = WAIT_LIMIT) -> dict[str, Any]:
-    """Ask one agent.
-
-    Args:
-        path: Its socket.
-        call: The request.
-        wait_limit: Seconds for the whole answer.
+    """Ask one agent, and wait some seconds for the whole answer.
 
     Raises:
         ControlError: It refuses, or doesn't answer.
@@ -65,15 +79,7 @@ def ask(path: str, call: Call, *, wait_limit: float = WAIT_LIMIT) -> dict[str, A
 
 
 def ask_agents(environment: Mapping[str, str], call: Call, *, wait_limit: float) -> list[Answer]:
-    """Ask every agent of this user on this machine.
-
-    Args:
-        environment: The process's.
-        call: The request.
-        wait_limit: Seconds for all answers together.
-
-    Returns:
-        An answer for each agent that runs.
+    """Ask every agent of this user on this machine; an answer comes for each agent that runs.
 
     Raises:
         ControlError: The directory of the sockets belongs to another user.
@@ -85,21 +91,17 @@ def ask_agents(environment: Mapping[str, str], call: Call, *, wait_limit: float)
 
 
 def ask_all(paths: Sequence[str], call: Call, *, wait_limit: float = WAIT_LIMIT) -> list[Answer]:
-    """Ask several agents at once.
-
-    Args:
-        paths: Their sockets; a stale one is removed.
-        call: The request.
-        wait_limit: Seconds for all answers together.
+    """Ask several agents at once, and wait some seconds for all answers together; a stale socket is removed.
 
     Returns:
         An answer for each agent that runs, in the order of the paths.
     """
     asked = [conversation for path in paths if (conversation := _begin(path)) is not None]
     try:
-        line = encode_call(call)
+        body = json.dumps(call.arguments).encode()
+        head = f"POST /v{VERSION}/{call.name} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
         for conversation in asked:
-            conversation.send(line)
+            conversation.send(head.encode() + body)
         _collect([each for each in asked if not each.error], time.monotonic() + wait_limit)
         return [each.conclude(wait_limit) for each in asked]
     finally:
@@ -108,13 +110,7 @@ def ask_all(paths: Sequence[str], call: Call, *, wait_limit: float = WAIT_LIMIT)
 
 
 class _Conversation:
-    """One connection: sends the request and keeps the answer.
-
-    Args:
-        path: The agent's socket.
-        connection: The connection to it, unless the queue is full.
-        is_queued: Whether the queue of clients had room; it is full if the agent has accepted no client for long.
-    """
+    """One connection; the queue of clients has no room for it if the agent has accepted no client for long."""
 
     def __init__(self, path: str, connection: socket.socket, *, is_queued: bool = True) -> None:
         self.path = path
@@ -131,12 +127,12 @@ class _Conversation:
         if owner != os.geteuid():
             self.error = f"{path} belongs to another user ({owner})"
 
-    def send(self, line: bytes) -> None:
+    def send(self, request: bytes) -> None:
         """Send the request, which a new connection takes at once."""
         if self.error:
             return
         try:
-            self.socket.sendall(line)
+            self.socket.sendall(request)
         except OSError as error:
             self.error = f"the agent with pid {self._pid} takes no request: {error.strerror or error}"
 
@@ -158,9 +154,32 @@ class _Conversation:
         if self.error:
             return Answer(self.path, self._pid, error=self.error)
         try:
-            return Answer(self.path, self._pid, decode_answer(bytes(self._received)))
+            return Answer(self.path, self._pid, _read_answer(bytes(self._received)))
         except ControlError as error:
             return Answer(self.path, self._pid, error=str(error))
+
+
+def _read_answer(data: bytes) -> dict[str, Any]:
+    """Read an answer.
+
+    Raises:
+        ControlError: The agent refuses the request, or this is no answer.
+    """
+    head, _, body = data.partition(b"\r\n\r\n")
+    words = head.split(b" ", 2)
+    if words[1:2] != [b"200"]:
+        raise ControlError(body.decode(errors="replace").strip() or "the agent's answer can't be read")
+    if len(data) > ANSWER_LIMIT:
+        message = f"the agent's answer is larger than {ANSWER_LIMIT} bytes"
+        raise ControlError(message)
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        message = "the agent's answer is not a JSON object"
+        raise ControlError(message)
+    return answer
 
 
 def _begin(path: str) -> _Conversation | None:

@@ -9,8 +9,7 @@ job, since nodes of it may share a machine: with `static` or without an id only 
 from __future__ import annotations
 
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.control.client import ask_agents
-from elastic_run.control.wire import Call, ControlError
+from elastic_run.control.client import Call, ControlError, ask_agents
 from elastic_run.errors import UsageError
 from elastic_run.records import dataclass
 

@@ -1,6 +1,6 @@
 """The text of ``elastic-run status``: the job, a row for each worker, and a line for each worker that stands out.
 
-Pure: documents of nodes in (`agent.worker_status` makes them), lines out. A worker stands out in four ways:
+Pure: documents of nodes in (`agent.control_requests` makes them), lines out. A worker stands out in four ways:
 - stopped: SIGSTOP holds it, and not all of the others; what it lacks then says nothing about it or them;
 - silent: it has written nothing for 10 s, and for 4 times as long as the median of the other workers. In many jobs only
   rank 0 writes, or one rank of each node, so half of the workers and more are never marked, and of two workers none;

@@ -9,7 +9,6 @@ Rules
   or remove a pipe there. Agents hold the lock for less than a millisecond. In a shared directory, a process of another
   user can hold it for ever. So an agent waits one second for the lock, and then goes on without it. In this case, two
   agents that start at the same moment with the same path may both make a pipe.
-- A client opens the pipe for each request, so it finds a pipe that was made again under the same path.
 """
 
 from __future__ import annotations
@@ -55,30 +54,11 @@ class TimerFile:
         self.say = say
         self._has_said = False
         self._rest = b""
-        self._made_directory = ""
-        self._open()
-
-    def _open(self) -> None:
         with _alone(self.path):
             make_pipe(self.path)
             self.fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self.fd)
         self._identity = (status.st_dev, status.st_ino)
-        self._directory_identity = _identify_directory(self.path)
-
-    def make_again(self) -> None:
-        """Make another pipe in the place of one that was removed, and its private directory if that is gone as well.
-
-        Raises:
-            OSError: It can't be made. A directory that another process has made meanwhile may be another user's.
-        """
-        former = self.fd
-        if _identify_directory(self.path) != self._directory_identity:
-            directory = os.path.dirname(self.path)
-            os.mkdir(directory, 0o700)
-            self._made_directory = directory
-        self._open()
-        os.close(former)
 
     def read(self) -> list[FileTimerRequest]:
         """Return the requests that are there, of very many a part; never waits."""
@@ -122,18 +102,8 @@ class TimerFile:
                 status = os.stat(self.path)
                 if (status.st_dev, status.st_ino) == self._identity:
                     os.unlink(self.path)
-            if self._made_directory:
-                os.rmdir(self._made_directory)
         except OSError:
             pass  # another process has removed it, or has put a file there
-
-
-def _identify_directory(path: str) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(os.path.dirname(path) or os.curdir)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_uid  # the number of a removed directory is used again
 
 
 @contextmanager

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import stat
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.agent import control_connection, control_requests, control_server
-from elastic_run.agent.agent_view import AgentView, Request
+from elastic_run.agent import control_requests, http_server
 from elastic_run.agent.control_server import ControlServer
+from elastic_run.agent.http_server import REQUEST_LIMIT
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control import client
+from elastic_run.control.client import Call, ControlError
 from elastic_run.control.jobs import find_job, find_jobs
 from elastic_run.control.socket_directory import find_sockets
-from elastic_run.control.wire import REQUEST_LIMIT, Call, ControlError
 from elastic_run.errors import UsageError
 from elastic_run.loop import Loop
 from tests.support.sessions import free_port
@@ -30,6 +30,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elastic_run.agent.control_requests import Request
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]
@@ -40,9 +41,9 @@ IDENTIFY = Call("identify", {})
 PING = Call("ping", {})
 
 
-def never() -> NoReturn:
-    """Stand for the parts of an agent that is never asked."""
-    raise AssertionError
+def post(name: str, arguments: bytes = b"{}") -> bytes:
+    """Return a request."""
+    return b"POST /v1/%s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (name.encode(), len(arguments), arguments)
 
 
 class Agent:
@@ -50,10 +51,15 @@ class Agent:
 
     def __init__(self, loop: Loop, directory: Path) -> None:
         self.loop = loop
-        view = AgentView(loop, None, None, None, None, None, 0.0)  # type: ignore[arg-type] # these requests look at nothing
-        self.server = ControlServer(loop, lambda: view)
+        parts: Any = SimpleNamespace(loop=loop, job=None)
+        self.server = ControlServer(parts)
         self.server.open({ENV_CONTROL_DIR: str(directory)})
-        self.server.watch({ENV_CONTROL_DIR: str(directory)})
+        self.server.settle()
+
+    @property
+    def clients(self) -> list[Any]:
+        """The open connections."""
+        return [] if self.server._server is None else [*self.server._server.clients]
 
     def connect(self) -> socket.socket:
         """Connect as a client that never blocks."""
@@ -100,19 +106,19 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
 
 
 def test_a_request_is_answered_and_the_connection_ends(agent: Agent) -> None:
-    """One line in, one line out."""
+    """A request of HTTP, and a document."""
     with agent.connect() as connection:
-        connection.sendall(b'{"version": 1, "request": "ping", "arguments": {"a": 1}}\n')
-        assert agent.read_to_end(connection) == b'{"version":1,"answer":{"pong":{"a":1}}}\n'
+        connection.sendall(post("ping", b'{"a": 1}'))
+        assert agent.read_to_end(connection).endswith(b'\r\nContent-Length: 18\r\n\r\n{"pong": {"a": 1}}')
 
 
 def test_any_number_of_clients_is_answered(agent: Agent) -> None:
     """A connection that has ended makes room for another one, and is forgotten."""
     for _ in range(40):
         with agent.connect() as connection:
-            connection.sendall(b'{"version": 1, "request": "ping"}\n')
+            connection.sendall(post("ping"))
             assert b"pong" in agent.read_to_end(connection)
-    assert not agent.server._clients
+    assert not agent.clients
 
 
 def test_a_socket_that_can_not_get_its_name_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +129,8 @@ def test_a_socket_that_can_not_get_its_name_is_removed(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "rename", refuse)
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
-    with Loop() as loop, pytest.raises(OSError):  # noqa: PT011 - that of `refuse`
-        ControlServer(loop, never).open(environment)
+    parts: Any = SimpleNamespace()
+    ControlServer(parts).open(environment)
     assert [*tmp_path.rglob("*-*")] == [*tmp_path.glob("elastic-run-*")]
 
 
@@ -132,13 +138,13 @@ def test_an_answer_may_come_later(agent: Agent, monkeypatch: pytest.MonkeyPatch)
     """A function that returns None replies from the loop, once."""
 
     def answer(request: Request) -> None:
-        request.view.loop.call_later(0.05, lambda: request.reply({"late": 1}))
-        request.view.loop.call_later(0.06, lambda: request.reply({"late": 2}))
+        request.view.parts.loop.call_later(0.05, lambda: request.reply({"late": 1}))
+        request.view.parts.loop.call_later(0.06, lambda: request.reply({"late": 2}))
 
     monkeypatch.setitem(control_requests.REQUESTS, "late", answer)
     with agent.connect() as connection:
-        connection.sendall(b'{"version": 1, "request": "late"}\n')
-        assert agent.read_to_end(connection) == b'{"version":1,"answer":{"late":1}}\n'
+        connection.sendall(post("late"))
+        assert agent.read_to_end(connection).endswith(b'\r\n\r\n{"late": 1}')
 
 
 def test_a_defect_in_a_request_is_told_and_ends_nothing(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,19 +155,27 @@ def test_a_defect_in_a_request_is_told_and_ends_nothing(agent: Agent, monkeypatc
 
     monkeypatch.setitem(control_requests.REQUESTS, "broken", answer)
     with agent.connect() as connection:
-        connection.sendall(b'{"version": 1, "request": "broken"}\n')
-        assert b'"error":"internal error: ZeroDivisionError' in agent.read_to_end(connection)
+        connection.sendall(post("broken"))
+        assert b"internal error: ZeroDivisionError" in agent.read_to_end(connection)
     with agent.connect() as connection:
-        connection.sendall(b'{"version": 1, "request": "ping"}\n')
+        connection.sendall(post("ping"))
         assert b"pong" in agent.read_to_end(connection)
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.0\n", b"\0" * 100 + b"\n", b'{"version": 1, "request": "nope"}\n'])
-def test_a_wrong_request_gets_an_error(agent: Agent, garbage: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"x y\r\n\r\n", b"this is not a request of HTTP/1\n"),
+        (post("ping", b"[1]"), b"the arguments of a request are an object of JSON\n"),
+        (post("ping", b"{"), b"the arguments of a request are an object of JSON\n"),
+        (post("../v2/ping"), b"has no request '/v1/../v2/ping'\n"),
+    ],
+)
+def test_a_wrong_request_gets_an_error(agent: Agent, data: bytes, error: bytes) -> None:
     """The client is told what was wrong."""
     with agent.connect() as connection:
-        connection.sendall(garbage)
-        assert agent.read_to_end(connection).startswith(b'{"version":1,"error":')
+        connection.sendall(data)
+        assert agent.read_to_end(connection).endswith(error)
 
 
 def test_a_request_above_the_limit_ends_the_connection(agent: Agent) -> None:
@@ -171,29 +185,17 @@ def test_a_request_above_the_limit_ends_the_connection(agent: Agent) -> None:
         assert agent.read_to_end(connection) == b""
 
 
-def test_clients_that_do_not_ask_hold_nobody_up_for_long(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent clients are dropped after a time; a client that comes meanwhile is answered then."""
-    monkeypatch.setattr(control_connection, "_WAIT_LIMIT", 0.3)
-    silent = [agent.connect() for _ in range(control_server._MOST)]
-    with agent.connect() as connection:
-        connection.sendall(b'{"version": 1, "request": "ping"}\n')
-        assert b"pong" in agent.read_to_end(connection)
-    for each in silent:
-        assert agent.read_to_end(each) == b""
-        each.close()
-
-
 def test_a_client_that_reads_nothing_never_stalls_the_loop(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer of 8 MB waits, others are answered at once, and then it is dropped."""
-    monkeypatch.setattr(control_connection, "_WAIT_LIMIT", 0.5)
+    monkeypatch.setattr(http_server, "WAIT_LIMIT", 0.5)
     monkeypatch.setitem(control_requests.REQUESTS, "large", lambda _: {"text": "a" * (8 << 20)})
     with agent.connect() as slow:
-        slow.sendall(b'{"version": 1, "request": "large"}\n')
-        agent.turn_until(lambda: any(each._unsent for each in agent.server._clients))
+        slow.sendall(post("large"))
+        agent.turn_until(lambda: any(each._unsent for each in agent.clients))
         with agent.connect() as connection:
-            connection.sendall(b'{"version": 1, "request": "ping"}\n')
+            connection.sendall(post("ping"))
             assert b"pong" in agent.read_to_end(connection)
-        agent.turn_until(lambda: not agent.server._clients)
+        agent.turn_until(lambda: not agent.clients)
         received = agent.read_to_end(slow)
     assert len(received) < 8 << 20
 
@@ -205,53 +207,6 @@ def test_the_socket_belongs_to_the_user_alone(agent: Agent, tmp_path: Path) -> N
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     agent.server.close()
     assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([], [])
-
-
-def _rename_directory(path: Path) -> None:
-    shutil.rmtree(path.parent.with_name("old"), ignore_errors=True)
-    path.parent.rename(path.parent.with_name("old"))
-
-
-def _rename_file(path: Path) -> None:
-    path.rename(path.with_name("old"))
-
-
-@pytest.mark.parametrize(
-    "remove", [lambda path: shutil.rmtree(path.parent), _rename_directory, _rename_file], ids=["rm", "mv dir", "mv"]
-)
-def test_a_socket_that_was_removed_is_opened_again(
-    remove: Callable[[Path], None], agent: Agent, tmp_path: Path
-) -> None:
-    """A cleaner of old files has been in /tmp, also twice; another change of the file opens none."""
-    environment, removed = {ENV_CONTROL_DIR: str(tmp_path)}, []
-    for _ in range(2):
-        removed.append(agent.server.path)
-        remove(Path(agent.server.path))
-        agent.turn_until(lambda: agent.server.path not in removed)
-        with agent.connect() as connection:
-            connection.sendall(b'{"version": 1, "request": "ping"}\n')
-            assert b"pong" in agent.read_to_end(connection)
-    path = Path(agent.server.path)
-    path.chmod(0o600)
-    deadline = agent.loop.now() + 0.3
-    agent.turn_until(lambda: agent.loop.now() > deadline)
-    assert find_sockets(environment)[0] == [str(path)]
-    agent.server.close()
-    assert find_sockets(environment)[0] == []
-
-
-def test_a_request_is_answered_although_the_socket_was_removed(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as `elastic-run stacks`, which waits for the workers. Its connection goes on beside the other socket."""
-    requests: list[Request] = []
-    monkeypatch.setitem(control_requests.REQUESTS, "late", requests.append)
-    removed = agent.server.path
-    with agent.connect() as connection:
-        connection.sendall(b'{"version": 1, "request": "late"}\n')
-        agent.turn_until(lambda: bool(requests))
-        shutil.rmtree(Path(removed).parent)
-        agent.turn_until(lambda: agent.server.path != removed)
-        requests[0].reply({"late": 1})
-        assert agent.read_to_end(connection) == b'{"version":1,"answer":{"late":1}}\n'
 
 
 @pytest.mark.parametrize("kind", ["open", "file", "link"])
@@ -267,8 +222,10 @@ def test_a_directory_that_is_not_private_is_not_used(kind: str, tmp_path: Path) 
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         place.symlink_to(tmp_path / "elsewhere")
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
-    with Loop() as loop, pytest.raises(OSError, match="elastic-run-"):
-        ControlServer(loop, never).open(environment)
+    parts: Any = SimpleNamespace()
+    server = ControlServer(parts)
+    server.open(environment)
+    assert server.path == ""
     with pytest.raises(UsageError, match=r"is open to other users|is not a directory"):
         find_jobs(environment)
 
@@ -364,8 +321,8 @@ def test_nodes_of_one_job_on_one_machine_are_one_job(launch: Launch, worker: Wor
 def test_an_unknown_request_names_the_release(agent: Agent) -> None:
     """An older agent says that it is older."""
     with agent.connect() as connection:
-        connection.sendall(b'{"version": 1, "request": "future"}\n')
-        assert b"has no request 'future'" in agent.read_to_end(connection)
+        connection.sendall(post("future"))
+        assert b"has no request '/v1/future'" in agent.read_to_end(connection)
 
 
 def test_no_agent_is_an_error_of_one_line(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
-from elastic_run.control.client import ask
+from elastic_run.control.client import Call, ControlError, ask
 from elastic_run.control.socket_directory import find_sockets
-from elastic_run.control.wire import Call, ControlError
 from tests.support.launch import launch as start
 from tests.support.local_rendezvous import wait_coordinated
 from tests.support.sessions import free_port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,33 +60,3 @@ def test_a_wrong_decision_is_one_line(launch: Launch, worker: Worker, tmp_path: 
     assert job.wait_exit() == contract.EXIT_USAGE
     assert job.stderr.count("\n") == 1
     assert "rules.toml:1: the rule's decision is 'retry', which is none of restart, stop, exclude" in job.stderr
-
-
-SLOW = """[[rule]]
-match = "of (a+)+$"
-help = "slow"
-[[rule]]
-match = "quota"
-help = "Ask Anna."
-"""
-
-
-def test_a_search_without_an_end_is_given_up(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """The report has the hint of the next rule that fits, and one line names the rule, also after a restart."""
-    (tmp_path / "rules.toml").write_text(SLOW, encoding="utf-8")
-    path = worker(f'raise OSError("quota of {"a" * 60}!")')
-    job = launch(f"--failure-rules={tmp_path}/rules.toml", "--max-restarts=1", "--max-backoff=0", path)
-    assert job.wait_exit() == 1
-    assert job.stderr.count("--failure-rules: 'of (a+)+$' is left out: the search takes too long\n") == 1
-    assert "hint     Ask Anna." in job.stderr
-
-
-def test_a_signal_ends_a_job_whose_rules_are_slow(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """All searches together take no longer than seconds, and the signal comes next."""
-    rules = "".join(f'[[rule]]\nmatch = "of (a+)+{number}$"\nhelp = "slow"\n' for number in range(100))
-    (tmp_path / "rules.toml").write_text(rules, encoding="utf-8")
-    path = worker(f'raise OSError("quota of {"a" * 60}!")')
-    job = launch(f"--failure-rules={tmp_path}/rules.toml", "--max-restarts=1000000", "--max-backoff=0", path)
-    job.wait_line("OSError")
-    job.send(signal.SIGTERM)
-    assert job.wait_exit() == contract.EXIT_SIGNAL_BASE + signal.SIGTERM

@@ -51,7 +51,7 @@ def test_a_running_node_is_alive_and_ready(launch: Launch, worker: Worker) -> No
     assert ask(port, "/readyz?verbose") == (200, "running")
     assert ask(port, "/readyz", "HEAD") == (200, "")
     assert ask(port, "/") == (404, "there are /healthz and /readyz")
-    assert ask(port, "/readyz", "POST")[0] == 501
+    assert ask(port, "/readyz", "POST")[0] == 405
     launcher.send(signal.SIGKILL)
 
     def is_refused() -> bool:

@@ -160,7 +160,7 @@ def test_an_ordinary_job_does_without_psutil(launch: Callable[..., Launched], tm
     job = launch("--no-python", "sh", "-c", "sleep 1.5; kill -TERM $PPID; exec sleep 60", env=env, cwd=tmp_path)
     assert job.wait_exit() == 128 + signal.SIGTERM
     imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
-    assert "elastic_run.agent.driver.quiet_watch" in imported
+    assert "elastic_run.agent.driver.failed_ranks" in imported
     assert "psutil" not in imported
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.driver.template_start import start_preload
+from elastic_run.agent.driver.warm_start import start_preload
 from elastic_run.cli.values import preloaded
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process.fork_exec import start_process

@@ -10,8 +10,8 @@ import pytest
 
 from elastic_run import metrics
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from elastic_run.agent.driver.environment import worker_environments
-from elastic_run.agent.driver.worker_ranks import assign_ranks
+from elastic_run.agent.driver.round_join import assign_ranks
+from elastic_run.agent.driver.worker_launch import worker_environments
 from elastic_run.metrics import api as metrics_api
 from elastic_run.multiprocessing.errors import ProcessFailure
 from elastic_run.rendezvous.local import LocalRendezvousHandler

@@ -18,7 +18,7 @@ from elastic_run.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_run.control.wire import Call
+    from elastic_run.control.client import Call
 
 _JOB = RunningJob((RunningAgent("a", 1, max_nodes=2), RunningAgent("b", 2, max_nodes=2)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -16,13 +17,18 @@ import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control import socket_directory
-from elastic_run.control.client import ask, ask_agents, ask_all
+from elastic_run.control.client import Call, ControlError, ask, ask_agents, ask_all
 from elastic_run.control.socket_directory import explain_unfit, find_sockets, is_stale, make_directory, pid_in_name
-from elastic_run.control.wire import Call, ControlError, encode_answer, encode_error
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from elastic_run.control.client import Answer
+
+
+def encode(body: object, status: int = 200) -> bytes:
+    """Return an answer: a document, or the reason why there is none."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    return f"HTTP/1.0 {status} x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
 
 
 def ask_agent_that_answers(path: Path, data: bytes) -> Answer:
@@ -47,8 +53,24 @@ def ask_agent_that_answers(path: Path, data: bytes) -> Answer:
 def test_an_answer_of_many_pieces_is_read_to_its_end(tmp_path: Path) -> None:
     """The table of a large job takes more than a read of a socket gives."""
     document = {"text": "x" * (1 << 20)}
-    answer = ask_agent_that_answers(tmp_path / "4711-a.sock", encode_answer(document))
+    answer = ask_agent_that_answers(tmp_path / "4711-a.sock", encode(document))
     assert (answer.document, answer.error) == (document, "")
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"x", "the agent's answer can't be read"),
+        (encode([7]), "the agent's answer is not a JSON object"),
+        (encode("{"), "the agent's answer is not a JSON object"),
+        (encode({"text": "x" * (1 << 24)}), f"the agent's answer is larger than {1 << 24} bytes"),
+    ],
+    ids=["no answer", "a list", "cut", "too long"],
+)
+def test_what_is_no_answer_is_told(data: bytes, error: str, tmp_path: Path) -> None:
+    """A command never works with a list where it expects fields."""
+    answer = ask_agent_that_answers(tmp_path / "4711-a.sock", data)
+    assert (answer.document, answer.error) == (None, error)
 
 
 def test_an_agent_that_answers_late_is_waited_for_after_the_others(tmp_path: Path) -> None:
@@ -64,7 +86,7 @@ def test_an_agent_that_answers_late_is_waited_for_after_the_others(tmp_path: Pat
             for number, connection in enumerate(connections):
                 with connection:
                     connection.recv(1 << 16)
-                    connection.sendall(encode_answer({"number": number}))
+                    connection.sendall(encode({"number": number}))
                 time.sleep(0.05)  # the first answer is read, and the second is not there yet
 
         thread = threading.Thread(target=serve)
@@ -162,7 +184,7 @@ def test_one_agent_answers_or_its_error_is_raised(tmp_path: Path) -> None:
         listener.listen()
 
         def serve() -> None:
-            for line in (encode_answer({"run_id": "llama"}), encode_error("there is no request 'x'")):
+            for line in (encode({"run_id": "llama"}), encode("there is no request 'x'\n", 404)):
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(1 << 16)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.control.client import Answer
+from elastic_run.control.client import Answer, ControlError
 from elastic_run.control.jobs import RunningAgent, RunningJob, choose_job, find_job, find_jobs
-from elastic_run.control.wire import ControlError
 from elastic_run.errors import UsageError
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from elastic_run.agent.driver.event_recorder import EventRecorder
-from elastic_run.agent.driver.resource_readings import Usage
-from elastic_run.agent.driver.step import Step
-from elastic_run.core.agent import machine, messages
+from elastic_run.agent.driver.worker_readings import Usage
+from elastic_run.core.agent import machine
 from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 from elastic_run.core.job.config import JobConfig
 from elastic_run.report.event_log import find_mistake
@@ -65,7 +64,7 @@ class _Recording:
         """Let the agent's machine take a step."""
         agent = machine.Agent(JobConfig(), 2, state=before)
         taken = agent.replace(state=after, stop_reason=reason)
-        self.recorder.stepped((_WALL, now), Step(agent, messages.WaitOver(0), taken, ()))
+        self.recorder.stepped((_WALL, now), agent, taken, ())
 
     def find(self, name: str, field: str) -> list[Any]:
         """Return one field of each event that has this name."""

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from elastic_run.agent.driver import gpu_memory
-from elastic_run.agent.driver.check_process import CheckEnd
-from elastic_run.agent.driver.gpu_memory import GpuMemoryWait
+from elastic_run.agent.driver import round_checks
+from elastic_run.agent.driver.round_checks import CheckEnd, GpuMemoryWait
 from tests.support.stream_bench import Clockwork
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class _Wait:
         self.ends: list[float] = []
         self.limits: list[float] = []
         self.take: Callable[[CheckEnd], None] = lambda _: None
-        monkeypatch.setattr(gpu_memory, "CheckProcess", self._make_process)
+        monkeypatch.setattr(round_checks, "CheckProcess", self._make_process)
         self.wait = GpuMemoryWait(
             cast("Loop", self.loop),
             cast("AgentContext", None),

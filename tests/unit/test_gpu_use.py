@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.agent import gpu_question
+from elastic_run.agent.driver import worker_readings
 from elastic_run.cluster import gpu_use
 from elastic_run.cluster.gpu_use import GpuUse
 from elastic_run.loop import Loop
@@ -157,7 +157,7 @@ def test_a_machine_without_a_driver_has_none(library: Library, monkeypatch: pyte
 def ask(loop: Loop, memory: dict[str, Any]) -> dict[int, GpuUse]:
     """Ask, and turn the loop until the answer is there."""
     found: list[dict[int, GpuUse]] = []
-    gpu_question.ask_gpu_use(loop, memory, found.append)
+    worker_readings.ask_gpu_use(loop, memory, found.append)
     assert loop.run_until(lambda: bool(found), loop.now() + 20)
     return found[0]
 
@@ -173,7 +173,7 @@ def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pyt
     """The answer comes without GPUs, and no second thread is left behind."""
     gate = threading.Event()
     monkeypatch.setattr(library, "nvmlInit", gate.wait)
-    monkeypatch.setattr(gpu_question, "_WAIT_LIMIT", 0.05)
+    monkeypatch.setattr(worker_readings, "_GPU_WAIT", 0.05)
     with Loop() as loop:
         memory: dict[str, Any] = {}
         assert ask(loop, memory) == {}

@@ -22,11 +22,10 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.loop import Loop
 
 _LOADS = Stillness(Place("load_batch", "/code/data.py", 41), waits=False, same=63.0, idle=63.0)
 _HANG = Hang(63.0, {0: _LOADS}, {}, {0: Owner("gpu7", 4711, 0)})
@@ -54,20 +53,18 @@ class _Job:
             group=SimpleNamespace(workers=[worker], spec=SimpleNamespace(role="default")),
             options=SimpleNamespace(agent_config=SimpleNamespace(hang_action=action, hang_timeout=60.0)),
         )
-        loop = SimpleNamespace(call_soon_threadsafe=self.calls.put)
-        self.reaction = HangReaction(
-            cast("AgentContext", context),
-            cast("Loop", loop),
+        self.parts = SimpleNamespace(
+            context=context,
+            loop=SimpleNamespace(call_soon_threadsafe=self.calls.put),
             say=self.lines.append,
-            write=lambda _: "/logs/stacks.txt",
-            stop=self._stop,
-            fail=lambda _, local_rank: self.failed.append(local_rank),
             is_running=lambda _: self.is_running,
+            history=SimpleNamespace(blame=self.ends.append),
+            feed=self.events.append,
         )
 
-    def _stop(self, end: WorkerEnd, event: Event) -> None:
-        self.ends.append(end)
-        self.events.append(event)
+    def react(self, found: Hang) -> None:
+        """Begin the reaction."""
+        HangReaction(cast("AgentParts", self.parts), _ROUND, found, self.failed.append).begin("/logs/stacks.txt")
 
     def answer(self) -> None:
         """Perform the next call of the loop."""
@@ -82,7 +79,7 @@ def _find(*, is_whole_job: bool) -> RecorderFinding:
 def test_the_action_follows_the_finding() -> None:
     """The places come at once; the finding and the action when the dumps are read."""
     job = _Job(_find)
-    job.reaction.react(_ROUND, _HANG)
+    job.react(_HANG)
     assert job.lines[-1] == "  rank 0 is in load_batch (data.py:41), 63.0 s"
     job.answer()
     job.answer()
@@ -106,7 +103,7 @@ def test_the_action_follows_the_finding() -> None:
 def test_one_node_performs_the_action(action: str, events: list[Event], *, is_decided_here: bool) -> None:
     """The other nodes tell the hang as well, and wait for its decision; `report` stops nothing."""
     job = _Job(_find, action=action)
-    job.reaction.react(_ROUND, replace(_HANG, is_decided_here=is_decided_here))
+    job.react(replace(_HANG, is_decided_here=is_decided_here))
     job.answer()
     job.answer()
     assert job.events == events
@@ -117,7 +114,7 @@ def test_the_end_of_a_job_whose_ranks_all_wait_has_the_finding() -> None:
     """The cause is that of all nodes: those without a dump of the flight recorder name the rank as well."""
     job = _Job(_find)
     waits = Stillness(Place("all_reduce", "/code/train.py", 88, is_waiting=True), waits=True, same=63.0, idle=63.0)
-    job.reaction.react(_ROUND, replace(_HANG, ranks={0: waits}))
+    job.react(replace(_HANG, ranks={0: waits}))
     job.answer()
     job.answer()
     (end,) = job.ends
@@ -129,7 +126,7 @@ def test_a_job_stops_if_the_accused_rank_has_ended() -> None:
     """A rank that ended without a dump has no worker any more; the end is told of a rank that waits for it."""
     job = _Job(lambda **_: RecorderFinding("there is no dump of rank 1", (1,), is_whole_job=True))
     waits = Stillness(Place("item", "/code/train.py", 90), waits=True, same=63.0, idle=63.0)
-    job.reaction.react(_ROUND, replace(_HANG, ranks={0: waits}, ended=(1,)))
+    job.react(replace(_HANG, ranks={0: waits}, ended=(1,)))
     job.answer()
     job.answer()
     (end,) = job.ends
@@ -141,7 +138,7 @@ def test_a_job_stops_if_the_accused_rank_has_ended() -> None:
 def test_a_round_that_has_ended_meanwhile_is_not_told_of() -> None:
     """No line says behind the closing report that the job goes on, or is stopped."""
     job = _Job(_find)
-    job.reaction.react(_ROUND, _HANG)
+    job.react(_HANG)
     count = len(job.lines)
     job.answer()
     job.is_running = False
@@ -159,7 +156,7 @@ def test_a_defect_in_the_analysis_does_not_keep_the_action(monkeypatch: pytest.M
         raise LookupError
 
     job = _Job(fail)
-    job.reaction.react(_ROUND, _HANG)
+    job.react(_HANG)
     job.answer()
     job.answer()
     assert job.events == [WorkersHung(3)]

@@ -20,8 +20,15 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
-from elastic_run.agent.driver.hang_signs import MOMENT, MOMENTS, ProcessSample, SignReader, follow, sample_processes
-from elastic_run.agent.driver.process_counters import ProcessCounters
+from elastic_run.agent.driver.hang_signs import (
+    MOMENT,
+    MOMENTS,
+    ProcessCounters,
+    ProcessSample,
+    SignReader,
+    follow,
+    sample_processes,
+)
 from elastic_run.core.diagnosis.hang import NO_DETECTION, Stillness, describe_rank
 from elastic_run.core.diagnosis.stacks import Dump, Place
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
@@ -32,8 +39,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.driver.job import MultiNodeJob
+    from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
-    from elastic_run.loop import Loop
 
 _TEXT = 'Thread 0x0f (most recent call first):\n  File "/code/data.py", line 41 in load_batch\n'
 #: Holds the GIL in C, while the thread that answers for the flight recorder waits for it.
@@ -259,17 +266,10 @@ def _watch(
     job: MultiNodeJob | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> HangDetection:
-    return HangDetection(
-        cast("Loop", clock),
-        worker.round,
-        world_size=1,
-        timeout=60.0,
-        heartbeats={},
-        recorder=None,
-        job=job,
-        on_hang=on_hang,
-        say=say,
-    )
+    workers = [SimpleNamespace(world_size=1)]
+    context = SimpleNamespace(heartbeats={}, flight_recorder=None, group=SimpleNamespace(workers=workers))
+    parts = SimpleNamespace(loop=clock, say=say, job=job, context=context)
+    return HangDetection(cast("AgentParts", parts), worker.round, timeout=60.0, on_hang=on_hang)
 
 
 def _find_hang(worker: _Worker, answer: Callable[[_Clock], None]) -> float:
@@ -471,12 +471,12 @@ def test_a_node_of_a_large_job_waits_after_a_question(worker: _Worker) -> None:
 
 
 def test_a_node_that_detects_no_hangs_is_named_once(worker: _Worker) -> None:
-    """The job's ranks can't be judged without that node's."""
+    """Nothing can be said of the job's ranks without that node's."""
     lines: list[str] = []
     job = cast("MultiNodeJob", SimpleNamespace(has_others=True, nodes=2, is_large=False, is_member=lambda _: True))
     detection = _watch(_Clock(), worker, list[Hang]().append, job=job, say=lines.append)
     other = {"host": "node8", "pid": 1, "round": 0, "timeout": NO_DETECTION, "workers": []}
-    detection._judge_job([other])
-    detection._judge_job([other])
+    detection._decide_job([other])
+    detection._decide_job([other])
     detection.close()
     assert lines == ["hangs are not detected: node8 has no --hang-timeout"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic_run.agent.job_metrics import JobMetrics
+from elastic_run.agent.http_ports import JobMetrics
 
 
 class _Counted:
@@ -17,12 +17,12 @@ class _Counted:
     def put(self, name: str, now: float, **fields: Any) -> None:
         """Take an event; each has these fields beside its own."""
         durations = {"rendezvous_s": None, "detected_s": None, "stop_s": None, "recovery_s": None, "start_s": None}
-        self.metrics.take({"event": name, "monotonic": now, "restart": 0, **durations, **fields})
+        self.metrics.count({"event": name, "monotonic": now, "restart": 0, **durations, **fields})
 
 
 def test_before_the_first_round_there_is_nothing() -> None:
     """No node, no worker, no restart, and no second in which workers ran."""
-    counts = _Counted().metrics.counts
+    counts = _Counted().metrics
     assert (counts.node, counts.run_id, counts.began_at) == ("node7", "job", 100.0)
     assert [counts.restarts, counts.rounds, counts.nodes, counts.workers, counts.local_workers] == [0] * 5
     assert (counts.running_s, counts.running_since, counts.failures) == (0.0, None, {})
@@ -35,7 +35,7 @@ def test_workers_are_counted_while_they_run() -> None:
     for _ in range(2):
         counted.put("worker_started", 102.0)
     counted.put("worker_exited", 103.0, exit_code=0)
-    counts = counted.metrics.counts
+    counts = counted.metrics
     assert (counts.rounds, counts.nodes, counts.workers, counts.local_workers) == (1, 3, 6, 1)
 
 
@@ -44,13 +44,13 @@ def test_workers_have_run_until_the_first_failure_or_the_stop() -> None:
     counted = _Counted()
     counted.put("workers_started", 110.0)
     counted.put("worker_exited", 115.0, exit_code=0)
-    assert (counted.metrics.counts.running_s, counted.metrics.counts.running_since) == (0.0, 110.0)
+    assert (counted.metrics.running_s, counted.metrics.running_since) == (0.0, 110.0)
     counted.put("worker_exited", 120.0, exit_code=3)
     counted.put("workers_stopping", 121.0)
-    assert (counted.metrics.counts.running_s, counted.metrics.counts.running_since) == (10.0, None)
+    assert (counted.metrics.running_s, counted.metrics.running_since) == (10.0, None)
     counted.put("workers_started", 130.0)
     counted.put("workers_stopping", 134.0)
-    assert counted.metrics.counts.running_s == 14.0
+    assert counted.metrics.running_s == 14.0
 
 
 def test_failures_are_counted_by_their_cause() -> None:
@@ -60,4 +60,4 @@ def test_failures_are_counted_by_their_cause() -> None:
         counted.put("worker_failed", 120.0, is_root=True, cause=cause, signal=signal, exit_code=code)
     counted.put("worker_failed", 120.0, is_root=True, cause="", signal=None, exit_code=3)
     counted.put("worker_failed", 120.0, is_root=False, cause="KeyError: 'x'", signal=None, exit_code=1)
-    assert counted.metrics.counts.failures == {"ValueError": 2, "SIGKILL": 1, "exit code 3": 1}
+    assert counted.metrics.failures == {"ValueError": 2, "SIGKILL": 1, "exit code 3": 1}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from elastic_run.agent.driver.last_output import find_output
+from elastic_run.agent.driver.worker_readings import find_output
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.agent import WorkerSpec, health_check_server, local_elastic_agent
-from elastic_run.agent.driver.worker_ranks import assign_ranks
+from elastic_run.agent.driver.round_join import assign_ranks
 from elastic_run.agent.failures import describe_failure
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent
 from elastic_run.core.failure.root_cause import ExceptionText

@@ -13,9 +13,9 @@ import pytest
 
 from elastic_run import timer
 from elastic_run.agent.background import _read_command
-from elastic_run.agent.driver.d_state import _is_uninterruptible
 from elastic_run.agent.driver.fault_injection import _find_child
-from elastic_run.agent.driver.resource_readings import read_usage
+from elastic_run.agent.driver.watches import _is_uninterruptible
+from elastic_run.agent.driver.worker_readings import read_usage
 from elastic_run.diagnosis.doctor import gpus, resource_limits
 from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner
 from elastic_run.timer.countdowns import Countdowns

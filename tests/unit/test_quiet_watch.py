@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.driver import quiet_watch
-from elastic_run.agent.driver.quiet_watch import QuietWatch, read_activity
+from elastic_run.agent.driver.watches import read_activity
 from elastic_run.core.diagnosis.hang import Activity, is_quiet
-from elastic_run.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SLEEPS = "print('ready', flush=True)\nimport time\ntime.sleep(1000)"
-_WRITES = "import time\nwhile True:\n    print('ready', flush=True)\n    time.sleep(0.05)"
 _COMPUTES = "print('ready', flush=True)\nwhile True: pass"
 
 
@@ -30,33 +26,6 @@ def worker(request: pytest.FixtureRequest) -> Iterator[int]:
         process.stdout.readline()
         yield process.pid
         process.kill()
-
-
-@pytest.mark.parametrize("worker", [_SLEEPS], indirect=True)
-def test_a_round_in_which_nothing_happens_is_told(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each look, until the watch is closed."""
-    monkeypatch.setattr(quiet_watch, "PERIOD", 0.3)
-    said: list[float] = []
-    with Loop() as loop:
-        watch = QuietWatch(loop, lambda: [worker], said.append)
-        assert loop.run_until(lambda: len(said) > 1, loop.now() + 60)
-        watch.close()
-        count = len(said)
-        loop.run_until(lambda: False, loop.now() + 1)
-    assert len(said) == count
-    assert min(said) >= 0.3
-
-
-@pytest.mark.parametrize("worker", [_WRITES, _COMPUTES], ids=["writes", "computes"], indirect=True)
-def test_a_round_in_which_a_worker_writes_or_computes_is_not_told(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither needs the other."""
-    monkeypatch.setattr(quiet_watch, "PERIOD", 1.0)
-    said: list[float] = []
-    with Loop() as loop:
-        watch = QuietWatch(loop, lambda: [worker], said.append)
-        loop.run_until(lambda: False, loop.now() + 2.25)
-        watch.close()
-    assert said == []
 
 
 @pytest.mark.parametrize("worker", [_COMPUTES], indirect=True)

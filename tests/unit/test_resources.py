@@ -1,27 +1,19 @@
-"""The workers' processor time and memory: when it is read, and the curves of it."""
+"""The curves of the workers' processor time and memory."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.driver.resource_readings import ResourceReader
-from elastic_run.agent.driver.watches import Watches
-from elastic_run.core.agent.config import AgentConfig
 from elastic_run.report.event_log import find_mistake
 from elastic_run.report.history_charts import Span, draw_resources
 from elastic_run.report.job_history import fold
-from tests.support.stream_bench import Clockwork
 from tests.unit.test_event_log import event
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.driver.round import Round
-    from elastic_run.loop import Loop
     from elastic_run.report.history_charts import Chart
 
 
@@ -78,41 +70,3 @@ def test_too_few_readings_draw_nothing(readings: list[Any]) -> None:
 def test_lists_that_hold_no_numbers_are_no_events(value: object) -> None:
     """Nothing foreign comes into a drawing."""
     assert find_mistake(event("resources", cpu_s=value)) == "has a wrong value of cpu_s (resources)"
-
-
-def test_readings_become_rare() -> None:
-    """Every 10 s for ten minutes, once a minute after an hour, and never after the round."""
-    loop, moments = Clockwork(), list[float]()
-    reader = ResourceReader(cast("Loop", loop), lambda: moments.append(loop.time))
-    while loop.time < 7200:
-        loop.advance(1.0)
-    assert [round(moment) for moment in moments[:3]] == [10, 20, 30]
-    assert 59 <= moments[-1] - moments[-2] <= 61
-    assert len(moments) < 260
-    reader.close()
-
-
-@pytest.mark.parametrize(("events_file", "first", "pause"), [("", 301.0, 300.0), ("events.jsonl", 11.0, 10.0)])
-def test_a_job_whose_launcher_sleeps_is_read_every_five_minutes(events_file: str, first: float, pause: float) -> None:
-    """With a log directory alone the watch over quiet rounds reads; where another timer does, it reads nothing more."""
-    loop, moments = Clockwork(), list[float]()
-    options = SimpleNamespace(stuck_timeout=0.0, agent_config=AgentConfig(events_file=events_file))
-    watches = Watches(
-        cast("Loop", loop),
-        cast("AgentContext", SimpleNamespace(options=options, timers=None)),
-        is_polled=False,
-        say=lambda _: None,
-        on_stuck=lambda _: None,
-        on_failed=lambda *_: None,
-        on_hang=lambda *_: None,
-        on_waiting_nodes=lambda _: None,
-        read_resources=lambda: moments.append(loop.time),
-        on_timer=lambda *_: None,
-    )
-    workers, output = SimpleNamespace(alive=set(), pids={}), SimpleNamespace(activities={})
-    watches.begin(cast("Round", SimpleNamespace(number=0, workers=workers, output=output)))
-    while loop.time < 610:
-        loop.advance(1.0)
-    watches.end_round()
-    assert moments[:3] == [1.0, first, first + pause]
-    assert len(moments) == len(set(moments))

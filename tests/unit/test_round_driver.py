@@ -20,13 +20,12 @@ from tests.support.stream_bench import Clockwork
 class _Driver:
     """A driver, and what it has told."""
 
-    def __init__(self, *, state: str = machine.RUNNING, stop_reason: str = "", failure: Failure | None = None) -> None:
+    def __init__(self, *, stop_reason: str = "", failure: Failure | None = None) -> None:
         loop: Any = Clockwork()
         loop.reap_strangers = lambda **options: self.calls.append(("reap", options))
         self.loop = loop
         self.calls: list[tuple[Any, ...]] = []
         self.fed: list[object] = []
-        self.lines: list[str] = []
         self.context: Any = SimpleNamespace(
             options=SimpleNamespace(is_whole_process=False),
             worker_pool=None,
@@ -42,15 +41,13 @@ class _Driver:
         parts: Any = SimpleNamespace(
             context=self.context,
             loop=self.loop,
-            console=SimpleNamespace(say=self.lines.append),
-            job=None,
-            round_join=SimpleNamespace(is_immediate=True),
             observation=SimpleNamespace(
-                is_written=False, tell=lambda _: None, begin=lambda: self.calls.append(("observation begins",))
+                record=lambda _: None, begin=lambda: self.calls.append(("observation begins",))
             ),
             feed=self.fed.append,
-            find_agent=lambda: SimpleNamespace(state=state, stop_reason=stop_reason),
-            find_history=lambda: history,
+            agent=SimpleNamespace(state=machine.RUNNING, stop_reason=stop_reason),
+            current=SimpleNamespace(number=3),
+            history=history,
         )
         background: Any = None
         self.driver = RoundDriver(
@@ -60,8 +57,6 @@ class _Driver:
             on_step=lambda step, duration: self.calls.append((step, duration)),
             on_timer=lambda *_: None,
         )
-        current: Any = SimpleNamespace(number=3)
-        self.driver.current = current
 
 
 @pytest.mark.parametrize(
@@ -83,17 +78,6 @@ def test_the_end_of_a_round_is_told_in_steps(
     assert made.calls == told
     assert made.fed == [messages.GroupGone(3, failure=failure, is_unkillable=False)]
     assert made.driver.failure is failure
-
-
-@pytest.mark.parametrize(
-    ("state", "lines"), [(machine.RUNNING, ["stopping the workers: nodes wait to join"]), (machine.STOPPING, [])]
-)
-def test_nodes_that_wait_halt_the_round(state: str, lines: list[str]) -> None:
-    """As a foreign rendezvous tells it; a line says so, unless the workers are being stopped already."""
-    made = _Driver(state=state)
-    made.driver._stop_for_waiting_nodes(3)
-    assert made.fed == [messages.RoundHalted(3)]
-    assert made.lines == lines
 
 
 def test_what_takes_time_begins_after_the_first_lines() -> None:
@@ -144,8 +128,7 @@ def test_a_lost_peer_is_looked_for_quickly(exitcode: int, looks: list[bool], mon
     current: Any = SimpleNamespace(
         _exits={0: SimpleNamespace(exitcode=exitcode)},
         output=SimpleNamespace(catch_up=lambda _: None),
-        _context=SimpleNamespace(group=SimpleNamespace(workers=[SimpleNamespace(local_rank=0)])),
-        _end_of=end_of,
+        _make_end=end_of,
     )
     assert Round.is_secondary(current, 0) is bool(looks)
     assert found == looks

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from elastic_run.agent import WorkerGroup, WorkerSpec
-from elastic_run.agent.driver import early_start, round_join
+from elastic_run.agent.driver import round_join, worker_launch
 from elastic_run.agent.driver.context import AgentContext, AgentOptions
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.core.job.config import JobConfig
@@ -114,9 +114,9 @@ def test_workers_that_start_early_get_the_agents_store(monkeypatch: pytest.Monke
     monkeypatch.setattr(AgentContext, "block_signals", lambda _, numbers: steps.append(("block", *numbers)))
     monkeypatch.setattr(AgentContext, "adopt_orphans", lambda _: None)
     monkeypatch.setattr(
-        early_start, "launch_workers", lambda *_, **named: steps.append(("launch", named["use_agent_store"]))
+        worker_launch, "launch_workers", lambda *_, **named: steps.append(("launch", named["use_agent_store"]))
     )
-    early = early_start.start_early(context)
+    early = worker_launch.start_early(context)
     assert early is not None
     assert steps == [("block", SIGTERM), ("launch", True)]
     assert (group.master_addr, group.master_port) == ("127.0.0.1", 1234)

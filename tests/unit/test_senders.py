@@ -25,14 +25,14 @@ _BY_KILL, _BY_KERNEL, _BY_TIMER = 0, 0x80, -2
 def test_a_sender_is_described(number: int, code: int, pid: int, words: str) -> None:
     """The kernel's own signals, a timer, a process that can't be seen, and one that is gone are told apart."""
     senders = Senders()
-    senders.note(number, SignalInfo(number=number, code=code, pid=pid, uid=7))
+    senders.add(number, SignalInfo(number=number, code=code, pid=pid, uid=7))
     assert senders.find(number) == words
 
 
 def test_a_process_has_its_name() -> None:
     """A process that lives is named; the last sender of a number counts, and an unknown one takes its place."""
     senders = Senders()
-    senders.note(SIGTERM, SignalInfo(number=SIGTERM, code=_BY_KILL, pid=os.getpid(), uid=0))
+    senders.add(SIGTERM, SignalInfo(number=SIGTERM, code=_BY_KILL, pid=os.getpid(), uid=0))
     assert senders.find(SIGTERM).startswith(f"pid {os.getpid()} (")
-    senders.note(SIGTERM, None)
+    senders.add(SIGTERM, None)
     assert senders.find(SIGTERM) == senders.find(SIGINT) == ""

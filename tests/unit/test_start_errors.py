@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.driver.start_errors import start_failed
+from elastic_run.agent.driver.round_driver import explain_failed_start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def missing(program: str) -> str:
     """Return what is said of a program for which the system says that there is no such file."""
-    failed = start_failed(1, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program), program)
+    failed = explain_failed_start(1, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program), program)
     assert failed.verdict == "not_found"
     return failed.detail
 
@@ -69,4 +69,4 @@ def test_a_program_that_is_not_there_is_called_missing(tmp_path: Path) -> None:
 )
 def test_an_error_about_another_file_is_not_the_programs(error: Exception, verdict: str) -> None:
     """The verdict, and with it the exit code, follows from the error and from the file that it names."""
-    assert start_failed(1, error, "tool").verdict == verdict
+    assert explain_failed_start(1, error, "tool").verdict == verdict

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.agent.driver.context import AgentOptions
-from elastic_run.agent.driver.time_limit import watch_time_limit
+from elastic_run.agent.driver.watches import watch_time_limit
 from elastic_run.cli.config import _find_end_time, make_config
 from elastic_run.contract import ENV_STOP_TIME
 from elastic_run.core.job.config import JobConfig

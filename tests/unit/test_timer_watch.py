@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-import pytest
-
 from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers, timer_exception
-from elastic_run.agent.removal_watch import RemovalWatch
 from elastic_run.contract import TIMER_EXPIRED
 from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.loop import Loop
-from elastic_run.timer import FileTimerClient, expiries
+from elastic_run.timer import expiries
 from elastic_run.timer.requests import FileTimerRequest
-from elastic_run.timer.timer_file import TimerFile, has_reader
 from tests.support.stream_bench import Clockwork
-from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elastic_run.loop import Loop
+    from elastic_run.timer.timer_file import TimerFile
 
 
 class _Loop(Clockwork):
@@ -92,74 +88,6 @@ def test_the_pipe_is_in_the_directory_that_is_removed_with_the_launcher(tmp_path
     assert Path(own.file.path) == made / "timers"
     own.close()
     assert not made.exists()
-
-
-@pytest.mark.parametrize("has_place", [True, False])
-def test_a_pipe_that_was_removed_is_made_again(tmp_path: Path, *, has_place: bool) -> None:
-    """With its directory; if that can't be done, a line says so. Timers that run go on."""
-    directory = tmp_path / "above" / "timers"
-    directory.mkdir(parents=True)
-    lines: list[str] = []
-    expired: set[str] = set()
-
-    def note(name: str, request: FileTimerRequest | None) -> None:
-        if name == "timer expired" and request is not None:
-            expired.add(request.scope_id)
-
-    with Loop() as loop:
-        timers = WorkerTimers(str(directory), {})
-        watch = TimerWatch(loop, timers.file, ranks=lambda: {os.getpid(): 0}, say=lines.append, on_event=note)
-        client = FileTimerClient(timers.file.path, signal=0)
-        client.acquire("before", time.time() + 0.4)
-        wanted = {"before"}
-        shutil.rmtree(directory if has_place else directory.parent)
-        if has_place:
-            assert loop.run_until(lambda: has_reader(timers.file.path), loop.now() + DEADLINE)
-            client.acquire("after", time.time() + 0.1)
-            wanted.add("after")
-        assert loop.run_until(lambda: expired == wanted, loop.now() + DEADLINE)
-        wait_limit = 0.0 if has_place else DEADLINE
-        told = loop.run_until(lambda: any("made again" in line for line in lines), loop.now() + wait_limit)
-        watch.close()
-    timers.close()
-    assert not directory.exists()
-    assert told != has_place
-
-
-def test_a_watch_that_wakes_up_without_an_event_goes_on(tmp_path: Path) -> None:
-    """In one turn of the loop, a descriptor with an event is closed, and the watch that is opened gets its number."""
-    path, removed = tmp_path / "file", []
-    path.touch()
-    with Loop() as loop:
-        watch = RemovalWatch(loop, str(path), lambda: removed.append(path))
-        watch._read()
-        path.unlink()
-        assert loop.run_until(lambda: bool(removed), loop.now() + DEADLINE)
-        watch.close()
-
-
-def test_a_pipe_named_without_a_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TORCHELASTIC_TIMER_FILE may name it so."""
-    monkeypatch.chdir(tmp_path)
-    file = TimerFile("timers", pytest.fail)
-    Path("timers").unlink()
-    file.make_again()
-    assert has_reader("timers")
-    file.close()
-
-
-def test_a_pipe_is_not_made_again_in_a_directory_of_another_process(tmp_path: Path) -> None:
-    """In /tmp that directory may be another user's, who could then tell the agent of timers."""
-    directory, other = tmp_path / "timers", tmp_path / "other"
-    directory.mkdir()
-    other.mkdir()
-    file = TimerFile(str(directory / "pipe"), pytest.fail)
-    shutil.rmtree(directory)
-    other.rename(directory)
-    with pytest.raises(FileExistsError):
-        file.make_again()
-    assert not [*directory.iterdir()]
-    file.close()
 
 
 def test_a_worker_that_no_timer_has_ended_has_its_own_exception() -> None:

@@ -1,87 +1,135 @@
-"""The watches over a round: which of them begin, and when they end."""
+"""The watches over a round: what they feed to the agent's machine, and when they read the workers' resources."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
-from elastic_run.agent.driver import d_state
+from elastic_run.agent.driver import watches
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.core.agent.config import AgentConfig
+from elastic_run.core.agent.messages import RoundHalted, WorkerStuck
 from elastic_run.core.diagnosis.hang import NO_DETECTION, NOT_YET
 from elastic_run.core.protocol.node_status import HANG, is_sound
 from tests.support.stream_bench import Clockwork
 
 if TYPE_CHECKING:
-    from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.driver.round import Round
-    from elastic_run.loop import Loop
+    from collections.abc import Callable
 
 
-_SILENT = SimpleNamespace(activities={})
+class _Agent:
+    """An agent with one worker, this process, whose time stands still until the test moves it."""
+
+    def __init__(self, *, has_log: bool = False, handler: Any = None, **options: Any) -> None:
+        loop: Any = Clockwork()
+        loop.call_soon_threadsafe = lambda call: call()
+        self.loop = loop
+        self.fed: list[object] = []
+        self.lines: list[str] = []
+        self.readings: list[float] = []
+        self.is_running = True
+        chosen = SimpleNamespace(
+            **{"stuck_timeout": 0.0, "shutdown_timeout": 30.0, "agent_config": AgentConfig(), **options}
+        )
+        spec = SimpleNamespace(rdzv_handler=handler, monitor_interval=0.5)
+        calls = SimpleNamespace(post=lambda _, call: call())
+        parts: Any = SimpleNamespace(
+            loop=self.loop,
+            context=SimpleNamespace(
+                options=chosen, timers=None, plugin_calls=calls, group=SimpleNamespace(spec=spec, workers=[])
+            ),
+            job=None,
+            round_join=SimpleNamespace(is_immediate=handler is None),
+            say=self.lines.append,
+            feed=self.fed.append,
+            is_running=lambda _: self.is_running,
+            observation=SimpleNamespace(is_written=has_log, record=lambda _: self.readings.append(self.loop.time)),
+        )
+        stacks: Any = None
+        self.watches = Watches(parts, stacks, lambda *_: None)
+        output = SimpleNamespace(activities={})
+        workers = SimpleNamespace(alive={0}, pids={0: os.getpid()})
+        self.round: Any = SimpleNamespace(number=4, started=0.0, workers=workers, output=output)
+
+    def run(self, seconds: float) -> None:
+        """Begin to watch, and let time pass."""
+        self.watches.begin(self.round)
+        while self.loop.time < seconds:
+            self.loop.advance(0.125)
+        self.watches.end_round()
 
 
-def make_round(alive: set[int]) -> Round:
-    """Make a round of which some workers run."""
-    return cast("Round", SimpleNamespace(number=4, workers=SimpleNamespace(alive=alive, pids={}), output=_SILENT))
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that lets a process have one state after another, and the last one from then on."""
+
+    def set_states(*states: str) -> None:
+        left = [*states]
+        monkeypatch.setattr(psutil.Process, "status", lambda _: left.pop(0) if len(left) > 1 else left[0])
+
+    return set_states
 
 
-ROUND = make_round(set())
-
-
-def make_watches(**options: Any) -> Watches:
-    """Make the watches of an agent without a job of several nodes."""
-    chosen = SimpleNamespace(**{"stuck_timeout": 0.0, "agent_config": AgentConfig(), **options})
-    return Watches(
-        cast("Loop", Clockwork()),
-        cast("AgentContext", SimpleNamespace(options=chosen, timers=None)),
-        is_polled=False,
-        say=lambda _: None,
-        on_stuck=lambda _: None,
-        on_failed=lambda *_: None,
-        on_hang=lambda *_: None,
-        on_waiting_nodes=lambda _: None,
-        read_resources=None,
-        on_timer=lambda *_: None,
-    )
+def test_a_worker_that_stays_in_the_kernel_is_told_once(states: Callable[..., None]) -> None:
+    """After the whole timeout, which has several looks; normal disk traffic is many short sleeps."""
+    states(psutil.STATUS_DISK_SLEEP)
+    agent = _Agent(stuck_timeout=1.0)
+    agent.run(3)
+    assert agent.fed == [WorkerStuck(4)]
+    states(*[psutil.STATUS_DISK_SLEEP, psutil.STATUS_RUNNING] * 4, psutil.STATUS_SLEEPING)
+    agent = _Agent(stuck_timeout=1.0)
+    agent.run(3)
+    assert agent.fed == []
 
 
 @pytest.mark.parametrize(("timeout", "told"), [(None, NO_DETECTION), (60.0, NOT_YET)])
 def test_a_node_that_does_not_look_for_hangs_yet_says_so(timeout: float | None, told: float) -> None:
-    """Other nodes tell a node without --hang-timeout from one that has not looked yet."""
-    watches = make_watches(agent_config=AgentConfig(hang_timeout=timeout))
-    assert watches.describe_hang() == {"round": -1, "timeout": told, "age": 0.0, "workers": []}
-    watches.begin(make_round({0}))
-    answer = watches.describe_hang()
+    """Other nodes tell a node without --hang-timeout from one that has not looked yet, or whose workers have ended."""
+    agent = _Agent(agent_config=AgentConfig(hang_timeout=timeout))
+    assert agent.watches.describe_hang() == {"round": -1, "timeout": told, "age": 0.0, "workers": []}
+    agent.watches.begin(agent.round)
+    answer = agent.watches.describe_hang()
     assert answer == {"round": 4, "timeout": told, "age": 0.0, "workers": []}
     assert is_sound({"host": "node8", "pid": 1, "round_id": "4/1/a", "round_nodes": 2, **answer}, HANG)
+    agent.round.workers.alive.clear()
+    assert agent.watches.describe_hang()["timeout"] == (NO_DETECTION if timeout is None else timeout)
 
 
-def test_a_node_whose_workers_have_ended_at_once_hides_no_hang() -> None:
-    """They have ended before the node has looked for hangs: other ranks may wait for them."""
-    watches = make_watches(agent_config=AgentConfig(hang_timeout=60.0))
-    watches.begin(ROUND)
-    assert watches.describe_hang() == {"round": 4, "timeout": 60.0, "age": 0.0, "workers": []}
+@pytest.mark.parametrize("is_running", [True, False])
+def test_nodes_that_wait_halt_the_round(*, is_running: bool) -> None:
+    """As a foreign rendezvous tells it, when it can be reached again; a round that is being stopped is left alone."""
+    answers: list[int | Exception] = [OSError(), 0, 2, 2]
+
+    def count() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    agent = _Agent(handler=SimpleNamespace(num_nodes_waiting=count))
+    agent.is_running = is_running
+    agent.run(3)
+    assert agent.fed == [RoundHalted(4)] * is_running
+    assert agent.lines == ["stopping the workers: nodes wait to join"] * is_running
 
 
-@pytest.mark.parametrize(("timeout", "begun"), [(0.0, []), (0.5, [0.5])])
-def test_state_d_is_watched_where_it_has_a_timeout(
-    timeout: float, begun: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of any length above 0; the watch ends with the round."""
-    found: list[float] = []
-    ended: list[bool] = []
+def test_readings_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another flag wakes the launcher: every 10 s for ten minutes, once a minute after an hour."""
+    monkeypatch.setattr(watches, "is_quiet", lambda *_: False)
+    agent = _Agent(has_log=True, agent_config=AgentConfig(events_file="events.jsonl"))
+    agent.run(7200)
+    assert [round(moment) for moment in agent.readings[:4]] == [1, 11, 21, 31]
+    assert 59 <= agent.readings[-1] - agent.readings[-2] <= 61
+    assert len(agent.readings) < 260
 
-    def watch(_loop: object, seconds: float, **_: object) -> SimpleNamespace:
-        found.append(seconds)
-        return SimpleNamespace(close=lambda: ended.append(True))
 
-    monkeypatch.setattr(d_state, "DStateWatch", watch)
-    watches = make_watches(stuck_timeout=timeout)
-    watches.begin(ROUND)
-    assert found == begun
-    assert ended == []
-    watches.end_round()
-    assert ended == [True] * len(begun)
+def test_a_job_whose_launcher_sleeps_is_read_every_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a log directory alone the watch over quiet rounds reads."""
+    monkeypatch.setattr(watches, "is_quiet", lambda *_: False)
+    agent = _Agent(has_log=True)
+    agent.run(610)
+    assert agent.readings == [1.0, 301.0, 601.0]

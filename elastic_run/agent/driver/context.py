@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
     from elastic_run.agent.driver.timers import WorkerTimers
-    from elastic_run.agent.health_port import HealthPort
-    from elastic_run.agent.metrics_port import MetricsPort
+    from elastic_run.agent.http_ports import HealthPort, MetricsPort
     from elastic_run.agent.plugin_calls import PluginCalls
     from elastic_run.core.agent.faults import Fault
     from elastic_run.core.job.config import JobConfig

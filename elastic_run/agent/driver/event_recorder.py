@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.driver.hang_detection import Hang
-    from elastic_run.agent.driver.resource_readings import Usage
     from elastic_run.agent.driver.round import Round
-    from elastic_run.agent.driver.step import Moment, Step
+    from elastic_run.agent.driver.worker_readings import Usage
+    from elastic_run.core.agent.messages import Command
+    from elastic_run.core.diagnosis.hang import Stillness
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.job.assignment import Assignment
     from elastic_run.loop import Loop
     from elastic_run.report import JobResult
 
     Document: TypeAlias = dict[str, Any]
+    #: Wall clock and monotonic clock, in seconds.
+    Moment: TypeAlias = tuple[float, float]
 
 #: Seconds that the end of a job waits for a disk.
 _WAIT_LIMIT = 2.0
@@ -44,13 +47,7 @@ _LONGER = 1.5
 
 
 def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None]) -> EventRecorder | None:
-    """Open the event log, and return its recorder; None if there is no log and no metrics port.
-
-    Args:
-        context: The state that all rounds of the agent share; its log directory exists by now.
-        loop: The agent's loop.
-        say: Tells the user something in one line.
-    """
+    """Open the event log in the log directory, which exists by now; None if there is no log and no metrics port."""
 
     def tell_loss(path: str, error: OSError) -> None:
         text = f"the event log {path} is incomplete: {error.strerror}; this does not affect the job"
@@ -68,19 +65,12 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
     if files:
         recorder.write_to(EventWriter(files))
     if context.metrics_port is not None:
-        recorder.sinks.append(context.metrics_port.metrics.take)
+        recorder.sinks.append(context.metrics_port.metrics.count)
     return recorder if recorder.sinks else None
 
 
 class EventRecorder:
-    """Makes the events of one agent.
-
-    Args:
-        context: The state that all rounds of the agent share.
-
-    Attributes:
-        sinks: Get each event.
-    """
+    """Makes the events of one agent; each of `sinks` gets them."""
 
     def __init__(self, context: AgentContext) -> None:
         self.sinks: list[Callable[[Document], None]] = []
@@ -170,33 +160,45 @@ class EventRecorder:
         )
 
     # --- steps of the machine --------------------------------------------------------------------------------------
-    def stepped(self, moment: Moment, step: Step) -> None:
-        """The state machine has taken a step."""
-        if isinstance(step.event, messages.Signalled):
-            self._put(moment, "signal_received", signal=signal_name(step.event.number), sender=_one_line(step.sender))
-        if isinstance(step.event, messages.RoundWarned) and step.after.state == machine.RUNNING:
-            self._put(moment, "round_warned")
-        if step.before.state == step.after.state:
+    def signal_received(self, moment: Moment, number: int, sender: str) -> None:
+        """The launcher has got a signal."""
+        self._put(moment, "signal_received", signal=signal_name(number), sender=_one_line(sender))
+
+    def round_warned(self, moment: Moment) -> None:
+        """The workers get a warning: new nodes wait to join."""
+        self._put(moment, "round_warned")
+
+    def stepped(
+        self,
+        moment: Moment,
+        before: machine.Agent,
+        after: machine.Agent,
+        commands: Sequence[Command],
+        place: Assignment | None = None,
+        halt: str = "",
+    ) -> None:
+        """The state machine has taken a step; a job of several nodes has a place, and words why it halts the round."""
+        if before.state == after.state:
             return
-        if step.after.state == machine.RUNNING:
-            self._form_round(moment, step)
-        elif step.after.state == machine.STOPPING:
-            self._begin_stop(moment, step)
-        elif step.after.state == machine.PAUSING:
-            pause = sum(command.delay for command in step.commands if isinstance(command, messages.Pause))
+        if after.state == machine.RUNNING:
+            self._round, self._restart = after.round, after.restart_count
+            self._form_round(moment, place)
+        elif after.state == machine.STOPPING:
+            self._begin_stop(moment, after.stop_reason, halt)
+        elif after.state == machine.PAUSING:
+            pause = sum(command.delay for command in commands if isinstance(command, messages.Pause))
             self._put(moment, "pause_started", pause_s=_seconds(pause))
-        elif step.after.state == machine.JOINING:
+        elif after.state == machine.JOINING:
             self._start_rendezvous(moment)
 
     def _start_rendezvous(self, moment: Moment) -> None:
         self._rendezvous_at = moment[1]
         self._put(moment, "rendezvous_started")
 
-    def _form_round(self, moment: Moment, step: Step) -> None:
-        self._round, self._restart = step.after.round, step.after.restart_count
+    def _form_round(self, moment: Moment, place: Assignment | None) -> None:
         self._failed_at = None
         self._silences = {}
-        group, place = self._context.group, step.place
+        group = self._context.group
         nodes = group.group_world_size or 1
         alone = self._agent_id if nodes == 1 else ""
         self._put(
@@ -212,16 +214,15 @@ class EventRecorder:
             rendezvous_s=_seconds(moment[1] - self._rendezvous_at),
         )
 
-    def _begin_stop(self, moment: Moment, step: Step) -> None:
+    def _begin_stop(self, moment: Moment, reason: str, halt: str) -> None:
         self._stop_running(moment[1])
         self._stopping_at = moment[1]
         self._recovers_from = moment[1] if self._failed_at is None else self._failed_at
-        reason = step.after.stop_reason
         self._put(
             moment,
             "workers_stopping",
             reason=reason,
-            detail=_one_line(step.halt) if reason == machine.AFTER_HALT else "",
+            detail=_one_line(halt) if reason == machine.AFTER_HALT else "",
             detected_s=None if self._failed_at is None else _seconds(moment[1] - self._failed_at),
         )
 
@@ -263,16 +264,18 @@ class EventRecorder:
                 memory_mib=[used.memory >> 20 for used in usage.values()],
             )
 
-    def hang_found(self, moment: Moment, found: Hang, action: str) -> None:
+    def hang_found(
+        self, moment: Moment, seconds: float, ranks: Mapping[int, Stillness], ended: tuple[int, ...], action: str
+    ) -> None:
         """The job hangs, as far as this node knows."""
         from elastic_run.report.stack_lines import find_odd_rank, hang_detail
 
         self._put(
             moment,
             "hang_found",
-            still_s=_seconds(found.seconds),
-            rank=find_odd_rank(found.ranks),
-            detail=_one_line(hang_detail(found.ranks, found.ended)),
+            still_s=_seconds(seconds),
+            rank=find_odd_rank(ranks),
+            detail=_one_line(hang_detail(ranks, ended)),
             action=action,
         )
 

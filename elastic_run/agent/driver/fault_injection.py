@@ -18,11 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.faults import Fault, PlannedFault
     from elastic_run.loop import Loop
-
 
 #: Seconds until a worker whose Python starts must have heard a request, and between two attempts.
 _WAIT_LIMIT = 10.0
@@ -32,11 +31,10 @@ _PERIOD = 0.5
 
 
 def inject_faults(
-    faults: Sequence[Fault], started: Round, group: WorkerGroup, *, loop: Loop, say: Callable[[str], None]
+    faults: Sequence[Fault], workers: Sequence[Worker], started: Round, *, loop: Loop, say: Callable[[str], None]
 ) -> Callable[[], None]:
     """Set the timers of a round's faults; returns what ends the faults that last, when the round is over."""
-    local_ranks = {worker.global_rank: worker.local_rank for worker in group.workers}
-    world_size = group.workers[0].world_size
+    local_ranks, world_size = {worker.global_rank: worker.local_rank for worker in workers}, workers[0].world_size
     injections = [
         _Injection(planned, started, local_ranks[planned.rank], loop=loop, say=say)
         for planned in plan_faults(faults, attempt=started.restart_count, world_size=world_size)

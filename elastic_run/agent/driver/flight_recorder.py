@@ -37,11 +37,8 @@ class RecorderQuestion:
     """One question to the recorders of some workers, asked from the loop.
 
     Args:
-        loop: The agent's.
         sockets: Name of each worker's socket by local rank.
-        question: The question.
-        wait_limit: Seconds after which no answer is waited for any longer.
-        on_done: Gets the answers that are whole, by local rank, once.
+        on_done: Gets the answers that are whole, by local rank, once; also after `wait_limit` seconds.
         silent: Workers that are not expected to answer: they get little more time than the others.
 
     Attributes:
@@ -125,13 +122,7 @@ class FlightRecorder:
         self._silent: frozenset[int] = frozenset()
 
     def switch_on(self, envs: Mapping[int, dict[str, str]], logs: LogsDest, parent: Mapping[str, str]) -> None:
-        """Add the variables to the workers' environments; a value that the user has set stays.
-
-        Args:
-            envs: The workers' environments by local rank.
-            logs: The files for their output.
-            parent: The launcher's environment, which the workers inherit.
-        """
+        """Add the variables to the workers' environments by local rank; a value that the user has set stays."""
         self._started_at = time.time()
         self._paths.clear()
         self._sockets = {}
@@ -148,22 +139,14 @@ class FlightRecorder:
                 self._paths[local_rank] = f"{prefix}{env[contract.ENV_RANK]}"
 
     def collect(self, loop: Loop, on_done: Callable[[], None], *, wait_limit: float = WAIT_LIMIT) -> RecorderQuestion:
-        """Let the living workers write their dumps.
-
-        Args:
-            loop: The agent's.
-            on_done: Called once from the loop, when all have written their dumps, or when the wait limit is over.
-            wait_limit: Seconds to wait for the dumps.
-        """
+        """Let the living workers write their dumps; `on_done` is called from the loop, at the wait limit at last."""
         sockets, question = self._sockets, contract.RECORDER_DUMP
         return RecorderQuestion(loop, sockets, question, wait_limit, lambda _: on_done(), silent=self._silent)
 
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
         """Ask the living workers for the number of their collectives.
 
-        Args:
-            loop: The agent's.
-            on_done: Gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; a worker that does not answer is missing.
+        `on_done` gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; a worker that does not answer is missing.
         """
 
         def take(answers: dict[int, str]) -> None:

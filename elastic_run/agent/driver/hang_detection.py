@@ -6,7 +6,7 @@ processes whose GPUs compute. The agent reads the activity of the processes befo
 processor time too. If a thread runs, the agent reads its state a few times more: a thread that polls soon sleeps again,
 and a thread that computes does not. The time of a look is its beginning.
 
-In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
+In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and decides on all ranks
 together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it would
 be late. In a large job one node asks at a time, and only the deciding node tells of the hang.
 """
@@ -25,7 +25,7 @@ from elastic_run.agent.driver.hang_signs import (
     make_look,
     sample_processes,
 )
-from elastic_run.agent.gpu_question import ask_gpu_use
+from elastic_run.agent.driver.worker_readings import ask_gpu_use
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.hang import NOT_YET, count_wait, describe_rank, join_nodes
 from elastic_run.core.protocol.node_status import HANG
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.agent.driver.flight_recorder import FlightRecorder
     from elastic_run.agent.driver.hang_signs import ProcessSample
-    from elastic_run.agent.driver.job import MultiNodeJob
+    from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
     from elastic_run.cluster.gpu_use import GpuUse
     from elastic_run.core.diagnosis.hang import JobStillness, Owner, Stillness
     from elastic_run.core.diagnosis.stacks import Dump
-    from elastic_run.loop import Loop, Timer
+    from elastic_run.loop import Timer
 
 #: Seconds that workers get for their stacks; a verdict waits for them.
 _WAIT_LIMIT = 1.5
@@ -86,54 +85,43 @@ class HangDetection:
     """The detection in one round.
 
     Args:
-        loop: The agent's.
+        parts: The parts of the agent.
         current: The round, whose workers run.
-        world_size: Number of the job's ranks.
         timeout: Seconds without progress that are a hang; 0 for `auto`.
-        heartbeats: Path of the file of each worker's heartbeats, by local rank.
-        recorder: The workers' flight recorders, or None.
-        job: This node's part in a job of several nodes, whose other ranks may make progress; or None.
         on_hang: Called once for each hang.
-        say: Tells the user one line.
         quiet_for: Seconds for which the workers have done nothing, if that is why the detection runs; else 0.
     """
 
-    def __init__(  # noqa: PLR0913 - the sources of signs, and two callbacks
+    def __init__(
         self,
-        loop: Loop,
+        parts: AgentParts,
         current: Round,
         *,
-        world_size: int,
         timeout: float,
-        heartbeats: Mapping[int, str],
-        recorder: FlightRecorder | None,
-        job: MultiNodeJob | None,
         on_hang: Callable[[Hang], None],
-        say: Callable[[str], None],
         quiet_for: float = 0.0,
     ) -> None:
-        self._loop = loop
+        self._parts = parts
+        self._loop = parts.loop
         self._round = current
-        self._quiet_for, self._began_at = quiet_for, loop.now()
-        self._world_size = world_size
-        self._signs = SignReader(current, heartbeats)
-        self._recorder = recorder
-        self._job = job if job is not None and job.has_others else None
+        self._quiet_for, self._began_at = quiet_for, parts.loop.now()
+        self._signs = SignReader(current, parts.context.heartbeats)
+        self._job = parts.job if parts.job is not None and parts.job.has_others else None
         self._on_hang = on_hang
-        self._say = say
+        self._watch = hang.HangWatch(timeout)
+        self._is_closed = False
+        self._has_said_without = False
+        #: The look that goes on, when it began, and whether a tick was due meanwhile.
+        self._look: _Look | None = None
+        self._looks_at = 0.0
+        self._is_tick_due = False
         self._dumps: Mapping[int, Dump] = {}
         self._gpu_memory: dict[str, Any] = {}
+        #: The next question to the other nodes, and when this node was asked, or has asked, last.
         self._ask_at = 0.0
         self._asked_at = -inf
-        self._has_lowest_rank = self._job is None
         self._asking: Timer | None = None
-        self._has_said_without = False
-        self._watch = hang.HangWatch(timeout)
-        self._is_looking = False
-        self._is_tick_due = False
-        self._looks_at = 0.0
-        self._look: _Questions | None = None
-        self._is_closed = False
+        self._has_lowest_rank = self._job is None
         self._timer: Timer
         self._tick()
 
@@ -171,7 +159,7 @@ class HangDetection:
 
     def _tick(self) -> None:
         now = self._loop.now()
-        if self._is_looking:  # stacks that are written and not yet read would be taken for output
+        if self._look is not None:  # stacks that are written and not yet read would be taken for output
             self._watch = replace(self._watch, ticked_at=now)
             self._is_tick_due = True
             self._timer = self._loop.call_later(self._watch.period, self._tick)
@@ -180,16 +168,16 @@ class HangDetection:
         self._watch, wants_look = hang.tick(self._watch, now, signs)
         self._timer = self._loop.call_later(hang.count_pause(self._watch, now), self._tick)
         if wants_look and signs:
-            self._is_looking = True
             self._looks_at = now
-            self._look = _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
+            self._look = _Look(self._parts, self._round, self._gpu_memory, self._conclude)
+            self._look.follow(MOMENTS)
         elif self._job is not None:
-            self._judge()
+            self._decide()
 
     def _conclude(
         self, dumps: Mapping[int, Dump], answers: Mapping[int, str], samples: Mapping[int, ProcessSample]
     ) -> None:
-        self._is_looking = False
+        self._look = None
         if self._is_closed:
             return
         alive = samples.keys() & dumps.keys() & self._round.workers.alive
@@ -201,63 +189,64 @@ class HangDetection:
         }
         self._dumps = dumps
         self._watch = hang.look(self._watch, self._looks_at, looks)
-        self._judge()
+        self._decide()
         if self._is_tick_due and not self._is_closed:
             self._is_tick_due = False
             self._timer.cancel()
             self._tick()
 
-    def _judge(self) -> None:
+    def _decide(self) -> None:
         """Tell of a hang if no rank here has made progress for the timeout, and none on the other nodes."""
         now = self._loop.now()
         over_for = hang.count_seconds(self._measure()) - self._watch.timeout
         if over_for < 0 or self._watch.told is not None or now < self._ask_at:
             return
         if self._job is None:
-            self._tell(join_nodes([self._describe_own()], expected=1, round_number=self._round.number))
+            self._report(join_nodes([self._describe_own()], expected=1, round_number=self._round.number))
             return
         wait = 0.0
         if self._job.is_large and not self._has_lowest_rank:
             wait = count_wait(self._job.group_rank, over_for=over_for, unasked_for=now - self._asked_at)
         if wait > 0:
-            self._judge_later(wait)
+            self._ask_later(wait)
         else:
             self._asked_at = now
             self._ask_at = now + _LONGEST_QUESTION
-            self._job.gather_status(HANG, _NODE_WAIT, self._judge_job)
+            self._job.gather_status(HANG, _NODE_WAIT, self._decide_job)
 
-    def _judge_later(self, seconds: float) -> None:
+    def _ask_later(self, seconds: float) -> None:
         self._ask_at = self._loop.now() + seconds
-        self._asking = self._loop.call_at(self._ask_at, self._judge)
+        self._asking = self._loop.call_at(self._ask_at, self._decide)
 
     def _describe_own(self) -> dict[str, Any]:
         return {"host": os.uname().nodename, "pid": os.getpid(), **self._describe()}
 
-    def _judge_job(self, documents: Sequence[dict[str, Any]]) -> None:
-        """Judge all nodes' ranks; the nodes' answers came as of their last looks, this node's is made anew."""
+    def _decide_job(self, documents: Sequence[dict[str, Any]]) -> None:
+        """Decide on all nodes' ranks; the nodes' answers came as of their last looks, this node's is made anew."""
         if self._is_closed or self._watch.told is not None or self._job is None:
             return
         own = self._describe_own()
         key = own["host"], own["pid"]
-        others = [one for one in documents if self._job.is_member(one) and (one["host"], one["pid"]) != key]
+        others = [node for node in documents if self._job.is_member(node) and (node["host"], node["pid"]) != key]
         found = join_nodes([own, *others], expected=self._job.nodes, round_number=self._round.number)
         if found.without and not self._has_said_without and not self._quiet_for:
             self._has_said_without = True
-            self._say(f"hangs are not detected: {', '.join(found.without[:_MOST_NAMES])} has no --hang-timeout")
+            self._parts.say(f"hangs are not detected: {', '.join(found.without[:_MOST_NAMES])} has no --hang-timeout")
         self._has_lowest_rank = min(found.ranks, default=-1) in self._round.global_ranks.values()
         is_hang = found.seconds >= found.timeout > 0
         if is_hang and (self._has_lowest_rank or not self._job.is_large):
-            self._tell(found)
+            self._report(found)
         elif not is_hang:
             # A node whose last look is overdue is asked more and more rarely.
             pause = max(found.left + _LOOK_TIME, -found.left, _PAUSE)
-            self._judge_later(min(pause, _LONGEST_PAUSE))
+            self._ask_later(min(pause, _LONGEST_PAUSE))
 
-    def _tell(self, found: JobStillness) -> None:
+    def _report(self, found: JobStillness) -> None:
         self._watch = hang.tell(self._watch)
         names = self._round.global_ranks
         dumps = {names[rank]: dump for rank, dump in self._dumps.items()}
-        ended = tuple(rank for rank in range(self._world_size) if rank not in found.ranks)
+        world_size = self._parts.context.group.workers[0].world_size
+        ended = tuple(rank for rank in range(world_size) if rank not in found.ranks)
         self._on_hang(Hang(found.seconds, self._extend(found), dumps, found.owners, ended, self._has_lowest_rank))
 
     def _extend(self, found: JobStillness) -> Mapping[int, Stillness]:
@@ -267,33 +256,31 @@ class HangDetection:
         return {rank: replace(still, same=still.same + before) for rank, still in found.ranks.items()}
 
 
-class _Questions:
+class _Look:
     """The questions of one look; calls when all of them are answered, or are not waited for any longer."""
 
     def __init__(
         self,
-        loop: Loop,
+        parts: AgentParts,
         current: Round,
-        recorder: FlightRecorder | None,
         gpu_memory: dict[str, Any],
         on_done: Callable[[Mapping[int, Dump], Mapping[int, str], Mapping[int, ProcessSample]], None],
     ) -> None:
         self._samples = sample_processes(current)
         self._round, self._gpu_memory, self._on_done = current, gpu_memory, on_done
+        self._loop, self._recorder = parts.loop, parts.context.flight_recorder
         self._dumps: Mapping[int, Dump] | None = None
-        self._answers: Mapping[int, str] | None = {} if recorder is None else None
+        self._answers: Mapping[int, str] | None = {} if self._recorder is None else None
         self._busy: frozenset[int] | None = None
-        self._loop, self._recorder = loop, recorder
         self._pids = {rank: current.workers.pids[rank] for rank in self._samples}
         self._timer: Timer | None = None
-        self._follow(MOMENTS)
 
     def close(self) -> None:
         """Ask no more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _follow(self, moments: int) -> None:
+    def follow(self, moments: int) -> None:
         """Ask when each thread that runs has slept or computes, or after so many moments more."""
         if moments and any(sample.is_undecided for sample in self._samples.values()):
             began_at = self._loop.now()
@@ -304,7 +291,7 @@ class _Questions:
     def _take_moment(self, moments: int, began_at: float) -> None:
         seconds = self._loop.now() - began_at
         self._samples = {rank: follow(sample, self._pids[rank], seconds) for rank, sample in self._samples.items()}
-        self._follow(moments - 1)
+        self.follow(moments - 1)
 
     def _ask(self) -> None:
         ask_gpu_use(self._loop, self._gpu_memory, self._take_gpu_use)

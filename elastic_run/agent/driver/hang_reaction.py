@@ -18,114 +18,81 @@ from elastic_run.report import stack_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.hang_detection import Hang
+    from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
-    from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.core.failure.diagnose import RecorderFinding
-    from elastic_run.loop import Loop
 
 __all__ = ["HangReaction"]
 
 
 class HangReaction:
-    """The reaction to one hang.
+    """The reaction to one hang; `fail` lets a local rank count as failed that has failed and does not end."""
 
-    Args:
-        context: The workers and the user's settings.
-        loop: The agent's loop.
-        say: Tells the user a line.
-        write: Writes stacks into a file, and returns its path or "".
-        stop: Stops the round if it still runs: takes an end for the worker that the others wait for, which replaces
-            the real one, and the event that stops the round.
-        fail: Lets a worker count as failed that has failed and does not end; takes its local rank.
-        is_running: Whether a round still runs: it may end while the dumps are awaited.
-    """
-
-    def __init__(
-        self,
-        context: AgentContext,
-        loop: Loop,
-        *,
-        say: Callable[[str], None],
-        write: Callable[[Mapping[int, Dump]], str],
-        stop: Callable[[WorkerEnd, Event], None],
-        fail: Callable[[Round, int], None],
-        is_running: Callable[[Round], bool],
-    ) -> None:
-        self._context = context
-        self._loop = loop
-        self._say = say
-        self._write = write
-        self._stop = stop
+    def __init__(self, parts: AgentParts, current: Round, found: Hang, fail: Callable[[int], None]) -> None:
+        self._parts = parts
+        self._round = current
+        self._found = found
         self._fail = fail
-        self._is_running = is_running
 
-    def react(self, current: Round, found: Hang) -> None:
-        """Tell the user of a hang, and begin the action."""
-        for line in stack_lines.hang_verdict(found.ranks, found.ended):
-            self._say(line)
-        path = self._write(found.dumps)
-        recorder = self._context.flight_recorder
+    def begin(self, path: str) -> None:
+        """Tell the user of the hang, and begin the action; `path` is the file with the stacks, or ""."""
+        for line in stack_lines.hang_verdict(self._found.ranks, self._found.ended):
+            self._parts.say(line)
+        recorder, workers = self._parts.context.flight_recorder, self._parts.context.group.workers
         if recorder is None:
-            self._conclude(current, found, path, None)
+            self._conclude(path, None)
             return
-        recorder.collect(self._loop, lambda: self._explain(current, found, path))
-
-    def _explain(self, current: Round, found: Hang, path: str) -> None:
-        """Read the dumps in a thread: dumps of many ranks take longer than the loop may be blocked."""
-        recorder, group = self._context.flight_recorder, self._context.group
-        is_whole_job = group.workers[0].world_size == len(group.workers)
+        is_whole_job = workers[0].world_size == len(workers)
 
         def explain() -> None:
             finding = None
             try:
-                finding = recorder.explain(is_whole_job=is_whole_job) if recorder is not None else None
+                finding = recorder.explain(is_whole_job=is_whole_job)
             except OSError:
                 pass
             finally:  # whatever the analysis does: the user has asked for the action
-                self._loop.call_soon_threadsafe(lambda: self._conclude(current, found, path, finding))
+                self._parts.loop.call_soon_threadsafe(lambda: self._conclude(path, finding))
 
-        threading.Thread(target=explain, name="read dumps", daemon=True).start()
+        # In a thread: dumps of many ranks take longer than the loop may be blocked.
+        thread = threading.Thread(target=explain, name="read dumps", daemon=True)
+        recorder.collect(self._parts.loop, thread.start)
 
-    def _conclude(self, current: Round, found: Hang, path: str, finding: RecorderFinding | None) -> None:
-        if not self._is_running(current):
+    def _conclude(self, path: str, finding: RecorderFinding | None) -> None:
+        current, found = self._round, self._found
+        if not self._parts.is_running(current.number):  # it has ended while the dumps were awaited
             return
-        settings = self._context.options.agent_config
+        settings = self._parts.context.options.agent_config
         action = settings.hang_action if settings.hang_timeout is not None else stack_lines.NOT_ASKED
         if finding is not None and finding.text:
-            self._say(stack_lines.hang_recorder(finding.text))
-        accused = () if finding is None else finding.ranks
-        rank = stack_lines.find_odd_rank(found.ranks, accused)
+            self._parts.say(stack_lines.hang_recorder(finding.text))
+        rank = stack_lines.find_odd_rank(found.ranks, () if finding is None else finding.ranks)
         has_failed = rank_suspicion(found.ranks[rank].place) == FAILED
-        self._say(stack_lines.hang_closing(path, action, failed=rank if has_failed else None))
+        self._parts.say(stack_lines.hang_closing(path, action, failed=rank if has_failed else None))
         if action in ("report", stack_lines.NOT_ASKED):
             return
         if has_failed:  # the node of this rank has found the same
-            for local_rank in current.uncaught:
-                if current.global_ranks[local_rank] == rank:
-                    self._fail(current, local_rank)
-            return
-        if not found.is_decided_here:
-            return
-        detail = stack_lines.hang_detail(found.ranks, found.ended, finding)
-        event: Event = messages.WorkersHung(current.number)
-        if action == "fail":
-            event = messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job")
-        self._stop(self._make_end(current, found, rank, detail), event)
+            for local_rank in [rank_here for rank_here in current.uncaught if current.global_ranks[rank_here] == rank]:
+                self._fail(local_rank)
+        elif found.is_decided_here:
+            event: Event = messages.WorkersHung(current.number)
+            if action == "fail":
+                event = messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job")
+            self._parts.history.blame(self._make_end(rank, stack_lines.hang_detail(found.ranks, found.ended, finding)))
+            self._parts.feed(event)
 
-    def _make_end(self, current: Round, found: Hang, rank: int, detail: str) -> WorkerEnd:
-        """Make the end of the rank that the others wait for."""
-        owner = found.owners[rank]
-        is_own = rank in {worker.global_rank for worker in self._context.group.workers}
+    def _make_end(self, rank: int, detail: str) -> WorkerEnd:
+        """Make the end of the rank that the others wait for; it replaces the real one."""
+        current, owner, group = self._round, self._found.owners[rank], self._parts.context.group
+        is_own = rank in {worker.global_rank for worker in group.workers}
         said = current.output.tail(owner.local_rank, is_thorough=False) if is_own else b""
         return WorkerEnd(
             rank=rank,
             local_rank=owner.local_rank,
-            role=self._context.group.spec.role,
+            role=group.spec.role,
             host=owner.host,
             pid=owner.pid,
             exitcode=contract.EXIT_HUNG,

@@ -2,7 +2,7 @@
 
 The sources are /proc, the output that passes through this process, a file with each worker's heartbeats, and
 nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output. psutil tells no state of a
-thread, and takes too long for a tick; see `process_counters`.
+thread, and takes more than twice the time of a tick.
 
 A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
 instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes
@@ -16,8 +16,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.agent.driver.last_words import find_last_words
-from elastic_run.agent.driver.process_counters import ProcessCounters
+from elastic_run.agent.driver.failed_ranks import find_last_words
 from elastic_run.core.diagnosis.hang import Look, Signs
 from elastic_run.core.diagnosis.stacks import find_place, parse_stacks
 from elastic_run.core.failure.uncaught import place_failed, place_last_words
@@ -41,8 +40,10 @@ MOMENTS = 3
 #: Lines of /proc/PID/status: the state, and how often the thread has slept.
 _STATE, _SLEEPS = b"State:", b"voluntary_ctxt_switches:"
 _MOVED = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
-#: Bytes of /proc/PID/io and of /proc/PID/schedstat at most.
-_IO_LIMIT = 4096
+#: Bytes of a file of /proc/PID at most.
+_LIMIT = 4096
+#: Position of `utime` and `stime` behind the name in /proc/PID/stat.
+_USER, _SYSTEM = 11, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,7 @@ class ProcessSample:
 
 
 class SignReader:
-    """Reads the signs of the workers of a round.
-
-    Args:
-        current: The round.
-        heartbeats: Path of the file of each worker's heartbeats, by local rank.
-    """
+    """Reads the signs of the workers of a round; `heartbeats` are the paths of the workers' files by local rank."""
 
     def __init__(self, current: Round, heartbeats: Mapping[int, str]) -> None:
         self._round = current
@@ -120,6 +116,44 @@ class SignReader:
         """Read no more."""
         for counters in self._counters.values():
             counters.close()
+
+
+class ProcessCounters:
+    """The counters of a worker's process that each tick reads: bytes written, and processor time.
+
+    The two files of /proc stay open: a tick that opened them anew would take twice the time, and 8 idle workers would
+    cost more than the bound, 0.1 % of a core.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._files: dict[str, int] = {}
+
+    def read(self) -> tuple[int | None, float] | None:
+        """Return the bytes written, None where the kernel does not tell, and the seconds of processor time; or None.
+
+        None instead of both says that the process is gone.
+        """
+        # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
+        fields = self._read("stat").rpartition(b")")[2].split(None, _SYSTEM + 1)
+        if len(fields) <= _SYSTEM:
+            return None
+        written = self._read("io").partition(b"\nwchar: ")[2].partition(b"\n")[0]
+        return int(written) if written else None, (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICK
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _read(self, name: str) -> bytes:
+        try:
+            fd = self._files.get(name)
+            if fd is None:
+                fd = self._files[name] = os.open(f"/proc/{self._pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(fd, _LIMIT, 0)
+        except OSError:
+            return b""
 
 
 def sample_processes(current: Round) -> dict[int, ProcessSample]:
@@ -159,10 +193,7 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
 def follow(sample: ProcessSample, pid: int, seconds: float) -> ProcessSample:
     """Return a worker's sample a moment later: with the threads that run by now, and whether one has not slept since.
 
-    Args:
-        sample: The sample as it was at the moment's beginning.
-        pid: The worker's process.
-        seconds: How long the moment was: `MOMENT`, or more where this process got its processor late.
+    The moment was `MOMENT` seconds long, or more where this process got its processor late.
     """
     running, children = _read_running(pid), _count_sleeps(sample.running_children)
     ready = _read_ready(pid) if running else 0.0
@@ -179,13 +210,7 @@ def follow(sample: ProcessSample, pid: int, seconds: float) -> ProcessSample:
 
 
 def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
-    """Return the look at one worker.
-
-    Args:
-        dump: Its stacks.
-        sample: The activity of its processes before the look.
-        answer: The answer of its flight recorder: `open` or `done`, and its numbers; or "".
-    """
+    """Return the look at one worker; its flight recorder answers `open` or `done`, and its numbers; or ""."""
     stacks = parse_stacks(dump.text)
     frames = () if stacks.main is None else stacks.main.frames
     state, _, collectives = answer.partition(" ")
@@ -205,14 +230,7 @@ def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
 
 
 def add_failure(look: Look, current: Round, rank: int, dump: Dump) -> Look:
-    """Return a look with the exception that has ended the main thread of a rank, or that is its last output.
-
-    Args:
-        look: The look at the rank.
-        current: The round.
-        rank: The local rank.
-        dump: Its stacks.
-    """
+    """Return a look with the exception that has ended the main thread of a local rank, or that is its last output."""
     told = current.uncaught.get(rank)
     if told is not None:
         return replace(look, place=place_failed(told, dump))
@@ -230,7 +248,7 @@ def _read_io(pid: int) -> dict[bytes, bytes]:
     """Return the counters of /proc/PID/io by name; an empty dict if the file can't be read."""
     try:
         with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
-            words = file.read(_IO_LIMIT).split()
+            words = file.read(_LIMIT).split()
     except OSError:
         return {}
     return dict(zip(words[::2], words[1::2], strict=False))
@@ -247,7 +265,7 @@ def _read_ready(pid: int) -> float:
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/schedstat", "rb", buffering=0) as file:
-                run, waited, _ = file.read(_IO_LIMIT).split()
+                run, waited, _ = file.read(_LIMIT).split()
             seconds += (int(run) + int(waited)) / 1e9
     except (OSError, ValueError):
         return 0.0

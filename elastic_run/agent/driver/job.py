@@ -6,16 +6,24 @@ The session has threads of its own; everything here runs in the loop's thread. A
 from __future__ import annotations
 
 import os
+import socket
+import sys
+import threading
 
-from elastic_run.agent.driver.session_setup import make_setup
-from elastic_run.agent.driver.worker_ranks import assign_ranks
+from elastic_run import __version__
+from elastic_run.agent.driver.round_join import assign_ranks
+from elastic_run.agent.script_name import find_script_file, name_script
+from elastic_run.cluster.machine import find_machine_name
+from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
 from elastic_run.core.agent.config import FEW_NODES
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import StoreAddress
+from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.core.protocol.node_status import DRAIN, kind_of
 from elastic_run.core.protocol.outcomes import UNHEALTHY
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
 
-    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.context import AgentOptions
     from elastic_run.agent.driver.round_join import RoundJoin
     from elastic_run.core.job.assignment import Assignment
@@ -61,11 +69,8 @@ class MultiNodeJob:
 
     Args:
         group: The workers; their ranks and the master address are set when a round is formed.
-        options: The user's settings.
         round_join: Opens this node's workers' store of each round.
-        loop: The agent's loop.
         feed: Takes the events of the agent's machine.
-        console: The launcher's console, for lines to the user.
 
     Attributes:
         ended: The job's verdict, or None.
@@ -220,15 +225,11 @@ class MultiNodeJob:
     def close(self, barrier: float, *, is_hurried: Callable[[], bool]) -> None:
         """Write the last facts, and stay as long as other nodes need this one.
 
-        Args:
-            barrier: Seconds for which this node stays, at most, after the verdict.
-            is_hurried: Whether the user has sent a second stop signal; then this node does not stay.
+        After the verdict it stays `barrier` seconds at most, and not after a second stop signal (`is_hurried`).
         """
         session = self._session
         if session is None:
             return
-        import threading
-
         timeout = max(barrier, _SHORTEST_BARRIER) if self.ended is not None and not self._has_left else _LAST_WORDS
         if self._is_unhealthy:
             timeout = LONGEST_WAIT  # the session knows how long the other nodes need its store
@@ -247,8 +248,6 @@ class MultiNodeJob:
 
     def _open_worker_store(self, session: Session, host: str) -> StoreAddress:
         """Open the first round's store; the session's thread asks, and the loop's thread owns stores."""
-        import threading
-
         opened: list[StoreAddress | OSError] = []
         is_done = threading.Event()
 
@@ -355,7 +354,7 @@ class MultiNodeJob:
             self._say(f"the nodes have different versions of torch: {place.versions}; {mend}")
         if self._round >= 0 or (is_first and place.news):
             self._say(_describe_round(place, self._options.job_config.max_restarts))
-        self._round_join.close_former_store()
+        self._round_join.close_old_store()
         self.place = place
         self._round = place.round
         self.use_agent_store = place.master.use_agent_store
@@ -392,3 +391,26 @@ def _describe_round(place: Assignment, max_restarts: int) -> str:
     if place.round == 1:
         return f"first round: {nodes}, {workers}; this is node {place.group_rank}{news}"
     return f"new round: {nodes}, {workers}, restart {place.restart_count}{limit}; this is node {place.group_rank}{news}"
+
+
+def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool) -> sessions.Setup:
+    """Return the description of this node's workers and the user's settings for the rendezvous."""
+    config, node_config = options.job_config, options.node_config
+    if not node_config.scale_up_signal:
+        config = replace(config, scale_up_grace=0.0)  # the workers are not warned, so they need no time
+    # Programs of another interpreter may have another torch.
+    is_other = isinstance(spec.entrypoint, str) and spec.entrypoint not in (sys.executable, own_interpreter())
+    node_info = NodeInfo(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        local_world_size=spec.local_world_size,
+        role=spec.role,
+        preferred_rank=node_config.preferred_rank,
+        location=node_config.location,
+        version=__version__,
+        script=name_script(spec.entrypoint, spec.args),
+        machine=find_machine_name(os.environ),
+        torch="" if is_other else find_torch_version(sys.path),
+        script_file=find_script_file(spec.entrypoint, spec.args),
+    )
+    return sessions.Setup(config, node_config, node_info, shows_waiting=shows_waiting)

@@ -5,11 +5,10 @@ succeeded then ended with a traceback, and a failure had no report. They take 2 
 --hang-timeout, still import modules later.
 """
 
+import elastic_run.agent.control_requests
 import elastic_run.agent.driver.failed_ranks
-import elastic_run.agent.driver.gpu_memory
-import elastic_run.agent.driver.quiet_watch
 import elastic_run.agent.driver.round_checks
-import elastic_run.agent.user_rules
+import elastic_run.core.failure.diagnose
 import elastic_run.core.failure.uncaught
 import elastic_run.multiprocessing.output.outlet
 import elastic_run.multiprocessing.output.remainder

@@ -1,7 +1,10 @@
-"""The parts of one agent that several modules of the driver need: one record, made by the supervisor."""
+"""What the parts of one agent share: its loop and console, the state of its machine, its rounds so far."""
 
 from __future__ import annotations
 
+import time
+
+from elastic_run.core.agent import machine
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -9,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.event_recorder import EventRecorder, Moment
     from elastic_run.agent.driver.job import MultiNodeJob
-    from elastic_run.agent.driver.observation import Observation
+    from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.round_join import RoundJoin
     from elastic_run.agent.history import History
     from elastic_run.agent.senders import Senders
@@ -20,21 +24,17 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.console import Console
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AgentParts:
-    """The parts that the modules which perform the machine's commands share.
+    """The parts of one agent; the supervisor makes them.
 
     Args:
-        context: The workers and the user's settings.
-        loop: The agent's loop.
-        console: Takes the lines for the user.
         senders: The senders of the signals that came.
-        observation: Passes events to the event log and the metrics.
-        round_join: Offers this node's worker store, and takes part in the rendezvous.
         job: This node's part in a job of several nodes, or None.
         feed: Takes the machine's events.
-        find_agent: Returns the state machine as it is now.
-        find_history: Returns the agent's history. The first call imports its modules.
+        agent: The state machine as it is now.
+        started: Monotonic seconds when the agent began.
+        current: The current round, or the last one, or None before the first.
     """
 
     context: AgentContext
@@ -45,5 +45,75 @@ class AgentParts:
     round_join: RoundJoin
     job: MultiNodeJob | None
     feed: Callable[[Event], None]
-    find_agent: Callable[[], Agent]
-    find_history: Callable[[], History]
+    agent: Agent
+    started: float
+    current: Round | None = None
+    _history: History | None = None
+
+    def say(self, text: str) -> None:
+        """Write one line for the user."""
+        self.console.say(text)
+
+    @property
+    def history(self) -> History:
+        """The history; its modules are imported after the first worker was started: no worker waits for them."""
+        if self._history is None:
+            from elastic_run.agent.history import History
+
+            self._history = History(self.context, self.senders, self.console.say)
+        return self._history
+
+    def is_running(self, number: int | None) -> bool:
+        """Whether this round runs, and is not being stopped."""
+        return self.agent.state == machine.RUNNING and self.agent.round == number
+
+
+class Observation:
+    """Passes the events of one agent to the event log and the metrics, if there is either.
+
+    Their modules are imported after the first worker was started (law 1). Events before that are kept until then.
+
+    Attributes:
+        is_written: Whether there is an event log.
+    """
+
+    def __init__(self, context: AgentContext, loop: Loop, say: Callable[[str], None]) -> None:
+        self._context = context
+        self._loop = loop
+        self._say = say
+        self._recorder: EventRecorder | None = None
+        self._waiting: list[tuple[Callable[[EventRecorder, Moment], None], Moment]] = []
+        has_directory = not getattr(context.logs_specs, "is_temporary", False)
+        self.is_written = has_directory or bool(context.options.agent_config.events_file)
+        self._is_wanted = self.is_written or context.metrics_port is not None
+
+    def record(self, record: Callable[[EventRecorder, Moment], None]) -> None:
+        """Call a method of the recorder with the moment, now or later: the data of the call must not change."""
+        if not self._is_wanted:
+            return
+        moment = (time.time(), self._loop.now())
+        if self._recorder is None:
+            self._waiting.append((record, moment))
+        else:
+            record(self._recorder, moment)
+
+    def begin(self) -> None:
+        """Begin to write, when the first workers run, or when it is certain that none will."""
+        if not self._is_wanted or self._recorder is not None:
+            return
+        from elastic_run.agent.driver.event_recorder import open_recorder
+
+        self._recorder = open_recorder(self._context, self._loop, self._say)
+        if notice := getattr(self._context.logs_specs, "notice", ""):
+            self._say(notice)
+        waiting, self._waiting = self._waiting, []
+        if self._recorder is None:
+            self._is_wanted = False
+            return
+        for record, moment in waiting:
+            record(self._recorder, moment)
+
+    def close(self) -> None:
+        """Write the events that wait."""
+        if self._recorder is not None:
+            self._recorder.close()

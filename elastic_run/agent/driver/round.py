@@ -2,7 +2,7 @@
 
 Rules
 - The workers of a round are launched, watched, stopped and read once; the next round is a new object.
-- Nothing is decided here. `on_exit` and `on_gone` tell the supervisor, which asks `core.agent.machine`.
+- Nothing is decided here. `on_exit` tells `round_driver`, which asks `core.agent.machine`.
 - A worker counts as stopped, not as failed, if it ended after it was told to stop, in a way that a stop explains. If an
   exception had ended its main thread before that, the worker has failed by this exception, at that moment.
 """
@@ -66,10 +66,10 @@ class Round:
         console: Console,
         number: int,
         restart_count: int,
-        on_exit: Callable[[int, int], None],
+        on_exit: Callable[[Round, int, int], None],
         on_overdue: Callable[[], None] = lambda: None,
-        on_output: Callable[[int, float | None], None] = lambda *_: None,
-        on_uncaught: Callable[[int], None] = lambda _: None,
+        on_output: Callable[[Round, int, float | None], None] = lambda *_: None,
+        on_uncaught: Callable[[Round, int], None] = lambda *_: None,
     ) -> None:
         self.number = number
         self.restart_count = restart_count
@@ -90,7 +90,7 @@ class Round:
         self.survivals: dict[int, str] = {}
         self.last_words: dict[int, str] = {}
         self._failed_alive: set[int] = set()
-        self.output = WorkerOutput(loop, console, launched.wiring, on_output=on_output)
+        self.output = WorkerOutput(loop, console, launched.wiring, on_output=lambda *rest: on_output(self, *rest))
         self.workers = Workers(
             loop,
             context.guardian,
@@ -112,18 +112,14 @@ class Round:
             self.workers.adopt(rank, started)
             if started.function is not None:
                 started.function.result.attach(self._loop)
-        self._listen()
-        if launched.error is not None:
-            raise launched.error
-
-    def _listen(self) -> None:
-        """Take the workers' output from now on, with prefixes and filters as the user asked for."""
-        group, logs = self._context.group, self._launched.logs
-        spec = group.spec
-        if logs is not None:
-            self.output.open_filtered(logs, spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
+        group = self._context.group
+        if launched.logs is not None:
+            filters = group.spec.duplicate_stdout_filters, group.spec.duplicate_stderr_filters
+            self.output.open_filtered(launched.logs, *filters)
         workers = {worker.local_rank: worker for worker in group.workers}
         self.output.attach(lambda rank: self._prefix(workers[rank]))
+        if launched.error is not None:
+            raise launched.error
 
     def _prefix(self, worker: Worker) -> str:
         import string
@@ -141,10 +137,10 @@ class Round:
             exitcode = 0
         was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
         uptime = self._loop.now() - self.started
-        self._note_exit(local_rank, _Exit(time.time(), uptime, exitcode, was_stopped))
-        self._report_exit(local_rank, exitcode)
+        self._add_exit(local_rank, _Exit(time.time(), uptime, exitcode, was_stopped))
+        self._report_exit(self, local_rank, exitcode)
 
-    def _note_exit(self, local_rank: int, ended: _Exit) -> None:
+    def _add_exit(self, local_rank: int, ended: _Exit) -> None:
         self._exits.setdefault(local_rank, ended)
         if ended.exitcode != 0 and self._failed_after is None:
             self._failed_after = ended.uptime
@@ -154,7 +150,7 @@ class Round:
         at, now = self.uncaught[local_rank].at, self._loop.now()
         self._failed_alive.add(local_rank)
         self._exits.pop(local_rank, None)
-        self._note_exit(local_rank, _Exit(time.time() - (now - at), at - self.started, _UNCAUGHT, was_stopped=False))
+        self._add_exit(local_rank, _Exit(time.time() - (now - at), at - self.started, _UNCAUGHT, was_stopped=False))
 
     def _take_uncaught(self, local_rank: int, text: str) -> None:
         from elastic_run.core.failure.uncaught import read_uncaught
@@ -162,7 +158,7 @@ class Round:
         told = read_uncaught(text)
         if told is not None and local_rank not in self.uncaught:
             self.uncaught[local_rank] = told
-            self._report_uncaught(local_rank)
+            self._report_uncaught(self, local_rank)
 
     def _has_lost_status(self, local_rank: int) -> bool:
         return self.workers.pids[local_rank] in self._loop.lost_exits
@@ -183,13 +179,8 @@ class Round:
 
     def find_silences(self) -> dict[int, float]:
         """Return seconds since the last output of each worker that runs, by global rank."""
-        now, activities = self._loop.now(), self.output.activities
-        alive = [worker for worker in self._context.group.workers if worker.local_rank in self.workers.alive]
-        return {
-            worker.global_rank: now - activities[worker.local_rank].last
-            for worker in alive
-            if worker.local_rank in activities
-        }
+        now, activities, ranks = self._loop.now(), self.output.activities, self.global_ranks
+        return {ranks[rank]: now - activities[rank].last for rank in self.workers.alive if rank in activities}
 
     def exit_code(self, local_rank: int) -> int | None:
         """Return a worker's exit code, or minus the signal's number; None while it runs."""
@@ -218,9 +209,8 @@ class Round:
         from elastic_run.core.failure.root_cause import has_lost_rank
 
         self.output.catch_up(local_rank)
-        worker = next(worker for worker in self._context.group.workers if worker.local_rank == local_rank)
         # The siblings wait: a large log file is searched at the end of the round.
-        return has_lost_rank(self._end_of(worker, is_thorough=False))
+        return has_lost_rank(self._make_end(local_rank, is_thorough=False))
 
     def listen_for_stacks(self) -> StackRequests:
         """Read the pipes for the workers' stacks from now on; no worker waits for the import then."""
@@ -271,8 +261,7 @@ class Round:
                 self.count_as_failed(rank)
         if not any(ended.exitcode for ended in self._exits.values()):
             return ()
-        workers = {worker.local_rank: worker for worker in self._context.group.workers}
-        return tuple(_with_timer(self._end_of(workers[rank])) for rank in sorted(self._exits))
+        return tuple(_with_timer(self._make_end(rank)) for rank in sorted(self._exits))
 
     def return_values(self) -> dict[int, Any]:
         """Return the values of the workers' functions by global rank, after `close`; empty for commands.
@@ -285,22 +274,16 @@ class Round:
         from elastic_run.multiprocessing.functions.launch import read_value
 
         ranks = self.global_ranks
-        functions = {local: started.function for local, started in sorted(self._launched.workers.items())}
         return {
-            ranks[local]: read_value(function.result, ranks[local])
-            for local, function in functions.items()
-            if function is not None
+            ranks[local]: read_value(started.function.result, ranks[local])
+            for local, started in sorted(self._launched.workers.items())
+            if started.function is not None
         }
 
-    def is_redirected(self, local_rank: int) -> bool:
-        """Whether a worker writes into a log file by itself, with no pipe between."""
-        return bool(self.output_files(local_rank))
-
-    def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
+    def _make_end(self, rank: int, *, is_thorough: bool = True) -> WorkerEnd:
         from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd
         from elastic_run.multiprocessing.errors import find_exception
 
-        rank = worker.local_rank
         ended = self._exits[rank]
         logs = self._launched.logs
         error_file = _file(logs.error_files, rank) if logs is not None else ""
@@ -310,7 +293,7 @@ class Round:
         if rank in self._failed_alive:
             found = self._explain_failure(rank, found)
         return WorkerEnd(
-            rank=worker.global_rank,
+            rank=self.global_ranks[rank],
             local_rank=rank,
             role=self._context.group.spec.role,
             host=self._context.hostname,

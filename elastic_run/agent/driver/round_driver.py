@@ -5,6 +5,7 @@ It performs the machine's commands StartWorkers, StopWorkers and Hurry. Nothing 
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 
@@ -19,15 +20,11 @@ from elastic_run.signals import SIGINT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from elastic_run.agent.background import Background
     from elastic_run.agent.driver.flight_recorder import RecorderQuestion
-    from elastic_run.agent.driver.hang_detection import Hang
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
-    from elastic_run.core.agent.messages import Event
-    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.job.restart_policy import Failure
     from elastic_run.timer.requests import FileTimerRequest
 
@@ -35,6 +32,8 @@ if TYPE_CHECKING:
 _FIRST_LINES = 0.05
 #: Seconds after which workers are past their own start, or fail for a reason that needs no hurry.
 _SETTLED = 1.0
+#: Bytes of a script's first line: as much as the kernel looks at (BINPRM_BUF_SIZE).
+_FIRST_LINE = 256
 
 
 class RoundDriver:
@@ -48,7 +47,6 @@ class RoundDriver:
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
 
     Attributes:
-        current: The current round, or the last one, or None before the first.
         failure: The last round's failure for the restart policy, or None.
         start_error: The error for which the program of this node's workers could not be started, or None.
         stacks: Shows the workers' stacks.
@@ -64,41 +62,14 @@ class RoundDriver:
         on_step: Callable[[str, float], None],
         on_timer: Callable[[str, FileTimerRequest | None], None],
     ) -> None:
-        self.current: Round | None = None
         self.failure: Failure | None = None
         self.start_error: Exception | None = None
-        self.stacks = StackReports(
-            parts.context,
-            parts.loop,
-            parts.console,
-            current_round=lambda: self.current,
-            find_state=lambda: parts.find_agent().state,
-            keep=lambda dumps: parts.find_history().keep_overdue(dumps),
-            keep_before_stop=lambda dumps: parts.find_history().keep_before_stop(dumps),
-        )
-        self.watches = Watches(
-            parts.loop,
-            parts.context,
-            parts.job,
-            is_polled=parts.job is None and not parts.round_join.is_immediate,
-            say=parts.console.say,
-            on_stuck=lambda number: parts.feed(messages.WorkerStuck(number)),
-            on_failed=self._fail_alive,
-            on_hang=self._react_to_hang,
-            on_waiting_nodes=self._stop_for_waiting_nodes,
-            read_resources=self._read_resources if parts.observation.is_written else None,
-            on_timer=on_timer,
-        )
+        self.stacks = StackReports(parts)
+        self.watches = Watches(parts, self.stacks, on_timer)
         self._parts = parts
         self._context = parts.context
         self._options = parts.context.options
         self._loop = parts.loop
-        self._observation = parts.observation
-        self._job = parts.job
-        self._say = parts.console.say
-        self._feed = parts.feed
-        self._find_agent = parts.find_agent
-        self._find_history = parts.find_history
         self._launched = launched
         self._background = background
         self._on_step = on_step
@@ -120,22 +91,41 @@ class RoundDriver:
             command: The machine's command.
             joined_at: Monotonic seconds at which the round was asked for.
         """
-        self._tell_step(steps.RENDEZVOUS, joined_at)
+        self._record_step(steps.RENDEZVOUS, joined_at)
         # The rendezvous has brought the ranks of all nodes with it.
         self._on_step(steps.ASSIGN_WORKER_RANKS, 0.0)
-        launched = self._take_launched() or self._launch()
-        self.current = current = self._make_round(command.round, launched)
+        launched, self._launched = self._launched or self._launch(), None
+        current = self._parts.current = Round(
+            self._context,
+            launched,
+            loop=self._loop,
+            console=self._parts.console,
+            number=command.round,
+            restart_count=self._parts.agent.restart_count,
+            on_exit=self._on_exit,
+            on_output=self._on_output,
+            on_overdue=self.stacks.tell_before_kill,
+            on_uncaught=self._on_uncaught,
+        )
         try:
             current.watch()
         except (OSError, ValueError) as error:
             if launched.is_of_plugin:
                 raise
-            self._tell_start_failed(command.round, error)
+            self.start_error = error
+            spec = self._context.group.spec
+            program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
+            self._parts.feed(explain_failed_start(command.round, error, program))
         else:
-            self._tell_step(steps.START, launched.started)
-            self._inject_faults(current)
-            self._observation.tell(lambda recorder, moment: recorder.workers_started(moment, current))
-        if self._is_observing or self._job is not None:
+            self._record_step(steps.START, launched.started)
+            if faults := self._options.faults:
+                from elastic_run.agent.driver.fault_injection import inject_faults
+
+                self._end_faults = inject_faults(
+                    faults, self._context.group.workers, current, loop=self._loop, say=self._parts.say
+                )
+            self._parts.observation.record(lambda recorder, moment: recorder.workers_started(moment, current))
+        if self._is_observing or self._parts.job is not None:
             self._begin_to_observe()
         else:
             self._loop.call_later(_FIRST_LINES, self._begin_to_observe)
@@ -149,57 +139,26 @@ class RoundDriver:
             self._loop.call_later(_SETTLED, self._context.worker_pool.tell_sharing)
         self.watches.begin(current)
 
-    def _make_round(self, number: int, launched: LaunchedWorkers) -> Round:
-        return Round(
-            self._context,
-            launched,
-            loop=self._loop,
-            console=self._parts.console,
-            number=number,
-            restart_count=self._find_agent().restart_count,
-            on_exit=lambda rank, code: self._on_exit(number, rank, code),
-            on_output=self._on_output,
-            on_overdue=self.stacks.tell_before_kill,
-            on_uncaught=self._take_uncaught,
-        )
-
-    def _tell_start_failed(self, number: int, error: OSError | ValueError) -> None:
-        from elastic_run.agent.driver.start_errors import start_failed
-
-        self.start_error = error
-        spec = self._context.group.spec
-        program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
-        self._feed(start_failed(number, error, program))
-
-    def _inject_faults(self, current: Round) -> None:
-        if faults := self._options.faults:
-            from elastic_run.agent.driver.fault_injection import inject_faults
-
-            self._end_faults = inject_faults(faults, current, self._context.group, loop=self._loop, say=self._say)
-
-    def _take_launched(self) -> LaunchedWorkers | None:
-        launched, self._launched = self._launched, None
-        return launched
-
     def _launch(self) -> LaunchedWorkers:
-        source = self._parts.round_join if self._job is None else self._job
+        source = self._parts.job or self._parts.round_join
+
+        def give_up() -> None:
+            """In a forked worker: close the launcher's descriptors."""
+            self._loop.abandon()
+            self._context.guardian.abandon()
+
         return launch_workers(
             self._context,
-            restart_count=self._find_agent().restart_count,
+            restart_count=self._parts.agent.restart_count,
             use_agent_store=source.use_agent_store,
-            on_fork=self._give_up,
+            on_fork=give_up,
         )
-
-    def _give_up(self) -> None:
-        """In a forked worker: close the launcher's descriptors."""
-        self._loop.abandon()
-        self._context.guardian.abandon()
 
     def _begin_to_observe(self) -> None:
         """Begin with what takes milliseconds: the first lines of the first workers would have to wait for it."""
         self._is_observing = True
-        self._find_history().begin()
-        self._observation.begin()
+        self._parts.history.begin()
+        self._parts.observation.begin()
         if self._options.is_whole_process:
             gc.enable()
 
@@ -217,120 +176,50 @@ class RoundDriver:
             self._loop.reap_strangers(own_session=os.getsid(0))
 
     def _prepare_for_failure(self) -> None:
-        if self._find_agent().state != machine.ENDED:
-            self._find_history().prepare()
-            if self.current is not None:
-                self.current.listen_for_stacks()
+        if self._parts.agent.state != machine.ENDED:
+            self._parts.history.prepare()
+            if self._parts.current is not None:
+                self._parts.current.listen_for_stacks()
 
-    def _on_output(self, local_rank: int, silence: float | None) -> None:
-        self.watches.note_output(local_rank)
-        if (current := self.current) is not None:
-            self._observation.tell(lambda recorder, moment: recorder.output_came(moment, current, local_rank, silence))
+    # --- while it runs ---------------------------------------------------------------------------------------------
+    def _on_output(self, current: Round, local_rank: int, silence: float | None) -> None:
+        self.watches.add_output(local_rank)
+        self._parts.observation.record(
+            lambda recorder, moment: recorder.output_came(moment, current, local_rank, silence)
+        )
 
-    def _read_resources(self) -> None:
-        """Write to the event log what the workers have used."""
-        from elastic_run.agent.driver.resource_readings import read_usage
+    def _on_exit(self, current: Round, local_rank: int, exitcode: int) -> None:
+        self._parts.observation.record(
+            lambda recorder, moment: recorder.worker_exited(moment, current, local_rank, exitcode)
+        )
+        self.watches.feed_exit(current, local_rank, exitcode)
 
-        if (current := self.current) is not None:
-            usage = read_usage(current)
-            self._observation.tell(lambda recorder, moment: recorder.resources_read(moment, current, usage))
-
-    def find_silences(self) -> dict[int, float]:
-        """Return seconds since the last output of each worker that runs, by global rank."""
-        return {} if self.current is None else self.current.find_silences()
-
-    def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
-        if (ended := self.current) is not None:
-            self._observation.tell(lambda recorder, moment: recorder.worker_exited(moment, ended, local_rank, exitcode))
-        self._feed_exit(number, local_rank, exitcode)
-
-    def _take_uncaught(self, local_rank: int) -> None:
+    def _on_uncaught(self, current: Round, local_rank: int) -> None:
         """Watch a worker whose main thread an exception has ended; after its round is stopped, its end tells all."""
-        if self.current is not None and self._is_running(self.current.number):
-            self.watches.add_failed(self.current, local_rank)
+        if self._parts.is_running(current.number):
+            self.watches.add_failed(current, local_rank)
 
-    def _fail_alive(self, current: Round, local_rank: int) -> None:
-        """Let a worker that has failed and does not end count as one that has ended."""
-        current.count_as_failed(local_rank)
-        self._feed_exit(current.number, local_rank, 1)
-
-    def _feed_exit(self, number: int, local_rank: int, exitcode: int) -> None:
-        # If other workers still run, or other nodes, one of them may have the root cause.
-        agent = self._find_agent()
-        has_others = self._job is not None or agent.running != {local_rank}
-        is_asked = exitcode != 0 and has_others and agent.state == machine.RUNNING
-        current = self.current if is_asked else None
-        self._feed(
-            messages.WorkerExited(
-                number,
-                local_rank=local_rank,
-                exitcode=exitcode,
-                is_secondary=current is not None and current.is_secondary(local_rank),
-            )
-        )
-
-    def _stop_for_waiting_nodes(self, number: int) -> None:
-        if self._find_agent().state == machine.RUNNING:
-            self._say("stopping the workers: nodes wait to join")
-        self._feed(messages.RoundHalted(number))
-
-    def _react_to_hang(self, current: Round, found: Hang) -> None:
-        from elastic_run.agent.driver.hang_reaction import HangReaction
-
-        reaction = HangReaction(
-            self._context,
-            self._loop,
-            say=self._say,
-            write=self.stacks.write,
-            stop=self._stop_hung,
-            fail=self._fail_alive,
-            is_running=lambda hung: self._is_running(hung.number),
-        )
-        action = self._options.agent_config.hang_action
-        self._observation.tell(lambda recorder, moment: recorder.hang_found(moment, found, action))
-        reaction.react(current, found)
-
-    def _stop_hung(self, end: WorkerEnd, event: Event) -> None:
-        if self._is_running(event.round):
-            self._find_history().blame(end)
-            self._feed(event)
-
-    def _is_running(self, number: int | None) -> bool:
-        agent = self._find_agent()
-        return agent.state == machine.RUNNING and agent.round == number
-
+    # --- the stop --------------------------------------------------------------------------------------------------
     def stop(self, command: messages.StopWorkers) -> None:
         """Stop the workers, or leave their background processes alone after a success."""
-        agent = self._find_agent()
+        agent, current = self._parts.agent, self._parts.current
         self.watches.end_round()
         self._end_faults()
         self._stopped_at = self._loop.now()
-        if self.current is not None:
+        if current is not None:
             is_success = agent.stop_reason == machine.AFTER_SUCCESS
             if is_success and not self._options.agent_config.kill_background_processes:
-                self.current.workers.release(self._on_released)
+                current.workers.release(self._on_released)
             else:
-                self._stop_workers(self.current, command.signal, has_dumps=not is_success)
+                self._stop_workers(current, command.signal, has_dumps=not is_success)
         if self._context.worker_pool is not None and machine.may_start_again(agent):
             self._context.worker_pool.prepare()
-
-    def hurry(self) -> None:
-        """Wait for nothing more: kill the workers that are being stopped."""
-        if self._collection is not None:
-            self._collection.finish()
-        if self.current is not None:
-            self.current.workers.hurry()
-
-    def return_values(self) -> dict[int, Any]:
-        """Return the values of the workers' functions in the last round by global rank; empty for commands."""
-        return {} if self.current is None else self.current.return_values()
 
     def _stop_workers(self, current: Round, number: int, *, has_dumps: bool) -> None:
         """Stop the workers, after the living ones have written the dumps of their flight recorders."""
         recorder = self._context.flight_recorder
-
-        if self._find_agent().stop_reason == machine.AFTER_SIGNAL:
-            from elastic_run.agent.driver.last_words import keep_last_words
+        if self._parts.agent.stop_reason == machine.AFTER_SIGNAL:
+            from elastic_run.agent.driver.failed_ranks import keep_last_words
 
             keep_last_words(current, self._loop.now())
 
@@ -345,25 +234,81 @@ class RoundDriver:
         else:
             self._collection = recorder.collect(self._loop, stop)
 
+    def hurry(self) -> None:
+        """Wait for nothing more: kill the workers that are being stopped."""
+        if self._collection is not None:
+            self._collection.finish()
+        if self._parts.current is not None:
+            self._parts.current.workers.hurry()
+
     def _on_released(self, background: list[int]) -> None:
-        if background and self.current is not None:
-            self._background.keep(self.current)
+        if background and self._parts.current is not None:
+            self._background.keep(self._parts.current)
         self._on_gone([])
 
     def _on_gone(self, survivors: list[int]) -> None:
-        current = self.current
+        current = self._parts.current
         if current is None:
             return
-        history = self._find_history()
-        self.failure = history.add_round(current, survivors)
+        history = self._parts.history
+        failure = self.failure = history.add_round(current, survivors)
         history.tell_folded(current)
         ends, root = history.last_ends, history.last_root
-        self._observation.tell(lambda recorder, moment: recorder.round_gone(moment, ends, root, len(survivors)))
-        if self.failure is not None:
+        self._parts.observation.record(lambda recorder, moment: recorder.round_gone(moment, ends, root, len(survivors)))
+        if failure is not None:
             self._on_step(steps.FAILED, 0.0)
-        if self._find_agent().stop_reason != machine.AFTER_SUCCESS:
-            self._tell_step(steps.STOP, self._stopped_at)
-        self._feed(messages.GroupGone(current.number, failure=self.failure, is_unkillable=bool(survivors)))
+        if self._parts.agent.stop_reason != machine.AFTER_SUCCESS:
+            self._record_step(steps.STOP, self._stopped_at)
+        self._parts.feed(messages.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
 
-    def _tell_step(self, step: str, began_at: float) -> None:
+    def _record_step(self, step: str, began_at: float) -> None:
         self._on_step(step, (self._loop.now() - began_at) * 1000)
+
+
+def explain_failed_start(number: int, error: Exception, program: str) -> messages.RoundFailed:
+    """Return the event that says why a program could not be started, in words for the user."""
+    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        detail = f"{program} is not in a format that can be executed: a script needs a first line such as #!/bin/bash"
+        return messages.RoundFailed(number, verdict="not_executable", detail=detail)
+    is_program = getattr(error, "filename", None) in (None, program)
+    if isinstance(error, FileNotFoundError) and is_program:
+        return messages.RoundFailed(number, verdict="not_found", detail=f"{program}: {_name_missing(program)}")
+    if isinstance(error, PermissionError) and is_program:
+        return messages.RoundFailed(number, verdict="not_executable", detail=_name_denied(program, error.filename))
+    return messages.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+
+
+def _name_denied(program: str, path: object) -> str:
+    """Name the file or directory that denies the execution, of the program or of its interpreter."""
+    from elastic_run.cluster.paths import find_program, name_denier
+
+    found = path if isinstance(path, str) and os.path.dirname(path) else find_program(program, os.environ) or program
+    denier = name_denier(found) if os.path.dirname(found) else ""
+    interpreter = _read_interpreter(found)
+    if not denier and interpreter and not os.access(interpreter, os.X_OK):
+        return f"{program}: its interpreter {interpreter!r} may not be executed{name_denier(interpreter)}"
+    return f"{program} may not be executed{denier}"
+
+
+def _name_missing(program: str) -> str:
+    """Name the missing file. The system gives the same error for a missing script and for a missing interpreter."""
+    from elastic_run.cluster.paths import find_program
+
+    path = find_program(program, os.environ)
+    if path is None:
+        return "no such program"
+    interpreter = _read_interpreter(path)
+    if interpreter and not os.path.exists(interpreter):
+        return f"its first line names the interpreter {interpreter!r}, which does not exist"
+    return "its interpreter or loader does not exist here"
+
+
+def _read_interpreter(path: str) -> str:
+    """Return the interpreter in the first line of a script, as the kernel reads it; empty for other programs."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(_FIRST_LINE)
+    except OSError:
+        return ""
+    line = start.partition(b"\n")[0].replace(b"\t", b" ")
+    return os.fsdecode(line[2:].strip(b" ").partition(b" ")[0]) if line.startswith(b"#!") else ""

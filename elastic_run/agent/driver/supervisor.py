@@ -1,49 +1,49 @@
 """The driver of one agent: makes its parts, brings their events to its state machine, and performs the commands.
 
-Rules
-- Nothing is decided here. Every event goes through `_feed` to the `machine_driver`, one at a time and in order.
-- All work happens in the loop's thread, except a rendezvous that blocks (`joining`).
-- The commands that start and stop workers are performed by `round_driver`, the reports to a job of several nodes by
-  `job_reports`, all others here.
+- Nothing is decided here: `core.agent.machine` decides. One event at a time, in order: an event that arises while
+  commands are performed waits until they are done.
+- All work happens in the loop's thread, except a rendezvous that blocks.
+- `round_driver` performs the commands that start and stop workers.
 - Signals need the main thread. In another thread, the program around us stops the agent through
   `SimpleElasticAgent._shutdown`.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
+
 from elastic_run.agent.background import Background
-from elastic_run.agent.driver.joining import Joining
-from elastic_run.agent.driver.machine_driver import MachineDriver
-from elastic_run.agent.driver.observation import Observation
-from elastic_run.agent.driver.parts import AgentParts
+from elastic_run.agent.control_server import ControlServer
+from elastic_run.agent.driver.parts import AgentParts, Observation
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
 from elastic_run.agent.driver.stack_reports import WAIT_BEFORE_STOP
-from elastic_run.agent.driver.step import Step
 from elastic_run.agent.plugin_calls import PluginCalls, close_part
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import KILL_LIMIT
 from elastic_run.core.job.restart_policy import CAUSE_WAIT
+from elastic_run.core.protocol.outcomes import FAILED, STOPPED
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian import GuardianKeeper
+from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import SIGINT, SIGTERM, restore_signals
+from elastic_run.store.tcpstore.listener import PortTakenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.control_server import ControlServer
     from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.driver.early_start import EarlyStart
-    from elastic_run.agent.driver.held_round import HeldRound
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round_checks import RoundChecks
-    from elastic_run.agent.history import History
+    from elastic_run.agent.driver.warm_start import HeldRound
+    from elastic_run.agent.driver.worker_launch import EarlyStart
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.report import JobResult
     from elastic_run.timer.requests import FileTimerRequest
@@ -72,61 +72,23 @@ class Supervisor:
         on_step: Callable[[str, float], None] = lambda *_: None,
         on_timer: Callable[[str, FileTimerRequest | None], None] = lambda *_: None,
     ) -> None:
-        self._context = context
-        self._group = context.group
-        self._options = context.options
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
+        self._context, self._options = context, context.options
         self._loop = Loop()
-        self._started = self._loop.now()
         self.console = Console(self._loop)
-        self._round_join = (
-            RoundJoin(self._group, self._options.agent_config.worker_store)
-            if early_start is None
-            else early_start.round_join
-        )
-        self._round_join.serve(self._loop, self.console.say)
-        self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=self.console.say)
+        say = self.console.say
+        if early_start is None:
+            self._round_join = RoundJoin(context.group, self._options.agent_config.worker_store)
+        else:
+            self._round_join = early_start.round_join
+        self._round_join.serve(self._loop, say)
+        self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=say)
         self._senders = Senders()
-        self._observation = Observation(context, self._loop, self.console.say)
-        self._job = self._find_job()
-        self._parts = self._gather_parts()
-        self._machine = self._make_machine()
-        self._lazy_history: History | None = None
-        self._result: JobResult | None = None
-        self._is_quiet = False
-        self._finish: messages.Finish | None = None
-        self._checks: RoundChecks | None = None
-        self._control: ControlServer | None = None
-        self.plugin_calls = context.plugin_calls = PluginCalls(
-            self._loop,
-            self.console.say,
-            grace=self._options.shutdown_timeout,
-            count_signals=lambda: self._signals.seen,
-        )
-        self._held_round = self._hold_rounds()
-        self._background = Background(context, self.console.say)
-        self._joining = Joining(self._parts)
-        self._rounds = RoundDriver(
-            self._parts,
-            None if early_start is None else early_start.launched,
-            background=self._background,
-            on_step=on_step,
-            on_timer=on_timer,
-        )
-        self._signals = SignalWatch(
-            self._parts,
-            hurry=self._background.hurry,
-            find_round=lambda: self._rounds.current,
-            show_stacks=self._rounds.stacks.show_on_quit,
-        )
-        self._serve_ports()
-        self._watch_time_limit()
-        self._performers = self._find_performers()
-
-    def _gather_parts(self) -> AgentParts:
-        return AgentParts(
-            context=self._context,
+        self._observation = Observation(context, self._loop, say)
+        self._job = self._make_job()
+        self._parts = AgentParts(
+            context=context,
             loop=self._loop,
             console=self.console,
             senders=self._senders,
@@ -134,92 +96,95 @@ class Supervisor:
             round_join=self._round_join,
             job=self._job,
             feed=self._feed,
-            find_agent=lambda: self._machine.agent,
-            find_history=lambda: self._history,
+            agent=machine.Agent(
+                config=self._options.job_config,
+                local_world_size=context.group.spec.local_world_size,
+                forwarded=frozenset(self._options.forwarded),
+                follows_job=self._job is not None,
+                wait_limit=min(CAUSE_WAIT, self._options.shutdown_timeout),
+            ),
+            started=self._loop.now(),
         )
+        self._events: deque[Event] = deque()
+        self._is_feeding = False
+        self._is_closed = False
+        self._joined_at = 0.0
+        self._handler_error: Exception | None = None
+        self._result: JobResult | None = None
+        self._is_quiet = False
+        self._finish: messages.Finish | None = None
+        self._checks: RoundChecks | None = None
+        self.plugin_calls = context.plugin_calls = PluginCalls(
+            self._loop, say, grace=self._options.shutdown_timeout, count_signals=lambda: self._signals.seen
+        )
+        self._held_round = self._hold_rounds()
+        self._background = Background(context, say)
+        launched = None if early_start is None else early_start.launched
+        self._rounds = RoundDriver(
+            self._parts, launched, background=self._background, on_step=on_step, on_timer=on_timer
+        )
+        self._signals = SignalWatch(
+            self._parts, hurry=self._background.hurry, show_stacks=self._rounds.stacks.show_on_quit
+        )
+        self._control = ControlServer(self._parts, self._rounds.watches.describe_hang)
+        if context.health_port is not None:
+            context.health_port.serve(self._loop, lambda: self._parts.agent.state)
+        if context.metrics_port is not None:
+            context.metrics_port.serve(self._loop, lambda: self._parts.agent.state, self._find_silences)
+        if self._options.stop_time:
+            from elastic_run.agent.driver.watches import watch_time_limit
 
-    def _make_machine(self) -> MachineDriver:
-        agent = machine.Agent(
-            config=self._options.job_config,
-            local_world_size=self._group.spec.local_world_size,
-            forwarded=frozenset(self._options.forwarded),
-            follows_job=self._job is not None,
-            wait_limit=min(CAUSE_WAIT, self._options.shutdown_timeout),
-        )
-        return MachineDriver(
-            agent,
-            self._loop,
-            perform=lambda command: self._performers[type(command)](command),
-            observe=self._observe_step,
-        )
-
-    def _find_performers(self) -> dict[type[Command], Callable[[Any], None]]:
-        """Return the function that performs each command of the machine."""
-        performers: dict[type[Command], Callable[[Any], None]] = {
+            stop = self._options.signals[0] if self._options.signals else SIGTERM
+            watch_time_limit(
+                self._loop,
+                self._options,
+                say=say,
+                stop=lambda: self.request_stop(stop, "the job's time limit is near"),
+            )
+        self._performers: dict[type[Command], Callable[[Any], None]] = {
             messages.Join: self._perform_join,
-            messages.StartWorkers: self._perform_start_workers,
+            messages.StartWorkers: lambda command: self._rounds.start(command, joined_at=self._joined_at),
             messages.StopWorkers: self._rounds.stop,
             messages.Hurry: lambda _: self._rounds.hurry(),
             messages.Forward: self._perform_forward,
             messages.Pause: self._perform_pause,
             messages.AwaitCause: self._perform_await_cause,
             messages.Warn: self._perform_warn,
+            messages.ReportFailing: self._perform_report_failing,
+            messages.ReportReady: self._perform_report_ready,
+            messages.Leave: self._perform_leave,
             messages.Finish: self._perform_finish,
         }
-        if self._job is None:
-            return performers  # the machine reports to a job only if it follows one
-        from elastic_run.agent.driver.job_reports import JobReports
 
-        reports = JobReports(
-            self._parts, self._job, find_failure=lambda: self._rounds.failure, check_first=self._check_first
+    def _make_job(self) -> MultiNodeJob | None:
+        """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
+        if not hasattr(self._context.group.spec.rdzv_handler, "open_session"):
+            return None
+        from elastic_run.agent.driver.job import MultiNodeJob
+
+        return MultiNodeJob(
+            self._context.group,
+            self._options,
+            self._round_join,
+            loop=self._loop,
+            feed=self._feed,
+            console=self.console,
         )
-        return performers | {
-            messages.ReportFailing: reports.report_failing,
-            messages.ReportReady: reports.report_ready,
-            messages.Leave: reports.leave,
-        }
-
-    def _serve_ports(self) -> None:
-        """Answer the health checks and the requests for metrics, if the user asked for them."""
-        context = self._context
-        if context.health_port is not None:
-            context.health_port.serve(self._loop, lambda: self._machine.agent.state)
-        if context.metrics_port is not None:
-            context.metrics_port.serve(self._loop, lambda: self._machine.agent.state, self._rounds.find_silences)
-
-    def _watch_time_limit(self) -> None:
-        """Stop the workers in time, if the scheduler will end the job."""
-        if self._options.stop_time:
-            from elastic_run.agent.driver.time_limit import watch_time_limit
-
-            stop = self._options.signals[0] if self._options.signals else SIGTERM
-            watch_time_limit(
-                self._loop,
-                self._options,
-                say=self.console.say,
-                stop=lambda: self.request_stop(stop, "the job's time limit is near"),
-            )
 
     def _hold_rounds(self) -> HeldRound | None:
         """With warm workers, let rounds wait until they are there."""
         worker_pool = self._context.worker_pool
         if worker_pool is None:
             return None
-        from elastic_run.agent.driver.held_round import HeldRound
+        from elastic_run.agent.driver.warm_start import HeldRound
 
         worker_pool.attach(self._loop, self.console.say)
-        return HeldRound(worker_pool, self._machine.feed)
+        return HeldRound(worker_pool, self._feed_machine)
 
-    def _find_job(self) -> MultiNodeJob | None:
-        """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
-        if not hasattr(self._group.spec.rdzv_handler, "open_session"):
-            return None
-        from elastic_run.agent.driver.job import MultiNodeJob
+    def _find_silences(self) -> dict[int, float]:
+        return {} if self._parts.current is None else self._parts.current.find_silences()
 
-        return MultiNodeJob(
-            self._group, self._options, self._round_join, loop=self._loop, feed=self._feed, console=self.console
-        )
-
+    # --- the run ---------------------------------------------------------------------------------------------------
     def __enter__(self) -> Supervisor:
         return self
 
@@ -233,7 +198,7 @@ class Supervisor:
     def run(self) -> JobResult:
         """Run to the end."""
         self._signals.begin()
-        self._observation.tell(lambda recorder, moment: recorder.agent_started(moment))
+        self._observation.record(lambda recorder, moment: recorder.agent_started(moment))
         try:
             self._guardian_keeper.start()
         except OSError as error:
@@ -241,8 +206,9 @@ class Supervisor:
             self._finish = messages.Finish("cannot_start", detail=detail)
             return self._conclude()
         try:
-            self._machine.begin()
-            self._open_control()
+            self._parts.agent, commands = machine.begin(self._parts.agent)
+            self._perform(commands)
+            self._control.open(os.environ)
             self._loop.call_later(_SETTLED, self._settle)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
@@ -251,27 +217,51 @@ class Supervisor:
             raise
         return self._conclude()
 
-    def _open_control(self) -> None:
-        from elastic_run.agent.driver.control import open_control
-
-        self._control = open_control(self._parts, self._rounds, started=self._started)
-
     def _settle(self) -> None:
         from elastic_run.agent.driver import late_imports  # noqa: F401 - the workers come first
-        from elastic_run.agent.driver.control import serve_control
 
-        if self._control is not None:
-            serve_control(self._parts, self._control)
+        self._control.settle()
+
+    def _is_finished(self) -> bool:
+        is_checking = self._checks is not None and self._checks.is_running
+        return self._finish is not None and not self._background.is_ending and not is_checking
+
+    def _stop_after(self, error: BaseException) -> None:
+        current = self._parts.current
+        if current is None and self._job is None:
+            return  # nothing was started, so nothing has to be stopped
+        if isinstance(error, KeyboardInterrupt):
+            self._feed(messages.Signalled(SIGINT))
+        else:
+            from elastic_run.utils.exceptions import describe_exception
+
+            # The caller tells the exception; a line says before why workers that run are stopped.
+            self._is_quiet = current is None or not current.workers.alive
+            self._signals.stop_without(SIGTERM, describe_exception(error))
+        wait_limit = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
+        self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
+
+    def _conclude(self) -> JobResult:
+        history = self._parts.history
+        if self._job is not None and self._job.place is not None:
+            history.add_versions(self._job.place.versions)
+        if self._job is not None and self._job.ended is not None:
+            history.add_verdict(self._job.ended)
+        result = history.conclude(self._finish or messages.Finish("internal_error"), self._parts.agent)
+        self._observation.record(lambda recorder, moment: recorder.agent_ended(moment, result))
+        self._observation.begin()
+        self._result = result
+        return result
 
     @property
     def restart_count(self) -> int:
         """Number of restarts of the workers so far."""
-        return self._machine.agent.restart_count
+        return self._parts.agent.restart_count
 
     @property
     def rendezvous_error(self) -> Exception | None:
         """The error that prevented a round: the job's, or the exception of a foreign handler."""
-        return self._joining.handler_error if self._job is None else self._job.error
+        return self._handler_error if self._job is None else self._job.error
 
     @property
     def start_error(self) -> Exception | None:
@@ -280,52 +270,25 @@ class Supervisor:
 
     def return_values(self) -> dict[int, Any]:
         """Return the values of the workers' functions in the last round by global rank; empty for commands."""
-        return self._rounds.return_values()
-
-    def _conclude(self) -> JobResult:
-        if self._job is not None and self._job.place is not None:
-            self._history.add_versions(self._job.place.versions)
-        if self._job is not None and self._job.ended is not None:
-            self._history.add_verdict(self._job.ended)
-        result = self._history.conclude(self._finish or messages.Finish("internal_error"), self._machine.agent)
-        self._observation.tell(lambda recorder, moment: recorder.agent_ended(moment, result))
-        self._observation.begin()
-        self._result = result
-        return result
-
-    def _is_finished(self) -> bool:
-        is_checking = self._checks is not None and self._checks.is_running
-        return self._finish is not None and not self._background.is_ending and not is_checking
-
-    def _stop_after(self, error: BaseException) -> None:
-        if self._rounds.current is None and self._job is None:
-            return  # nothing was started, so nothing has to be stopped
-        if isinstance(error, KeyboardInterrupt):
-            self._feed(messages.Signalled(SIGINT))
-        else:
-            from elastic_run.utils.exceptions import describe_exception
-
-            # The caller tells the exception; a line says before why workers that run are stopped.
-            self._is_quiet = self._rounds.current is None or not self._rounds.current.workers.alive
-            self._signals.stop_without(SIGTERM, describe_exception(error))
-        wait_limit = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
-        self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
+        return {} if self._parts.current is None else self._parts.current.return_values()
 
     def close(self) -> None:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
-        self._machine.close()
-        before = self._signals.seen
+        self._is_closed = True
+        context, before = self._context, self._signals.seen
         try:
             if self._job is not None:
                 barrier = self._options.node_config.exit_barrier_timeout or 0.0
                 self._job.close(barrier, is_hurried=lambda: self._signals.seen > before)
             self._round_join.close()
             self._rounds.watches.close()
-            self._clean_up()
+            is_failure = self._finish is not None and self._finish.verdict == "worker_failed"
+            if call := context.find_clean_up(is_failure=is_failure):
+                close_part(context.logs_specs, call, self.plugin_calls.post)
         finally:
             try:
-                if self._context.worker_pool is not None:
-                    self._context.worker_pool.close()
+                if context.worker_pool is not None:
+                    context.worker_pool.close()
                 self._guardian_keeper.close(is_clean=self._is_finished())
                 self._observation.close()
                 self.plugin_calls.close()
@@ -333,17 +296,19 @@ class Supervisor:
                 if self._options.is_whole_process:
                     self._let_go_of_signals()
             finally:
-                for server in (self._control, self._context.health_port, self._context.metrics_port):
+                for server in (self._control, context.health_port, context.metrics_port):
                     if server is not None:
                         server.close()
                 self.console.close()
                 self._loop.close()
 
-    def _clean_up(self) -> None:
-        """Remove temporary files, by a plug-in's logs specs as well."""
-        is_failure = self._finish is not None and self._finish.verdict == "worker_failed"
-        if call := self._context.find_clean_up(is_failure=is_failure):
-            close_part(self._context.logs_specs, call, self.plugin_calls.post)
+    def _flush(self, signals_before: int) -> None:
+        """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while closing."""
+        is_stopped = self._finish is not None and self._finish.signal is not None
+        self._loop.run_until(
+            lambda: self.console.is_idle or self._signals.seen > signals_before,
+            self._loop.now() + _MOMENT if is_stopped else None,
+        )
 
     def _let_go_of_signals(self) -> None:
         """Let no signal replace the exit code, which is known; after calls of plug-ins the second one ends the process.
@@ -357,71 +322,58 @@ class Supervisor:
         if self._context.mask is not None:
             restore_signals(self._context.mask)
 
-    def _flush(self, signals_before: int) -> None:
-        """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while closing."""
-        is_stopped = self._finish is not None and self._finish.signal is not None
-        self._loop.run_until(
-            lambda: self.console.is_idle or self._signals.seen > signals_before,
-            self._loop.now() + _MOMENT if is_stopped else None,
-        )
-
-    # --- events and commands ---------------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
         if self._background.takes(event, self._feed):
             return
         if self._held_round is None or not self._held_round.takes(event):
-            self._machine.feed(event)
+            self._feed_machine(event)
 
-    def _observe_step(
+    def _feed_machine(self, event: Event) -> None:
+        self._events.append(event)
+        if self._is_feeding or self._is_closed:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                jitter = int.from_bytes(os.urandom(2), "big") / 65536
+                before, event = self._parts.agent, self._events.popleft()
+                after, commands = machine.decide(before, event, self._loop.now(), jitter)
+                self._parts.agent = after
+                self._tell_step(before, event, after, commands)
+                self._perform(commands)
+        finally:
+            self._is_feeding = False
+
+    def _tell_step(
         self, before: machine.Agent, event: Event, after: machine.Agent, commands: tuple[Command, ...]
     ) -> None:
+        """Tell the event log and the user of a step, before its commands are performed."""
+        record = self._observation.record
+        if isinstance(event, messages.Signalled):
+            number, sender = event.number, self._senders.find(event.number)
+            record(lambda recorder, moment: recorder.signal_received(moment, number, sender))
+        if isinstance(event, messages.RoundWarned) and after.state == machine.RUNNING:
+            record(lambda recorder, moment: recorder.round_warned(moment))
         place, halt = (None, "") if self._job is None else (self._job.place, self._job.halt)
-        sender = self._senders.find(event.number) if isinstance(event, messages.Signalled) else ""
-        step = Step(before, event, after, commands, place, halt, sender)
-        self._observation.tell(lambda recorder, moment: recorder.stepped(moment, step))
+        record(lambda recorder, moment: recorder.stepped(moment, before, after, commands, place, halt))
         if machine.has_news(before, after) and not self._is_quiet:
-            self._history.tell(before, after, commands)
+            self._parts.history.tell(before, after, commands)
 
-    @property
-    def _history(self) -> History:
-        """The history; its modules are imported after the first worker was started: no worker waits for them."""
-        if self._lazy_history is None:
-            from elastic_run.agent.history import History
-
-            self._lazy_history = History(self._context, self._senders, self.console.say)
-        return self._lazy_history
-
-    def _perform_forward(self, command: messages.Forward) -> None:
-        self._senders.passed_on.add(command.signal)
-        self._signals.forward(command.signal)
-
-    def _perform_pause(self, command: messages.Pause) -> None:
-        self._loop.call_later(command.delay, lambda: self._feed(messages.PauseOver(command.round)))
-
-    def _perform_await_cause(self, command: messages.AwaitCause) -> None:
-        self._history.tell_awaiting_cause(command.delay)
-        # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
-        before = max(0.0, command.delay - WAIT_BEFORE_STOP)
-        self._loop.call_later(before, lambda: self._rounds.stacks.ask_before_stop(command.round))
-        self._loop.call_later(command.delay, lambda: self._feed(messages.WaitOver(command.round)))
-
-    def _perform_finish(self, command: messages.Finish) -> None:
-        self._finish = command
-        if self._checks is not None:
-            self._checks.cancel()
-        self._background.conclude(is_success=command.verdict == "success")
+    # --- commands --------------------------------------------------------------------------------------------------
+    def _perform(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            self._performers[type(command)](command)
 
     def _perform_join(self, command: messages.Join) -> None:
-        is_joined = self._rounds.has_launched
-        self._check_first(command.round, lambda: self._joining.begin(command.round, is_joined=is_joined))
-
-    def _perform_start_workers(self, command: messages.StartWorkers) -> None:
-        self._rounds.start(command, joined_at=self._joining.began_at)
+        is_joined = self._rounds.has_launched  # by `worker_launch.start_early`
+        self._check_first(command.round, lambda: self._join(command.round, is_joined=is_joined))
 
     def _check_first(self, number: int, go_on: Callable[[], None]) -> None:
         """Go on towards the next round when its checks hold; see `round_checks`."""
-        former = () if (current := self._rounds.current) is None else tuple(current.workers.pids.values())
-        if not (self._options.node_config.health_check or former):
+        current = self._parts.current
+        old_pids = () if current is None else tuple(current.workers.pids.values())
+        if not (self._options.node_config.health_check or old_pids):
             go_on()
             return
         from elastic_run.agent.driver.round_checks import RoundChecks
@@ -433,9 +385,102 @@ class Supervisor:
             on_ready=go_on,
             on_unhealthy=lambda reason: self._feed(messages.RoundFailed(number, verdict="unhealthy", detail=reason)),
         )
-        self._checks.begin(former)
+        self._checks.begin(old_pids)
+
+    def _join(self, number: int, *, is_joined: bool) -> None:
+        """Join a round; an event tells when it is formed, or that it can't be."""
+        self._joined_at = self._loop.now()
+        if is_joined:
+            self._feed(messages.RoundFormed(number))
+            return
+        try:
+            if self._job is not None:
+                self._job.join()
+                self._job.entrust_connections(self._context.guardian)
+                return
+            self._round_join.offer_store()
+        except PortTakenError as error:
+            detail = self._round_join.describe_taken_port(error)
+            self._feed(messages.RoundFailed(number, verdict="usage", detail=detail))
+            return
+        except (ValueError, OSError) as error:
+            verdict = "usage" if isinstance(error, ValueError) else "cannot_start"
+            self._feed(messages.RoundFailed(number, verdict=verdict, detail=str(error)))
+            return
+        if self._round_join.is_immediate:
+            self._ask_handler(number)
+        else:
+            import threading
+
+            # A handler that blocks waits in a thread of its own, so that the agent answers a signal at any moment.
+            threading.Thread(target=self._ask_handler, args=(number,), daemon=True).start()
+
+    def _ask_handler(self, number: int) -> None:
+        """Ask the handler for a place, in any thread, and bring the answer to the loop's thread."""
+        event: Event
+        if not self._round_join.is_immediate and self._context.mask is not None:
+            # A process that a plug-in starts here must not begin with signals blocked.
+            restore_signals(self._context.mask)
+        try:
+            self._round_join.take_place()
+            event = messages.RoundFormed(number)
+        except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
+            from elastic_run.utils.exceptions import describe_exception
+
+            self._handler_error = error
+            is_exit = is_kind(error, RendezvousGracefulExitError)
+            detail = str(error) if is_exit else describe_exception(error)
+            event = messages.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
+        self._loop.call_soon_threadsafe(lambda: self._feed(event))
+
+    def _perform_forward(self, command: messages.Forward) -> None:
+        self._senders.passed_on.add(command.signal)
+        self._signals.forward(command.signal)
 
     def _perform_warn(self, _: messages.Warn) -> None:
         if self._options.scale_up_signal:
             self._senders.warned_with.add(self._options.scale_up_signal)
             self._signals.forward(self._options.scale_up_signal)
+
+    def _perform_pause(self, command: messages.Pause) -> None:
+        self._loop.call_later(command.delay, lambda: self._feed(messages.PauseOver(command.round)))
+
+    def _perform_await_cause(self, command: messages.AwaitCause) -> None:
+        self._parts.history.tell_awaiting_cause(command.delay)
+        # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
+        before = max(0.0, command.delay - WAIT_BEFORE_STOP)
+        self._loop.call_later(before, lambda: self._rounds.stacks.ask_before_stop(command.round))
+        self._loop.call_later(command.delay, lambda: self._feed(messages.WaitOver(command.round)))
+
+    def _perform_report_failing(self, command: messages.ReportFailing) -> None:
+        if self._job is not None:
+            self._job.report_failing(is_secondary=command.is_secondary)
+            if command.is_secondary and not self._parts.agent.running and self._job.has_others:
+                # All of this node have failed: the worker that has the cause is on another, which isn't stopped yet.
+                self._parts.history.tell_awaiting_cause(CAUSE_WAIT)
+
+    def _perform_report_ready(self, command: messages.ReportReady) -> None:
+        if command.outcome in (FAILED, STOPPED):
+            self._check_first(self._parts.agent.round, lambda: self._report_ready(command))
+        else:
+            self._report_ready(command)
+
+    def _report_ready(self, command: messages.ReportReady) -> None:
+        """Report how the round ended on this node, which is then ready for the next round."""
+        history = self._parts.history
+        document, ends = history.root_cause_document(self._rounds.failure), history.describe_ends()
+        try:
+            if self._job is not None:
+                self._job.report_ready(command, document, ends)
+        except OSError as error:
+            self._feed(messages.JobOver(messages.Finish("cannot_start", detail=str(error))))
+
+    def _perform_leave(self, command: messages.Leave) -> None:
+        if self._job is not None:
+            self._job.leave(command.reason, command.detail)
+
+    def _perform_finish(self, command: messages.Finish) -> None:
+        self._finish = command
+        if self._checks is not None:
+            self._checks.cancel()
+        self._background.conclude(is_success=command.verdict == "success")

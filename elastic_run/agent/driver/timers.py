@@ -5,9 +5,8 @@ Rules
 - An expired timer signals the process that it names, if this process is a worker of this round or belongs to a worker's
   session, and no other process. (torch's server signals any process, and then the agent itself.)
 - While the round is being stopped, no timer of the round expires: the stop has a grace period of its own.
-- If the launcher is killed, the guardian removes the pipe's directory.
-- If another program removes the pipe, such as a cleaner of old files in /tmp, the agent makes it again. Meanwhile a
-  client looks for the pipe again and again, for a second.
+- If the launcher is killed, the guardian removes the pipe's directory. If another program removes the pipe, such as a
+  cleaner of old files in /tmp, new timers fail in the workers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.agent.removal_watch import RemovalWatch
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
 from elastic_run.signals import signal_name
@@ -37,11 +35,7 @@ _PIPE = "timers"
 
 
 class WorkerTimers:
-    """The pipe of this agent's workers.
-
-    Args:
-        directory: A private directory that is removed with the launcher; "" makes a new one.
-        environ: This process's environment, which may name a path.
+    """The pipe of this agent's workers, in a private directory that is removed with the launcher; "" makes a new one.
 
     Attributes:
         own_directory: The directory that was made for the pipe, or "".
@@ -96,10 +90,7 @@ class TimerWatch:
     """Counts down in the agent's loop.
 
     Args:
-        loop: The agent's loop.
-        file: The pipe.
         ranks: Gives the global rank of each worker that lives, by pid.
-        say: Tells the user one line.
         on_event: Called with the name of an event and the request that it is about, or None: torch's events.
     """
 
@@ -121,21 +112,8 @@ class TimerWatch:
         self._timer: Timer | None = None
         self._has_said_foreign = False
         file.say = say
-        self._listen()
+        loop.add_reader(file.fd, self._read)
         on_event("watchdog started", None)
-
-    def _listen(self) -> None:
-        self._loop.add_reader(self._file.fd, self._read)
-        self._removal = RemovalWatch(self._loop, self._file.path, self._make_again)
-
-    def _make_again(self) -> None:
-        self._read()
-        self._loop.remove_reader(self._file.fd)
-        try:
-            self._file.make_again()
-        except OSError as error:
-            self._say(f"the timers' pipe was removed and can't be made again: {error}; new timers fail in the workers")
-        self._listen()
 
     def clear(self) -> None:
         """Forget the timers that run, as the round ends."""
@@ -145,7 +123,6 @@ class TimerWatch:
 
     def close(self) -> None:
         """Stop counting; the pipe stays."""
-        self._removal.close()
         self._loop.remove_reader(self._file.fd)
         self._countdowns.clear_all()
         self._wait()
@@ -210,14 +187,7 @@ class TimerWatch:
 def start_timer_server(
     run_id: str, on_event: Callable[[str, FileTimerRequest | None], None]
 ) -> tuple[FileTimerServer, str]:
-    """Serve timers in a thread, for an agent that has no loop.
-
-    Returns:
-        The server, which has to be stopped, and the path of its pipe.
-
-    Raises:
-        OSError: The pipe can't be made.
-    """
+    """Serve timers in a thread, for an agent that has no loop; return the server and the path of its pipe."""
     import tempfile
 
     from elastic_run.timer import FileTimerServer
@@ -248,11 +218,7 @@ def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) ->
 
 
 def timer_exception(pid: int, said: ExceptionText | None) -> ExceptionText | None:
-    """Return the exception that ended a worker, for the report.
-
-    Returns:
-        The timer that expired, or else the exception that the worker recorded.
-    """
+    """Return the exception that ended a worker, for the report: its timer, or else what the worker recorded."""
     text = expiries.take(pid)
     if not text:
         return said

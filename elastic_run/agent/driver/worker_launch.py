@@ -1,8 +1,9 @@
-"""Starts the workers of a round: log files, descriptors, environment, exec.
+"""Starts the workers of a round: environment, log files, descriptors, exec.
 
 Every import between the user's command and the first line of the last worker counts, so this module needs neither the
-loop nor the console. The modules that watch the workers and take their output are imported while the workers boot
-(`early_start`).
+loop nor the console. Workers take longer to boot than the launcher takes to import, so `start_early` starts those of
+the first round, by the same functions, before the launcher imports the supervisor. The modules that watch the workers
+are imported while the workers boot; until then the workers' output waits in their pipes.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.agent.driver.environment import worker_environments
+from elastic_run import contract
+from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.multiprocessing.output.wiring import STDOUT, Wiring, is_log, is_read_in_lines
 from elastic_run.multiprocessing.starter import WorkerStarter
 from elastic_run.records import dataclass, field
-from elastic_run.signals import block_signals, restore_signals
+from elastic_run.signals import block_signals, restore_signals, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.agent.api import WorkerSpec
+    from elastic_run.agent.api import Worker, WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.core.agent.faults import Fault
     from elastic_run.multiprocessing.functions.launch import Functions
     from elastic_run.multiprocessing.output.logs import LogsDest
     from elastic_run.multiprocessing.starter import StartedWorker
@@ -56,6 +59,39 @@ class LaunchedWorkers:
     started: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyStart:
+    """A first round that this node has joined, and its workers, which were started."""
+
+    round_join: RoundJoin
+    launched: LaunchedWorkers
+
+
+def start_early(context: AgentContext) -> EarlyStart | None:
+    """Start the first round's workers if they need not wait for other nodes or for a template's imports.
+
+    Returns:
+        The round. None where the supervisor begins with it; it also tells the user if the round can't be joined.
+    """
+    round_join = RoundJoin(context.group, context.options.agent_config.worker_store)
+    is_checked_first = bool(context.options.node_config.health_check)
+    is_alone = round_join.is_immediate and context.options.is_whole_process
+    has_plugin = type(context.logs_specs) is not DefaultLogsSpecs  # the supervisor's loop goes on while it is asked
+    if not is_alone or is_checked_first or has_plugin or context.worker_pool is not None:
+        return None
+    try:
+        round_join.offer_store()
+        round_join.take_place()
+    except OSError:
+        round_join.close()
+        return None
+    # Until the supervisor handles them: a stop signal would end the launcher without a message.
+    context.block_signals((*context.options.signals, *context.options.forwarded, *context.options.unnamed_signals))
+    launched = launch_workers(context, restart_count=0, use_agent_store=round_join.use_agent_store)
+    context.adopt_orphans()  # as early as possible: orphans of the workers' descendants go to another process before
+    return EarlyStart(round_join, launched)
+
+
 def launch_workers(
     context: AgentContext,
     *,
@@ -63,10 +99,10 @@ def launch_workers(
     use_agent_store: bool,
     on_fork: Callable[[], None] = lambda: None,
 ) -> LaunchedWorkers:
-    """Start every worker of this node.
+    """Start every worker of this node; the context's group has the round's ranks and master address.
 
     Args:
-        context: The state that all rounds of the agent share; its group has the round's ranks and master address.
+        context: The state that all rounds of the agent share.
         restart_count: Restarts so far.
         use_agent_store: Whether the agent serves the workers' store.
         on_fork: Called in a forked worker; closes the launcher's descriptors there.
@@ -125,9 +161,7 @@ def _launch(
     context.serve_timers(envs)
     context.switch_on_recorders(envs, launched.logs)
     if any(fault.is_of_worker for fault in context.options.faults):
-        from elastic_run.agent.driver.fault_sockets import open_to_faults
-
-        launched.fault_sockets = open_to_faults(envs, group.workers, context.options.faults, restart_count)
+        launched.fault_sockets = _open_to_faults(envs, group.workers, context.options.faults, restart_count)
     if not context.guardian.pid:
         # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
         context.guardian.start()
@@ -143,6 +177,29 @@ def _launch(
         context.limit_worker(started.pid)
         if started.function is not None:
             started.function.begin()
+
+
+def _open_to_faults(
+    envs: Mapping[int, dict[str, str]], workers: Sequence[Worker], faults: Sequence[Fault], restart_count: int
+) -> dict[int, str]:
+    """Let Python workers take requests for faults, and tell them which ones begin with their start.
+
+    Returns:
+        The names of the workers' sockets (`diagnosis.fault_thread`) by local rank.
+    """
+    from elastic_run.core.agent.faults import plan_faults
+    from elastic_run.diagnosis.worker_sockets import make_name
+
+    from_start: dict[int, list[str]] = {}
+    for planned in plan_faults(faults, attempt=restart_count, world_size=workers[0].world_size):
+        action, _, module = planned.fault.action.partition(" ")
+        if action == "import":
+            from_start.setdefault(planned.rank, []).append(module)
+    sockets = {worker.local_rank: make_name("faults") for worker in workers}
+    for worker in workers:
+        name = sockets[worker.local_rank]
+        envs[worker.local_rank][contract.ENV_FAULTS] = " ".join((name, *from_start.get(worker.global_rank, ())))
+    return sockets
 
 
 def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launched: LaunchedWorkers) -> LogsDest:
@@ -208,3 +265,67 @@ def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
 def _is_any_stdout_passed(logs: LogsDest) -> bool:
     """Whether the launcher itself writes the stdout of any worker; torch's class keeps no output."""
     return any(map(is_log, (*logs.tee_stdouts.values(), *getattr(logs, "kept_stdouts", {}).values())))
+
+
+def worker_environments(
+    group: WorkerGroup,
+    parent: Mapping[str, str],
+    *,
+    run_id: str,
+    restart_count: int,
+    max_restarts: int,
+    use_agent_store: bool,
+    signals: Sequence[int],
+    more: Mapping[str, str] | None = None,
+) -> dict[int, dict[str, str]]:
+    """Return the variables that each worker gets on top of the launcher's own environment: torchrun's contract.
+
+    Source: torch 2.13, LocalElasticAgent._start_workers; our own variables are defined in `contract`.
+
+    Args:
+        group: The round's group, with its master address and its workers' ranks.
+        parent: The launcher's environment.
+        run_id: The job.
+        restart_count: Restarts so far.
+        max_restarts: Restarts that are allowed.
+        use_agent_store: Whether the store at the master address is served by the agent.
+        signals: Signals that stop the job; a launcher inside the worker takes them over.
+        more: Variables that follow from the agent's options.
+
+    Raises:
+        ValueError: With virtual local ranks, more workers than visible devices.
+    """
+    spec = group.spec
+    shared = {
+        contract.ENV_GROUP_RANK: str(group.group_rank),
+        contract.ENV_ROLE_NAME: spec.role,
+        contract.ENV_LOCAL_WORLD_SIZE: str(spec.local_world_size),
+        contract.ENV_GROUP_WORLD_SIZE: str(group.group_world_size),
+        contract.ENV_MASTER_ADDR: str(group.master_addr),
+        contract.ENV_MASTER_PORT: str(group.master_port),
+        contract.ENV_RESTART_COUNT: str(restart_count),
+        contract.ENV_MAX_RESTARTS: str(max_restarts),
+        contract.ENV_RUN_ID: run_id,
+        contract.ENV_USE_AGENT_STORE: str(use_agent_store),
+        contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal_name(number) for number in signals),
+        contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
+    }
+    shared.update(more or {})
+    return {worker.local_rank: {**shared, **_own_environment(spec, worker, parent)} for worker in group.workers}
+
+
+def _own_environment(spec: WorkerSpec, worker: Worker, parent: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in which the workers of a node differ."""
+    env = {
+        contract.ENV_LOCAL_RANK: str(worker.local_rank),
+        contract.ENV_RANK: str(worker.global_rank),
+        contract.ENV_ROLE_RANK: str(worker.role_rank),
+        contract.ENV_WORLD_SIZE: str(worker.world_size),
+        contract.ENV_ROLE_WORLD_SIZE: str(worker.role_world_size),
+    }
+    if spec.virtual_local_rank:
+        env[contract.ENV_LOCAL_RANK] = "0"
+        from elastic_run.cluster.devices import virtual_device
+
+        env |= virtual_device(worker.local_rank, parent)
+    return env

@@ -10,9 +10,8 @@ import os
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.commands.status import ask_nodes
-from elastic_run.control.client import ask_all
+from elastic_run.control.client import Call, ask_all
 from elastic_run.control.jobs import RUN_HELP, find_job
-from elastic_run.control.wire import Call
 from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, say

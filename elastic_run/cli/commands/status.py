@@ -13,9 +13,8 @@ import time
 
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
-from elastic_run.control.client import ask_all
+from elastic_run.control.client import VERSION, Call, ask_all
 from elastic_run.control.jobs import NO_JOB, RUN_HELP, choose_job, find_job, find_jobs, name_job
-from elastic_run.control.wire import VERSION, Call
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, replace_unknown, say
 from elastic_run.report.status_table import find_left_out, render_status

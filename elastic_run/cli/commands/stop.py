@@ -12,10 +12,9 @@ import time
 
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
-from elastic_run.control.client import WAIT_LIMIT, ask, ask_all
+from elastic_run.control.client import WAIT_LIMIT, Call, ControlError, ask, ask_all
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.control.socket_directory import is_stale
-from elastic_run.control.wire import Call, ControlError
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
 from elastic_run.report.text import count, printable

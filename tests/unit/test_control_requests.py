@@ -1,4 +1,4 @@
-"""Questions to all nodes of a job: which node a drain means, and when a node answers."""
+"""The answers to commands: which node a drain means, when a node answers, and what it tells of a round."""
 
 from __future__ import annotations
 
@@ -7,15 +7,30 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from elastic_run.agent.driver.control import serve_control
+from elastic_run.agent import control_requests
+from elastic_run.agent.control_requests import AgentView, Sample, answer_question, describe_node, drain
+from elastic_run.agent.control_server import ControlServer
 from elastic_run.agent.driver.job import MultiNodeJob
-from elastic_run.agent.job_questions import answer_drain, answer_question
+from elastic_run.core.agent.messages import Signalled
 from elastic_run.rendezvous.session import StatusAsked
+from elastic_run.signals import SIGTERM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.agent.agent_view import AgentView
+
+def _make_parts(job: Any, *, group_rank: int = 0) -> Any:
+    """Make the parts of an agent of node7, whose machine has begun round 3."""
+    fed: list[object] = []
+    return SimpleNamespace(
+        context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=group_rank)),
+        agent=SimpleNamespace(round=3),
+        job=job,
+        loop=SimpleNamespace(call_soon=lambda call: call()),
+        senders=SimpleNamespace(name=lambda *_: None),
+        fed=fed,
+        feed=fed.append,
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,49 +39,34 @@ if TYPE_CHECKING:
 )
 def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str, *, leaves: bool) -> None:
     """A node that sees the question after the next round was formed may have the rank of the node that has left."""
-    stops: list[tuple[int, str]] = []
-    view: Any = SimpleNamespace(
-        context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=1)),
-        find_agent=lambda: SimpleNamespace(round=3),  # it has not begun the round: the warm workers are not ready
-        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1), describe_round=dict),
-        memory={},
-        loop=SimpleNamespace(call_soon=lambda call: call()),
-        stop=lambda number, sender: stops.append((number, sender)),
-    )
+    job = SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1), describe_round=dict)
+    parts = _make_parts(job, group_rank=1)  # it has not begun the round: the warm workers are not ready
+    view = AgentView(parts)
     answers: list[dict[str, Any]] = []
     for _ in range(2):
-        answer_question(cast("AgentView", view), f"drain {words}", answers.append)
+        answer_question(view, f"drain {words}", answers.append)
     assert [answer["is_leaving"] for answer in answers] == [leaves] * 2
-    assert len(stops) == leaves
+    assert parts.fed == [Signalled(SIGTERM)] * leaves
 
 
 @pytest.mark.parametrize(("words", "leaves"), [("3 0", True), ("4 0", False), ("3 1", False)])
 def test_a_job_of_one_node_has_the_round_of_its_agent(words: str, *, leaves: bool) -> None:
     """Without a rendezvous store nobody gives the node a place: its round and its rank are the agent's."""
-    view: Any = SimpleNamespace(
-        context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=0)),
-        find_agent=lambda: SimpleNamespace(round=3),
-        job=None,
-        memory={},
-        loop=SimpleNamespace(call_soon=lambda call: call()),
-        stop=lambda *_: None,
-    )
     answers: list[dict[str, Any]] = []
-    answer_question(cast("AgentView", view), f"drain {words}", answers.append)
+    answer_question(AgentView(_make_parts(None)), f"drain {words}", answers.append)
     assert [answer["is_leaving"] for answer in answers] == [leaves]
 
 
 def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that has just begun answers when its workers are up: the asker waits, but asks no second time."""
-    monkeypatch.setattr("elastic_run.agent.job_questions.measure", lambda _, deliver: deliver({"state": "running"}))
-    parts: Any = SimpleNamespace(loop=None, context=None, find_agent=None, say=None)
+    monkeypatch.setattr(control_requests, "measure", lambda _, deliver: deliver({"state": "running"}))
+    parts: Any = SimpleNamespace(loop=None, context=None, say=None)
     parts.job = job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
     told: list[tuple[dict[str, Any], str]] = []
     job._session = cast("Any", SimpleNamespace(has_place=False, tell_status=lambda *words: told.append(words)))
     job._take(StatusAsked("status"))
     assert told == []
-    view = SimpleNamespace(job=job, loop=parts)
-    serve_control(parts, cast("Any", SimpleNamespace(watch=lambda _: None, view=view)))
+    ControlServer(parts).settle()
     assert told == [({"state": "running", "round_id": "", "round_nodes": 0}, "status")]
     job._take(StatusAsked("of the future"))
     assert [question for _, question in told] == ["status", "of the future"]
@@ -93,7 +93,7 @@ def test_other_nodes_are_asked_in_a_round_with_others_only(nodes: int | None, qu
     [(True, {"round_id": "4/1/a", "round_nodes": 2}), (False, {"round_id": "", "round_nodes": 0})],
 )
 def test_a_node_without_which_the_job_went_on_names_no_round(*, has_place: bool, described: dict[str, Any]) -> None:
-    """It waits, and knows only its former round: a node that asks all nodes would take that one for the job's."""
+    """It waits, and knows only its old round: a node that asks all nodes would take that one for the job's."""
     parts: Any = SimpleNamespace(say=None)
     job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
     job.place = cast("Any", SimpleNamespace(group_world_size=2, round_id="4/1/a"))
@@ -119,20 +119,28 @@ def test_a_drain_is_answered_by_the_nodes_that_it_reaches(
             others = [(host, leaves) for host, leaves in nodes if host != "node7"]
             deliver([{"host": host, "pid": 71, "is_leaving": leaves, **of_round} for host, leaves in others])
 
-    group = SimpleNamespace(group_rank=0, group_world_size=2)
-    view: Any = SimpleNamespace(
-        context=SimpleNamespace(hostname="node7", group=group),
-        job=SimpleNamespace(
-            place=SimpleNamespace(round=4, group_rank=0),
-            gather_status=gather,
-            describe_round=lambda: of_round,
-        ),
-        memory={},
-        loop=SimpleNamespace(call_soon=lambda call: call()),
-        stop=lambda *_: None,
-    )
-    request: Any = SimpleNamespace(view=view, arguments={"node": name}, reply=replies.append)
-    answer_drain(request)
+    place = SimpleNamespace(round=4, group_rank=0)
+    job = SimpleNamespace(place=place, gather_status=gather, describe_round=lambda: of_round)
+    request: Any = SimpleNamespace(view=AgentView(_make_parts(job)), arguments={"node": name}, reply=replies.append)
+    drain(request)
     assert questions == ([] if name == "node7" else [f"drain 4 {name}"])
     told = [[(node["host"], node["is_leaving"]) for node in reply["nodes"]] for reply in replies]
     assert told == ([] if nodes is None else [nodes])
+
+
+@pytest.mark.parametrize(("number", "uptime"), [(1, 4.0), (2, None)])
+def test_a_round_that_has_not_begun_has_no_time(number: int, uptime: float | None) -> None:
+    """While the next round is waited for, the workers and their time are those of the last one."""
+    spec = SimpleNamespace(entrypoint="train.py", args=())
+    group = SimpleNamespace(group_rank=0, group_world_size=2, spec=spec, workers=[])
+    options = SimpleNamespace(job_config=SimpleNamespace(max_restarts=1))
+    parts: Any = SimpleNamespace(
+        agent=SimpleNamespace(state="joining", round=number, restart_count=0),
+        current=SimpleNamespace(number=1, started=2.0),
+        context=SimpleNamespace(hostname="a", group=group, options=options, run_id="job", log_directory=""),
+        started=1.0,
+        job=None,
+    )
+    sample = Sample(6.0, {})
+    document = describe_node(parts, sample, sample, {})
+    assert (document["round"], document["round_uptime"]) == (number, uptime)

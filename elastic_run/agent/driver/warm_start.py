@@ -1,10 +1,11 @@
-"""Starts warm workers: checks whether a job can have them, and starts their templates (`--preload`)."""
+"""Warm workers of an agent (`--preload`): starts their templates, and holds each round until its forks are there."""
 
 from __future__ import annotations
 
 import os
 
 from elastic_run import contract
+from elastic_run.core.agent import messages
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process.fork_exec import inherited_environment
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
@@ -13,7 +14,10 @@ from elastic_run.utils import macros
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.core.agent.messages import Event
 
 
 def start_preload(context: AgentContext, preload: str) -> str:
@@ -49,29 +53,53 @@ def _start(context: AgentContext, modules: list[str], argv: list[str]) -> Worker
     worker_pool = WorkerPool(modules, affinities, context.guardian, own=own, mask=context.mask)
     if not context.guardian.pid:
         context.guardian.start()
-    try:
-        # The longest command line: each worker's command line has to fit into the template's (`process_title`).
-        worker_pool.start([argv[0], *macros.substitute(argv[1:], str(ranks[-1]))], _common_environment(context, own))
-        context.make_room(len(ranks))  # after the template's start: workers keep the limit of descriptors
-        worker_pool.prepare()
-    except OSError:
-        _end(worker_pool)
-        raise
-    return worker_pool
-
-
-def _common_environment(context: AgentContext, own: list[str]) -> dict[str, str]:
-    """Return the variables that are the same for all workers."""
-    return {
+    environment = {
         **{name: value for name, value in inherited_environment().items() if name not in own},
         contract.ENV_TOKEN: context.guardian.worker_token,
         # The one variable of the workers that torch reads at its import and that is the same for all.
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: os.environ.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
+    try:
+        # The longest command line: each worker's command line has to fit into the template's (`process_title`).
+        worker_pool.start([argv[0], *macros.substitute(argv[1:], str(ranks[-1]))], environment)
+        context.make_room(len(ranks))  # after the template's start: workers keep the limit of descriptors
+        worker_pool.prepare()
+    except OSError:
+        with Loop() as loop:  # no agent's loop runs yet that could see the templates end
+            worker_pool.attach(loop, lambda _: None)
+            worker_pool.close()
+        raise
+    return worker_pool
 
 
-def _end(worker_pool: WorkerPool) -> None:
-    """End the templates that were started before a failure; no agent's loop runs yet that could see them end."""
-    with Loop() as loop:
-        worker_pool.attach(loop, lambda _: None)
-        worker_pool.close()
+class HeldRound:
+    """Keeps a formed round back until its warm workers are ready, or are given up and start cold."""
+
+    def __init__(self, worker_pool: WorkerPool, begin: Callable[[messages.RoundFormed], None]) -> None:
+        self._worker_pool = worker_pool
+        self._begin = begin
+        self._round: messages.RoundFormed | None = None
+
+    def takes(self, event: Event) -> bool:
+        """Whether an event is held back or dropped during the wait; other events may end the wait.
+
+        A verdict is processed at once, and the round never begins. Any other event of the round is processed after the
+        round has begun.
+        """
+        if isinstance(event, messages.Signalled):
+            return False
+        if isinstance(event, messages.RoundFormed) and not self._worker_pool.is_settled:
+            self._round = event
+            self._worker_pool.await_settled(self._release)
+            return True
+        if self._round is None or isinstance(event, messages.JobOver):
+            return False
+        if isinstance(event, messages.RoundWarned):
+            return True  # there are no workers to warn
+        self._release()
+        return False
+
+    def _release(self) -> None:
+        event, self._round = self._round, None
+        if event is not None:
+            self._begin(event)

@@ -1,0 +1,200 @@
+"""`--health-port` and `--metrics-port`: a cluster's health checks and Prometheus ask an agent over HTTP.
+
+| port | path | answer |
+|---|---|---|
+| health | ``/healthz`` | 200: the agent's loop answers |
+| health | ``/readyz`` | 200: this node's workers run; 503: nodes meet, or workers are being stopped or have ended |
+| metrics | ``/metrics`` | counts of the events of the event log, through the package prometheus-client |
+
+A port is taken before anything is started, so that a port in use is bad input.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from elastic_run.agent.http_server import HttpServer
+from elastic_run.core.agent.machine import RUNNING
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from prometheus_client.metrics_core import Metric
+
+    from elastic_run.agent.http_server import HttpRequest
+    from elastic_run.loop import Loop
+
+__all__ = ["HealthPort", "JobMetrics", "MetricsPort"]
+
+#: Causes that are counted by name. The program chooses the names of its exceptions, so their number needs a limit.
+_CAUSES = 64
+_OTHER_CAUSES = "other"
+#: Event and field of each duration, the name of its metric, and its help text.
+_DURATIONS = (
+    ("round_formed", "rendezvous_s", "rendezvous", "Seconds in which the node waited for a place in a round."),
+    ("workers_started", "start_s", "start", "Seconds that the start of the workers took."),
+    ("first_output", "after_s", "first_output", "Seconds from a worker's start to its first output."),
+    ("workers_stopping", "detected_s", "detection", "Seconds from a failure to the stop of the other workers."),
+    ("workers_stopped", "stop_s", "stop", "Seconds until no process of the round lived."),
+    ("workers_started", "recovery_s", "recovery", "Seconds from the end of a round to running workers."),
+)
+
+
+class _Port:
+    """A port of one agent on all interfaces, since the clients are outside of a pod; 0 takes a free port.
+
+    Raises:
+        OSError: The port can't be taken.
+    """
+
+    def __init__(self, port: int) -> None:
+        try:
+            listener = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except ValueError:  # a machine that has no IPv6 at all
+            listener = socket.create_server(("", port))
+        self.port: int = listener.getsockname()[1]
+        self._server = HttpServer(listener, self._answer)
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._server.close()
+
+    def _answer(self, request: HttpRequest) -> None:
+        if request.method not in {"GET", "HEAD"}:
+            request.reply(405, b"GET and HEAD are answered\n")
+        else:
+            self._answer_path(request)
+
+    def _answer_path(self, request: HttpRequest) -> None:
+        raise NotImplementedError
+
+
+class HealthPort(_Port):
+    """Serves the health checks of one agent."""
+
+    def serve(self, loop: Loop, find_state: Callable[[], str]) -> None:
+        """Begin to answer with the agent's state, such as `running`."""
+        self._find_state = find_state
+        self._server.serve(loop)
+
+    def _answer_path(self, request: HttpRequest) -> None:
+        if request.path not in {"/healthz", "/readyz"}:
+            request.reply(404, b"there are /healthz and /readyz\n")
+            return
+        state = self._find_state()
+        request.reply(200 if request.path == "/healthz" or state == RUNNING else 503, f"{state}\n".encode())
+
+
+class MetricsPort(_Port):
+    """Serves the metrics of one agent; `metrics` takes its events. The first scrape imports prometheus-client."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.metrics = JobMetrics()
+
+    def serve(self, loop: Loop, find_state: Callable[[], str], find_silences: Callable[[], dict[int, float]]) -> None:
+        """Begin to answer with the counts, the agent's state, and seconds since the last output by global rank."""
+        self._loop, self._find_state, self._find_silences = loop, find_state, find_silences
+        self._server.serve(loop)
+
+    def _answer_path(self, request: HttpRequest) -> None:
+        if request.path != "/metrics":
+            request.reply(404, b"there is /metrics\n")
+            return
+        import prometheus_client
+
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(self)
+        request.reply(200, prometheus_client.generate_latest(registry), prometheus_client.CONTENT_TYPE_LATEST)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics; prometheus-client asks for them."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+
+        counts, now = self.metrics, self._loop.now()
+        info = GaugeMetricFamily("elastic_run_info", "The launcher, always 1.", labels=["node", "run_id", "state"])
+        info.add_metric([counts.node, counts.run_id, self._find_state()], 1)
+        yield info
+        yield CounterMetricFamily("elastic_run_restarts", "Restarts of the job.", counts.restarts)
+        yield CounterMetricFamily("elastic_run_rounds", "Rounds in which this node took part.", counts.rounds)
+        yield GaugeMetricFamily("elastic_run_nodes", "Nodes in the last round.", counts.nodes)
+        yield GaugeMetricFamily("elastic_run_workers", "Workers in the last round, on all nodes.", counts.workers)
+        yield GaugeMetricFamily("elastic_run_local_workers", "Workers that run on this node.", counts.local_workers)
+        text = "First failures of rounds on this node."
+        failures = CounterMetricFamily("elastic_run_failures", text, labels=["cause"])
+        for cause, number in counts.failures.items():
+            failures.add_metric([cause], number)
+        yield failures
+        for _, _, metric, text in _DURATIONS:
+            number, total = counts.durations.get(metric, (0, 0.0))
+            yield SummaryMetricFamily(f"elastic_run_{metric}_seconds", text, number, total)
+        text = "Seconds since the last output of a worker that runs."
+        silences = GaugeMetricFamily("elastic_run_seconds_since_output", text, labels=["rank"])
+        for rank, seconds in self._find_silences().items():
+            silences.add_metric([str(rank)], seconds)
+        yield silences
+        since = 0.0 if counts.running_since is None else now - counts.running_since
+        running, wall = counts.running_s + since, max(1e-9, now - counts.began_at)
+        text = "Seconds in which all workers of this node ran and none had failed"
+        yield CounterMetricFamily("elastic_run_running_seconds", f"{text}.", running)
+        yield GaugeMetricFamily("elastic_run_goodput_ratio", f"{text}, by seconds since the start.", running / wall)
+
+
+@dataclass(slots=True)
+class JobMetrics:
+    """The counts of this node's part of the job, made from the events of the event log as they happen.
+
+    Args:
+        began_at: Monotonic seconds at which the agent began.
+        failures: First failures of rounds on this node, by cause.
+        durations: Number and sum of the seconds of each duration, by its metric.
+        running_s: Seconds in which all workers of this node ran, up to `running_since`.
+        running_since: Monotonic seconds since which they run, or None.
+    """
+
+    node: str = ""
+    run_id: str = ""
+    began_at: float = 0.0
+    restarts: int = 0
+    rounds: int = 0
+    nodes: int = 0
+    workers: int = 0
+    local_workers: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    durations: dict[str, tuple[int, float]] = field(default_factory=dict)
+    running_s: float = 0.0
+    running_since: float | None = None
+
+    def count(self, event: dict[str, Any]) -> None:
+        """Count the next event."""
+        name, now = event["event"], event["monotonic"]
+        self.restarts = max(self.restarts, event["restart"])
+        if self.running_since is not None and (name == "workers_stopping" or event.get("exit_code", 0) != 0):
+            self.running_s += now - self.running_since
+            self.running_since = None
+        for of_event, key, metric, _ in _DURATIONS:
+            if name == of_event and event[key] is not None:
+                number, total = self.durations.get(metric, (0, 0.0))
+                self.durations[metric] = (number + 1, total + event[key])
+        if name == "agent_started":
+            self.node, self.run_id, self.began_at = event["node"], event["run_id"], now
+        elif name == "round_formed":
+            self.rounds += 1
+            self.nodes, self.workers = event["nodes"], event["workers"]
+        elif name == "worker_started":
+            self.local_workers += 1
+        elif name == "workers_started":
+            self.running_since = now
+        elif name == "worker_exited":
+            self.local_workers -= 1
+        elif name == "worker_failed" and event["is_root"]:
+            self._count_failure(event)
+
+    def _count_failure(self, event: dict[str, Any]) -> None:
+        """Count a failure by its kind: the exception's type, the signal, or the exit code."""
+        cause = event["cause"].partition(":")[0][:80] or event["signal"] or f"exit code {event['exit_code']}"
+        known = cause if cause in self.failures or len(self.failures) < _CAUSES else _OTHER_CAUSES
+        self.failures[known] = self.failures.get(known, 0) + 1
