@@ -1,4 +1,4 @@
-"""The doctor's checks read this machine: ports, directories, name servers and programs that a test gives."""
+"""The doctor's checks: what the planted faults of the integration tests do not show."""
 
 from __future__ import annotations
 
@@ -6,67 +6,273 @@ import os
 import socket
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from elastic_run.diagnosis.doctor import directories, gpus, names, ports, resource_limits, variables
-from elastic_run.diagnosis.doctor.checks import run_checks
-from elastic_run.diagnosis.doctor.finding import Subject, problem
-from elastic_run.diagnosis.doctor.network_probe import measure_rate
-from elastic_run.diagnosis.doctor.ports import PortState
-from elastic_run.store.errors import REFUSED
+from elastic_run.diagnosis.doctor import host_checks, network_checks
+from elastic_run.diagnosis.doctor.checks import FAMILIES, run_checks
+from elastic_run.diagnosis.doctor.environment_checks import (
+    check_python,
+    check_scheduler,
+    check_variables,
+    judge_proxy,
+)
+from elastic_run.diagnosis.doctor.findings import Finding, Subject, problem, render_report
+from elastic_run.diagnosis.doctor.host_checks import check_control_groups, check_directories, check_gpus, parse_gpus
+from elastic_run.diagnosis.doctor.network_checks import Lookup, check_ports
+from elastic_run.diagnosis.doctor.node_reports import NodeReport, describe_network, judge_node_reports
+from elastic_run.diagnosis.doctor.probe_worker import measure_rate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _LOOPBACK = "127.0.0.1"
+_INTERFACES = {"lo": True, "eth0": True, "ib0": False}
+_NO_PID = 2**22 + 1
+
+
+def texts(findings: list[Finding]) -> list[str]:
+    """Return each finding as its severity and sentence."""
+    return [f"{finding.severity}: {finding.what}" for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("is_alone", "interface", "severity"),
+    [(True, "", None), (False, "", "warning"), (False, "eth0", None)],
+)
+def test_an_own_name_that_is_loopback_matters_between_nodes(
+    is_alone: bool,
+    interface: str,
+    severity: str | None,
+) -> None:
+    """Gloo offers that address to others, unless a variable names the interface."""
+    found = network_checks.judge_own_name(Lookup("node0", ("127.0.1.1",), 0.0), is_alone=is_alone, interface=interface)
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("is_alone", "interface", "severity"),
+    [(True, "", "warning"), (False, "", "problem"), (False, "eth0", "warning")],
+)
+def test_an_own_name_without_an_address_is_told(
+    is_alone: bool,
+    interface: str,
+    severity: str,
+) -> None:
+    """A job of several nodes fails because of it, unless a variable names the interface."""
+    lookup = Lookup("node0", (), 5.0, "no name server answers")
+    (found,) = network_checks.judge_own_name(lookup, is_alone=is_alone, interface=interface)
+    assert (found.severity, found.evidence) == (severity, "no name server answers")
 
 
 def test_a_port_of_this_host_is_opened_for_a_moment() -> None:
     """A taken port is a problem. After the check the port is free again."""
     with socket.create_server((_LOOPBACK, 0)) as server:
         subject = Subject({}, "h", endpoints=(server.getsockname(),))
-        (found,) = ports.check(subject)
+        (found,) = check_ports(subject)
     assert "this host, is in use" in found.what
-    assert ports.check(subject) == ports.check(subject) == []
+    assert check_ports(subject) == check_ports(subject) == []
 
 
 def test_a_port_of_another_host_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that accepts the connection is in order."""
-    monkeypatch.setattr(ports, "can_bind", lambda *_: False)
+    monkeypatch.setattr(network_checks, "can_bind", lambda *_: False)
     with socket.create_server((_LOOPBACK, 0)) as server:
         subject = Subject({}, "h", endpoints=(server.getsockname(), ("nobody", -1)))
-        assert ports.check(subject) == []
-    (found,) = ports.check(subject)
+        assert check_ports(subject) == []
+    (found,) = check_ports(subject)
     assert "refuses connections" in found.what
 
 
-@pytest.mark.parametrize(("most_nodes", "count"), [(1, 1), (2, 0)])
-def test_only_nodes_that_meet_may_find_a_port_without_a_server(
-    monkeypatch: pytest.MonkeyPatch, most_nodes: int, count: int
+def test_nodes_that_meet_may_find_a_port_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes are started one after another, and one of them will serve the port; a single node waits for none."""
+    monkeypatch.setattr(network_checks, "can_bind", lambda *_: False)
+    with socket.create_server((_LOOPBACK, 0)) as server:
+        endpoint = server.getsockname()
+    assert [len(check_ports(Subject({}, "h", endpoints=(endpoint,), most_nodes=most))) for most in (1, 2)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "group", "files"),
+    [
+        ("4:memory:/a/b\n8:pids:/\n", "memory/a", ("limit_in_bytes", "usage_in_bytes", "oom_control")),
+        ("0::/a/b\n", "a", ("max", "current", "events")),
+    ],
+    ids=["version-1", "version-2"],
+)
+def test_control_groups_of_both_versions_are_read(
+    tmp_path: Path, line: str, group: str, files: tuple[str, str, str]
 ) -> None:
-    """A job of one node has nobody to wait for: its endpoint is a store that should run already."""
-    monkeypatch.setattr(ports, "_try", lambda host, port, _: PortState(host, port, is_own=False, failure=REFUSED))
-    subject = Subject({}, "h", endpoints=(("store", 2379),), most_nodes=most_nodes)
-    assert len(ports.check(subject)) == count
+    """The lowest limit of the group and those above it counts, in version 1 and 2."""
+    directory = tmp_path / "sys/fs/cgroup" / group
+    directory.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(line, encoding="ascii")
+    for name, text in zip(files, ("1073741824\n", "1063256064\n", "low 0\noom_kill 2\n"), strict=True):
+        (directory / f"memory.{name}").write_text(text, encoding="ascii")
+    assert texts(check_control_groups(Subject({}, "h", root=str(tmp_path)))) == [
+        "problem: only 10 MiB of memory are left: the kernel kills workers without a message",
+        "warning: the kernel has killed 2 processes of this container because its memory was full",
+    ]
+
+
+def test_the_group_of_another_controller_does_not_count(tmp_path: Path) -> None:
+    """Version 1 has a tree for each controller: a limit of memory lies at the path of that controller's line only."""
+    directory = tmp_path / "sys/fs/cgroup/memory/other"
+    directory.mkdir(parents=True)
+    for name in ("limit_in_bytes", "usage_in_bytes"):
+        (directory / f"memory.{name}").write_text("1073741824\n", encoding="ascii")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("8:cpuset:/other\n4:memory:/a\n", encoding="ascii")
+    assert check_control_groups(Subject({}, "h", root=str(tmp_path))) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [("eth", 0), ("=eth", 1), ("=eth0", 0), ("ib,eth", 0), ("ib", 1), ("^lo,docker", 0), ("", 0), ("en", 1)],
+)
+def test_nccl_takes_prefixes_and_whole_names(value: str, count: int) -> None:
+    """NCCL_SOCKET_IFNAME has a grammar of its own."""
+    assert len(network_checks.judge_nccl(value, _INTERFACES)) == count
+
+
+def test_a_host_without_network_can_be_the_only_one() -> None:
+    """With other nodes it is a problem, and the mend names the interface that is down."""
+    assert network_checks.judge_network({"lo": True, "ib0": False}, is_alone=True) == []
+    (found,) = network_checks.judge_network({"lo": True, "ib0": False}, is_alone=False)
+    assert "ip link set ib0 up" in found.remedy
+
+
+def test_a_hanging_driver_is_found_in_the_failure_of_nvidia_smi() -> None:
+    """The remedy is not the same for a hang, a mismatch and another failure."""
+    failures = ("no answer in 15 s", "Failed to initialize NVML: Driver/library version mismatch", "No devices")
+    assert len({host_checks.judge_smi_failure(failure).remedy for failure in failures}) == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "count"), [(None, 0), ("0,1", 0), ("", 1), ("1,2", 1), ("GPU-b", 0), ("GPU-x", 1), ("MIG-GPU-a/1/0", 0)]
+)
+def test_masks_of_gpus(mask: str | None, count: int) -> None:
+    """CUDA_VISIBLE_DEVICES has numbers, names that begin as GPUs', and parts of GPUs."""
+    found = parse_gpus("0, GPU-aa, 0, 81559\n1, GPU-bb, [N/A], 81559\n")
+    assert len(host_checks.judge_mask({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, found)) == count
+
+
+def test_processes_on_a_gpu_are_named() -> None:
+    """With their users, where they can be seen; nvidia-smi's name may have commas; other lines are passed over."""
+    text = f"GPU-a, {_NO_PID}, 300, python train.py, fast\nGPU-a, [N/A], 300, x\nno running processes found\n"
+    found = host_checks.parse_processes(f"{text}GPU-b, {os.getpid()}, 7, [Not Found]\n")
+    me = psutil.Process()
+    assert found == {
+        "GPU-a": [f"process {_NO_PID} (python train.py, fast, 300 MiB)"],
+        "GPU-b": [f"process {os.getpid()} ({me.name()} of {me.username()}, 7 MiB)"],
+    }
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_a_driver_without_its_program_is_told(tmp_path: Path, *, has_driver: bool) -> None:
+    """A machine that has neither is in order."""
+    if has_driver:
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+        (tmp_path / "proc/driver/nvidia/version").touch()
+    found = check_gpus(Subject({"PATH": str(tmp_path)}, "h", root=str(tmp_path)))
+    assert len(found) == has_driver
 
 
 def test_the_directory_of_temporary_files_is_tried(tmp_path: Path) -> None:
     """TMPDIR names it; a file in its place is told."""
-    assert directories.check(Subject({"TMPDIR": str(tmp_path / "made" / "later")}, "h")) == []
+    assert check_directories(Subject({"TMPDIR": str(tmp_path / "made" / "later")}, "h")) == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    (found,) = directories.check(Subject({"TMPDIR": str(tmp_path / "file")}, "h"))
+    (found,) = check_directories(Subject({"TMPDIR": str(tmp_path / "file")}, "h"))
     assert "it is a file" in found.remedy
 
 
-def test_a_connection_that_breaks_has_no_rate() -> None:
-    """Nobody listens there any more."""
-    with socket.create_server((_LOOPBACK, 0)) as server:
-        host, port = server.getsockname()
-    assert measure_rate(host, port, 0.1) == 0.0
+def test_a_directory_with_little_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 1 GiB is a warning; below 64 MiB, or with few files to be had, a problem."""
+
+    def check(mebibytes: int, files: int) -> list[str]:
+        state = SimpleNamespace(f_bavail=mebibytes, f_frsize=1 << 20, f_files=1000, f_favail=files)
+        monkeypatch.setattr(os, "statvfs", lambda _: state)
+        found = check_directories(Subject({"TMPDIR": str(tmp_path)}, "h"))
+        return [text.replace(str(tmp_path), "/tmp") for text in texts(found)]
+
+    assert check(1024, 100) == []
+    assert check(1023, 100) == check(64, 100) == ["warning: the file system of /tmp is almost full"]
+    assert check(63, 100) == ["problem: the file system of /tmp is full"]
+    assert check(1024, 99) == ["problem: the file system of /tmp is full: it has room for 99 more files"]
+
+
+def test_with_another_python_for_workers_the_active_environment_does_not_matter() -> None:
+    """Nor does the torch of this one; but it has to be there."""
+    environ = {"VIRTUAL_ENV": "/venv", "PYTHON_EXEC": "/bin/sh"}
+    assert check_python(Subject(environ, "h")) == []
+    (found,) = check_python(Subject({**environ, "PYTHON_EXEC": "/gone/python"}, "h"))
+    assert found.what == "PYTHON_EXEC is /gone/python, which can't be executed"
+
+
+def test_many_launchers_of_a_step_and_idle_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of Slurm that agree may still describe another job than is meant, or be left over from an ended one."""
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
+    step = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a[1-2]"}
+    (found,) = check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "8"}, "a1"))
+    assert "srun --ntasks=2 --ntasks-per-node=1" in found.remedy
+    batch = {"SLURM_JOB_ID": "4", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "a[1-2]"}
+    assert texts(check_scheduler(Subject(batch, "a1"))) == [
+        "warning: the Slurm job has 1 more nodes, which a launcher without srun does not use"
+    ]
+    assert check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1")) == []
+    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "")
+    assert texts(check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1"))) == [
+        "warning: the variables of a Slurm step are left over: this process does not run in it, and they are not used"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("index", "nodes", "host", "count"),
+    [
+        ("1", "2", "job-1", 0),
+        ("1", "", "job-1", 1),
+        ("2", "1:2", "job-2", 1),
+        ("x", "2", "job-1", 1),
+        ("1" * 6000, "2", "job-1", 1),
+        ("1", "1" * 6000, "job-1", 0),
+        ("1", "2", "my", 1),
+    ],
+)
+def test_pods(index: str, nodes: str, host: str, count: int) -> None:
+    """A pod needs its index, its name and the number of pods."""
+    environ = {"JOB_COMPLETION_INDEX": index, **({"PET_NNODES": nodes} if nodes else {})}
+    assert len(check_scheduler(Subject(environ, host))) == count
+
+
+def test_all_variables_are_judged() -> None:
+    """Leftovers, settings, names, a proxy and those of Python each have their finding."""
+    environ = {"RANK": "0", "NCCL_P2P_DISABLE": "1", "PET_NNODE": "2", "http_proxy": "http://p", "PYTHONHOME": "/none"}
+    subject = Subject(environ, "h", endpoints=(("etcd", 2379),), known_variables=frozenset({"PET_NNODES"}))
+    found = check_variables(subject)
+    assert [finding.what.split()[0].partition("=")[0] for finding in found] == list(environ)
+    assert found[2].remedy == "did you mean PET_NNODES?"
+    assert check_variables(Subject({}, "h")) == []
+
+
+def test_settings_for_debugging_are_warnings() -> None:
+    """They may be meant so."""
+    environ = {"NCCL_P2P_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "0", "OMP_NUM_THREADS": "4,2"}
+    assert [found.severity for found in check_variables(Subject(environ, "h"))] == ["warning"]
+
+
+def test_a_proxy_matters_only_for_hosts_that_are_not_exempt() -> None:
+    """Nothing is found without a proxy, without an endpoint, or if each endpoint is exempt."""
+    proxy = {"http_proxy": "http://p:3128"}
+    assert judge_proxy({}, ["etcd.example.org"]) == []
+    assert judge_proxy(proxy, []) == []
+    assert judge_proxy({**proxy, "no_proxy": "x, .example.org"}, ["etcd.example.org"]) == []
+    assert len(judge_proxy(proxy, ["etcd.example.org"])) == 1
+    (found,) = judge_proxy({"https_proxy": "http://p:3128", "no_proxy": ".local"}, ["n0", "n1.local"])
+    assert found.remedy == "export no_proxy=.local,n0"
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("answers", True), ("refuses", True), ("is silent", False)])
@@ -74,7 +280,7 @@ def test_a_name_server_is_asked(monkeypatch: pytest.MonkeyPatch, kind: str, *, e
     """Any answer is good, even an error: a name server that answers delays nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((_LOOPBACK, 0))
-        monkeypatch.setattr(names, "_DNS_PORT", server.getsockname()[1])
+        monkeypatch.setattr(network_checks, "_DNS_PORT", server.getsockname()[1])
 
         def answer() -> None:
             question, client = server.recvfrom(512)
@@ -85,29 +291,9 @@ def test_a_name_server_is_asked(monkeypatch: pytest.MonkeyPatch, kind: str, *, e
             server.close()
         elif kind == "answers":
             thread.start()
-        assert names._answers(_LOOPBACK, 0.1 if kind == "is silent" else 20.0) is expected
+        assert network_checks.has_answered(_LOOPBACK, 0.1 if kind == "is silent" else 20.0) is expected
         if kind == "answers":
             thread.join()
-
-
-@pytest.mark.parametrize("has_driver", [False, True])
-def test_a_driver_without_its_program_is_told(tmp_path: Path, *, has_driver: bool) -> None:
-    """A machine that has neither is in order."""
-    if has_driver:
-        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-        (tmp_path / "proc/driver/nvidia/version").touch()
-    found = gpus.check(Subject({"PATH": str(tmp_path)}, "h", root=str(tmp_path)))
-    assert len(found) == has_driver
-
-
-def test_all_variables_are_judged() -> None:
-    """Leftovers, settings, names, a proxy and those of Python each have their finding."""
-    environ = {"RANK": "0", "NCCL_P2P_DISABLE": "1", "PET_NNODE": "2", "http_proxy": "http://p", "PYTHONHOME": "/none"}
-    subject = Subject(environ, "h", endpoints=(("etcd", 2379),), known_variables=frozenset({"PET_NNODES"}))
-    found = variables.check(subject)
-    assert [finding.what.split()[0].partition("=")[0] for finding in found] == list(environ)
-    assert found[2].remedy == "did you mean PET_NNODES?"
-    assert variables.check(Subject({}, "h")) == []
 
 
 def test_only_the_threads_of_this_user_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,21 +305,106 @@ def test_only_the_threads_of_this_user_count(monkeypatch: pytest.MonkeyPatch) ->
         for uid, count in processes
     ]
     monkeypatch.setattr(psutil, "process_iter", lambda _: iter(shown))
-    assert resource_limits._count_running() == 5
+    assert host_checks._count_running() == 5
 
 
-def test_all_checks_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many hang: when it has passed, no other check is waited for."""
+def test_a_connection_that_breaks_has_no_rate() -> None:
+    """Nobody listens there any more."""
+    with socket.create_server((_LOOPBACK, 0)) as server:
+        host, port = server.getsockname()
+    assert measure_rate(host, port, 0.1) == 0.0
+
+
+def test_a_check_that_hangs_or_breaks_is_a_finding() -> None:
+    """A network file system that does not answer stops neither the doctor nor the other checks."""
     end = threading.Event()
-    limits: list[float] = []
-    join = threading.Thread.join
 
-    def note(thread: threading.Thread, timeout: float) -> None:
-        limits.append(timeout)
-        join(thread, timeout)
+    def hang(_: Subject) -> list[Finding]:
+        end.wait()
+        return []
 
-    monkeypatch.setattr(threading.Thread, "join", note)
-    hangs = {name: lambda _: [problem(f"{end.wait()}", "", "")] for name in ("disks", "names", "ports")}
-    found = run_checks(Subject({}, "h"), families=hangs, deadline=0.1)
+    def break_down(_: Subject) -> list[Finding]:
+        message = "broken"
+        raise RuntimeError(message)
+
+    families = {"broken": break_down, "disks": hang, "names": lambda _: [problem("a", "b", "c")]}
+    found = run_checks(Subject({}, "h"), families=families, deadline=0.2)
     end.set()
-    assert (len(found), sum(limits) < 0.5) == (3, True)
+    assert texts(found) == [
+        "problem: the check of disks hangs for more than 0 s",
+        "problem: a",
+        "warning: broken can't be checked: RuntimeError: broken",
+    ]
+
+
+def test_a_host_that_starts_no_thread_gets_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of processes that is reached is one finding, with its remedy, and no traceback."""
+
+    def refuse(_: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    (found,) = run_checks(Subject({}, "h"), families={"names": lambda _: [], "ports": lambda _: []})
+    assert (found.evidence, "ulimit -u" in found.remedy) == ("can't start new thread", True)
+
+
+def test_the_report_is_for_one_screen() -> None:
+    """However much is wrong, the report has at most 40 lines, and says how much there is more."""
+    text = render_report(["h0"], [problem("what", "evidence", "remedy")] * 30, {"torch": "2.13"})
+    assert len(text.splitlines()) < 40
+    assert text.splitlines()[-2:] == ["and 21 more (--json has all)", "30 problems, no warnings"]
+    assert len(FAMILIES) == 12
+
+
+def report(host: str, *, failures: dict[int, str] | None = None, heard: str = "", **more: Any) -> NodeReport:
+    """Return the report of a healthy node, but for what is given."""
+    ranks = frozenset(map(int, heard))
+    return NodeReport(host, failures=failures or {}, heard=ranks, **{"rate": 1e9, "reduction": 0.1, **more})
+
+
+def test_a_pair_is_named_with_what_is_known_of_its_directions() -> None:
+    """Datagrams tell the direction; without them the connections do, if one of the two fails."""
+    silent = "no answer"
+    lost = [report("a", failures={1: silent}, heard="1"), report("b", failures={0: silent}, heard="")]
+    assert texts(judge_node_reports(lost)) == ["problem: packets from a to b get lost"]
+    refused = [report("a", failures={1: "nobody listens"}, heard="1"), report("b", heard="0")]
+    assert texts(judge_node_reports(refused)) == ["problem: a can't connect to b"]
+    apart = [report("a", failures={1: silent}), report("b", failures={0: silent})]
+    assert texts(judge_node_reports(apart)) == ["problem: a and b can't reach each other"]
+
+
+def test_a_node_that_reaches_no_other_is_named_once() -> None:
+    """Not each of its pairs; and of many pairs the first ones are named."""
+    lonely = [report("a", failures={2: "no answer"}), report("b", failures={2: "no answer"}), report("c")]
+    (found,) = judge_node_reports(lonely)
+    assert found.what == "c and the other nodes can't reach each other, though all of them have met"
+    many = [report(str(rank), failures={rank + 1 - 2 * (rank % 2): "no answer"}) for rank in range(12)]
+    assert texts(judge_node_reports(many))[-1] == "problem: 2 more pairs can't reach each other"
+
+
+def test_nodes_that_differ_are_named() -> None:
+    """Versions, clocks, rates and a failed all-reduce; what several have found on themselves stands once."""
+    own = (problem("/dev/shm is full", "e", "r"),)
+    nodes = [
+        report("a", facts={"torch": "2.13", "Python": "3.12"}, findings=own, clock=100.0),
+        report("b", facts={"torch": "2.12", "Python": "3.12"}, findings=own, clock=50.0, reduction="timeout"),
+        report("c", facts={"torch": "2.13", "Python": "3.11"}, clock=100.0, rate=1e8),
+    ]
+    assert texts(judge_node_reports(nodes)) == [
+        "problem: torch is not the same on all nodes: b 2.12, but 2.13 on 2",
+        "problem: Python is not the same on all nodes: c 3.11, but 3.12 on 2",
+        "problem: an all-reduce of all nodes fails on b",
+        "problem: a, b: /dev/shm is full",
+        "warning: the clocks of b and c are 50 s apart: logs can't be compared",
+        "warning: c sends 100 MB/s to a, less than half of the others",
+    ]
+    assert describe_network(nodes) == {"pairs": "3", "MB/s": "100 to 1000", "all-reduce of 4 MB": "100 ms"}
+
+
+def test_half_the_rate_of_the_others_is_not_less_than_half() -> None:
+    """The doctor warns only of a rate below half of the others' rate."""
+    rates = [report("a"), report("b"), report("c", rate=5e8)]
+    assert judge_node_reports(rates) == []
+    (found,) = judge_node_reports([*rates[:2], report("c", rate=4.9e8)])
+    assert found.what.startswith("c sends 490 MB/s to a")

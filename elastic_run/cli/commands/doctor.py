@@ -14,9 +14,15 @@ from elastic_run.cluster.slurm import StepError, find_step
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.diagnosis.doctor.checks import run_checks
-from elastic_run.diagnosis.doctor.finding import PROBLEM, Subject, problem
-from elastic_run.diagnosis.doctor.python import find_version
-from elastic_run.diagnosis.doctor.report import describe_findings, read_findings, render_report
+from elastic_run.diagnosis.doctor.environment_checks import find_version
+from elastic_run.diagnosis.doctor.findings import (
+    PROBLEM,
+    Subject,
+    describe_findings,
+    problem,
+    read_findings,
+    render_report,
+)
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, say
 from elastic_run.rendezvous.addresses import is_own_host, parse_endpoints
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.cluster.slurm import Step
-    from elastic_run.diagnosis.doctor.finding import Finding
+    from elastic_run.diagnosis.doctor.findings import Finding
 
 _ENDPOINT = "address at which the nodes of the job will meet: its name and port are checked"
 _NODES = "number of nodes on which you run this command: they meet at the endpoint, and check the network between them"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from elastic_run.diagnosis.doctor.finding import PROBLEM, Finding, problem, warning
+from elastic_run.diagnosis.doctor.findings import PROBLEM, Finding, problem, warning
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-__all__ = ["NodeReport", "describe_network", "judge_node_reports"]
 
 #: Seconds between clocks, and the share of the median rate, from which on a node is named.
 _CLOCKS = 10.0
@@ -23,35 +21,21 @@ _PAIRS = 4
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The report of one node.
+    """The report of one node."""
 
-    Attributes:
-        host: The node's name.
-        facts: Versions, by name.
-        clock: The node's time of day, in seconds since 1970, when all nodes had met.
-        findings: The findings on this node alone.
-        failures: Reasons why other nodes can't be reached by TCP, by rank.
-        heard: Ranks whose datagrams have come.
-        rate: Bytes per second to the next node; 0 if it was not measured.
-        reduction: Seconds of the all-reduce, or the reason why it failed.
-    """
-
-    host: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    clock: float = 0.0
-    findings: Sequence[Finding] = ()
+    host: str  # The node's name
+    facts: Mapping[str, str] = field(default_factory=dict)  # Versions, by name
+    clock: float = 0.0  # The node's time of day, in seconds since 1970, when all nodes had met
+    findings: Sequence[Finding] = ()  # The findings on this node alone
+    #: Reasons why other nodes can't be reached by TCP, by rank
     failures: Mapping[int, str] = field(default_factory=dict)
-    heard: frozenset[int] = frozenset()
-    rate: float = 0.0
-    reduction: float | str = 0.0
+    heard: frozenset[int] = frozenset()  # Ranks whose datagrams have come
+    rate: float = 0.0  # Bytes per second to the next node; 0 if it was not measured
+    reduction: float | str = 0.0  # Seconds of the all-reduce, or the reason why it failed
 
 
 def judge_node_reports(nodes: Sequence[NodeReport]) -> list[Finding]:
-    """Return the findings on the nodes and between them, problems first.
-
-    Args:
-        nodes: Their reports, by rank.
-    """
+    """Return the findings on the nodes and between them, problems first."""
     found = [*_judge_pairs(nodes), *_judge_versions(nodes), *_judge_clocks(nodes)]
     found += [*_judge_rates(nodes), *_judge_reduction(nodes), *_merge_own(nodes)]
     return sorted(found, key=lambda finding: finding.severity != PROBLEM)

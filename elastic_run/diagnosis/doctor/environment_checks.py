@@ -1,0 +1,189 @@
+"""Checks of the environment: the interpreter that workers run in, the scheduler's variables, variables that break jobs.
+
+torch is not imported: its metadata has the version.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+
+from elastic_run.cluster.slurm import StepError, count_idle_nodes, find_step, is_left_over
+from elastic_run.diagnosis.doctor.findings import problem, warning
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_run.diagnosis.doctor.findings import Finding, Subject
+
+#: Names of modules that torch imports. A file of that name beside the script hides the module.
+_HIDEABLE = ("torch", "numpy", "random", "queue", "socket", "logging", "tempfile", "typing", "types", "signal", "json")
+
+
+def check_python(subject: Subject) -> list[Finding]:
+    """Check which interpreter workers would run, and what it would import."""
+    environ, found = subject.environ, []
+    worker_python = environ.get("PYTHON_EXEC", "")
+    if worker_python and not os.access(worker_python, os.X_OK):
+        what = f"PYTHON_EXEC is {worker_python}, which can't be executed"
+        found.append(problem(what, "workers run it", "unset PYTHON_EXEC, or give the path of an interpreter"))
+    variable = next((name for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), "")
+    prefix, active = os.path.realpath(sys.prefix), os.path.realpath(environ.get(variable, "") or sys.prefix)
+    if not worker_python and active != prefix:
+        what = f"{variable} is {active}, but workers would run {sys.executable}"
+        remedy = f"pip install elastic-run in {active}, or run python -m elastic_run with its python"
+        found.append(problem(what, f"elastic-run is installed in {prefix}", remedy))
+    if not worker_python and not find_version("torch"):
+        what = f"torch is not installed for {sys.executable}"
+        found.append(warning(what, "it has no metadata of torch", f"{sys.executable} -m pip install torch"))
+    names = (name for module in _HIDEABLE for name in (f"{module}.py", f"{module}/__init__.py"))
+    if hidden := next(filter(os.path.exists, names), ""):
+        what = f"{hidden} in this directory hides the module of that name from scripts here"
+        found.append(problem(what, os.getcwd(), f"rename it: mv {hidden} my_{hidden}"))
+    return found
+
+
+def find_version(package: str) -> str:
+    """Return the version of an installed package; "" where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------
+#: A longer number can't be meant, and Python reads no more than 4,300 digits.
+_MOST_DIGITS = 18
+
+
+def check_scheduler(subject: Subject) -> list[Finding]:
+    """Check that the variables of Slurm or Kubernetes agree with each other and with this host."""
+    environ = subject.environ
+    if "SLURM_JOB_ID" in environ:
+        return _judge_slurm(environ, subject.hostname)
+    return _judge_kubernetes(environ, subject.hostname) if "JOB_COMPLETION_INDEX" in environ else []
+
+
+def _judge_slurm(environ: Mapping[str, str], hostname: str) -> list[Finding]:
+    evidence = f"Slurm job {environ['SLURM_JOB_ID']}"
+    if is_left_over(environ):
+        what = "the variables of a Slurm step are left over: this process does not run in it, and they are not used"
+        return [warning(what, evidence, "srun --ntasks-per-node=1 elastic-run ...; elsewhere unset them")]
+    try:
+        step = find_step(environ, hostname)
+    except StepError as error:
+        what = f"the variables of Slurm contradict each other: {error}"
+        remedy = "start with srun --ntasks-per-node=1, or without these variables: env -u SLURM_JOB_ID ..."
+        return [problem(what, evidence, remedy)]
+    if step is not None and step.task_count > len(step.nodes):
+        what = f"the Slurm step has {step.task_count} tasks on {len(step.nodes)} nodes, and each would be a launcher"
+        return [problem(what, evidence, f"srun --ntasks={len(step.nodes)} --ntasks-per-node=1")]
+    if idle := count_idle_nodes(environ, hostname):
+        what = f"the Slurm job has {idle} more nodes, which a launcher without srun does not use"
+        return [warning(what, evidence, "srun --ntasks-per-node=1 elastic-run ...")]
+    return []
+
+
+def _judge_kubernetes(environ: Mapping[str, str], hostname: str) -> list[Finding]:
+    """Judge variables of an indexed Job in a pod of this name."""
+    index, nodes = environ["JOB_COMPLETION_INDEX"], environ.get("PET_NNODES", "")
+    evidence = f"JOB_COMPLETION_INDEX={index}"
+    if not index.isdecimal() or len(index) > _MOST_DIGITS:
+        what = f"JOB_COMPLETION_INDEX={index} is not a number"
+        return [problem(what, evidence, "completionMode: Indexed sets it; remove it from the pod template's env")]
+    if not nodes:
+        what = "this is a pod of an indexed Job, and nothing says how many pods it has"
+        return [problem(what, evidence, "set PET_NNODES to the Job's completions in the pod template's env")]
+    most = nodes.rpartition(":")[2]
+    if most.isdecimal() and len(most) <= _MOST_DIGITS and int(index) >= int(most):
+        what = f"PET_NNODES={nodes}, but this is pod {index} of the Job, counted from 0"
+        return [problem(what, evidence, "set PET_NNODES to the Job's completions")]
+    if "." not in hostname and not hostname.endswith(f"-{index}"):
+        what = f"the host name {hostname} does not end with -{index}, so the other pods' names can't be told"
+        return [problem(what, evidence, "remove hostname from the pod template, or give --rdzv-endpoint=HOST:PORT")]
+    return []
+
+
+# --- variables --------------------------------------------------------------------------------------------------------
+#: Variables of one worker. The launcher sets them for its workers; before that they are another job's.
+_OF_A_WORKER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+_OF_THE_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+#: Values with which a job runs, but slowly or without some of its devices, and why.
+_SLOW = {
+    "CUDA_LAUNCH_BLOCKING": ("1", "each CUDA kernel is waited for"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "each collective is checked by a second one"),
+    "NCCL_P2P_DISABLE": ("1", "GPUs of a node don't use NVLink"),
+    "NCCL_IB_DISABLE": ("1", "nodes don't use InfiniBand"),
+    "NCCL_SHM_DISABLE": ("1", "workers of a node don't use shared memory"),
+}
+_PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+
+
+def check_variables(subject: Subject) -> list[Finding]:
+    """Check for leftovers of other jobs, settings for debugging, names with a typing error, proxies and paths."""
+    environ, found = subject.environ, _judge_leftovers(subject.environ)
+    found += [
+        warning(f"{name}={environ[name]}: {effect}", "", f"unset {name}, unless you look for an error")
+        for name, (value, effect) in _SLOW.items()
+        if environ.get(name, "").upper() == value
+    ]
+    threads = environ.get("OMP_NUM_THREADS")
+    if threads is not None and not threads.split(",")[0].isdecimal():
+        what = f"OMP_NUM_THREADS={threads!r} is not a number: each worker starts a thread per CPU"
+        found.append(problem(what, "", "unset OMP_NUM_THREADS, or set it to CPUs divided by workers"))
+    known = subject.known_variables
+    for name in sorted(environ) if known else ():
+        if name.startswith("PET_") and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            remedy = f"did you mean {near[0]}?" if near else f"unset {name}"
+            found.append(problem(f"{name} is not a variable of elastic-run: its value is not used", "", remedy))
+    found += judge_proxy(environ, [host for host, _ in subject.endpoints])
+    if environ.get("PYTHONHOME"):
+        what = "PYTHONHOME is set: interpreters of other environments don't find their own modules"
+        found.append(problem(what, _list(environ, ["PYTHONHOME"]), "unset PYTHONHOME"))
+    missing = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and not os.path.exists(path)]
+    if missing:
+        what = f"PYTHONPATH names {missing[0]}, which is not there"
+        found.append(warning(what, "", "correct PYTHONPATH, or mount the directory on this host"))
+    return found
+
+
+def _judge_leftovers(environ: Mapping[str, str]) -> list[Finding]:
+    """Judge variables of a worker of another job."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        what = "this process is a worker of a job: TORCHELASTIC_RUN_ID is set"
+        remedy = "run it outside of the job; if this shell only kept the variable: unset TORCHELASTIC_RUN_ID"
+        return [warning(what, _list(environ, ["TORCHELASTIC_RUN_ID"]), remedy)]
+    found = []
+    # The training operator of Kubeflow gives each pod all of them, for scripts without a launcher.
+    if ranks := [name for name in _OF_A_WORKER if name in environ]:
+        what = (
+            f"{ranks[0]} is set, as if this were a worker: scripts started without the launcher would wait for others"
+        )
+        found.append(warning(what, _list(environ, ranks), f"unset {' '.join(ranks)}"))
+    if places := [name for name in _OF_THE_PLACE if name in environ]:
+        what = f"{' and '.join(places)} {'is' if len(places) == 1 else 'are'} set, perhaps by another job"
+        remedy = f"unset {' '.join(places)}; the launcher reads --master-addr, PET_MASTER_ADDR or --rdzv-endpoint"
+        found.append(warning(what, _list(environ, places), remedy))
+    return found
+
+
+def judge_proxy(environ: Mapping[str, str], hosts: list[str]) -> list[Finding]:
+    """Judge a proxy through which etcd would be asked."""
+    proxy = next((name for name in _PROXIES if environ.get(name)), "")
+    exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    words = [word.strip() for word in exempt.split(",")]
+    asked = [host for host in hosts if "*" not in words and not any(word and host.endswith(word) for word in words)]
+    if not (proxy and asked):
+        return []
+    what = f"{proxy} is set: an etcd endpoint at {asked[0]} would be asked through the proxy"
+    joined = ",".join([word for word in words if word] + asked)
+    return [warning(what, _list(environ, [proxy]), f"export no_proxy={joined}")]
+
+
+def _list(environ: Mapping[str, str], names: list[str]) -> str:
+    return " ".join(f"{name}={environ[name]}" for name in names)

@@ -1,0 +1,374 @@
+"""Checks of this machine: its clock, shared memory, limits, directories and GPUs.
+
+nvidia-smi hangs with a sick driver, so it gets a deadline. It runs in a process of its own, which is killed then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import time
+
+import psutil
+
+from elastic_run.cluster.devices import torch_build
+from elastic_run.cluster.limits import available_cpus, cgroup_limit, list_names, read_text
+from elastic_run.cluster.paths import find_program
+from elastic_run.diagnosis.doctor.findings import problem, warning
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from elastic_run.diagnosis.doctor.findings import Finding, Subject
+
+_MIB = 1 << 20
+
+
+def check_clock(_: Subject) -> list[Finding]:
+    """Compare the time of day with the age of this file: certificates, logs and checkpoints need a possible one."""
+    day, year_2100 = 86400.0, 4_102_444_800.0
+    now, installed = time.time(), os.path.getmtime(__file__)
+    if installed - day <= now < year_2100:
+        return []
+    what = f"the clock is wrong: it says {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(now))}"
+    evidence = f"elastic-run was installed on {time.strftime('%Y-%m-%d', time.gmtime(installed))}"
+    return [problem(what, evidence, "timedatectl set-ntp true, or chronyc makestep")]
+
+
+# --- memory and limits ------------------------------------------------------------------------------------------------
+#: Bytes of /dev/shm: docker's default is 64 MiB, less than a few batches of images.
+_LEAST_SHARED, _LEAST_SHARED_FREE = 128 * _MIB, 64 * _MIB
+_LEAST_OPEN_FILES = 1024
+#: Processes and threads that may be started, under the limit of the user and of the control group.
+_LEAST_PROCESSES, _LEAST_GROUP_PROCESSES = 512, 256
+#: Bytes that a verbs library registers for one connection, roughly; below that it can't start.
+_LEAST_LOCKED = 64 * _MIB
+_LEAST_MEMORY = 1024 * _MIB
+_UNLIMITED = resource.RLIM_INFINITY
+#: No limit, as version 1 of control groups writes it: the largest number of pages.
+_NO_LIMIT = 1 << 60
+
+
+def check_shared_memory(subject: Subject) -> list[Finding]:
+    """Check the size of /dev/shm: DataLoader workers pass batches through it, NCCL its buffers."""
+    path = subject.path("dev/shm")
+    try:
+        place = psutil.disk_usage(path)
+    except OSError as error:
+        return [problem(f"{path} is missing", str(error), "mount -t tmpfs shm /dev/shm")]
+    evidence = f"{place.total // _MIB} MiB, {place.free // _MIB} MiB of it free"
+    dies = "DataLoader workers die there of 'Bus error', and NCCL of 'No space left'"
+    if place.total < _LEAST_SHARED:
+        remedy = "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir with medium: Memory at /dev/shm"
+        return [problem(f"{path} is small: {dies}", evidence, remedy)]
+    if place.free < _LEAST_SHARED_FREE:
+        return [problem(f"{path} is full: {dies}", evidence, f"remove what dead jobs left there: ls -la {path}")]
+    return []
+
+
+def check_limits(subject: Subject) -> list[Finding]:
+    """Check the limits of this process (ulimit), which workers inherit."""
+    found = []
+    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != _UNLIMITED and files < _LEAST_OPEN_FILES:
+        raised = "unlimited" if most_files == _UNLIMITED else str(most_files)
+        command = f"ulimit -n {raised}"
+        if most_files == files:
+            command = (
+                f"raise the hard limit to {_LEAST_OPEN_FILES} or more (root: ulimit -n, /etc/security/limits.conf)"
+            )
+        what = f"only {files} open files are allowed: jobs die of 'Too many open files'"
+        remedy = f"{command}; in Slurm sbatch --propagate=NONE, in systemd LimitNOFILE="
+        found.append(problem(what, f"the hard limit is {raised}", remedy))
+    # The kernel does not limit root's processes.
+    processes = _UNLIMITED if os.getuid() == 0 else resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    running = 0 if processes == _UNLIMITED else _count_running()
+    if processes != _UNLIMITED and processes - running < _LEAST_PROCESSES:
+        what = f"only {max(0, processes - running)} more processes or threads are allowed"
+        evidence = f"the limit is {processes}, and this user has {running}"
+        found.append(problem(what, evidence, "ulimit -u unlimited, or end what runs needlessly (ps -u $USER -L)"))
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    has_infiniband = bool(list_names(subject.path("sys/class/infiniband")))
+    if has_infiniband and locked != _UNLIMITED and locked < _LEAST_LOCKED:
+        what = f"only {locked >> 10} KiB of memory may be locked: NCCL can't use InfiniBand"
+        remedy = "ulimit -l unlimited; in Slurm PropagateResourceLimitsExcept=MEMLOCK, in docker --ulimit memlock=-1"
+        found.append(problem(what, "/sys/class/infiniband has devices", remedy))
+    core_pattern = read_text(subject.path("proc/sys/kernel/core_pattern")).strip()
+    if resource.getrlimit(resource.RLIMIT_CORE)[0] == _UNLIMITED and not core_pattern.startswith("|"):
+        what = "core files have no limit: each crashed worker writes its whole memory to a disk"
+        found.append(warning(what, f"kernel.core_pattern is {core_pattern!r}", "ulimit -c 0"))
+    return found
+
+
+def _count_running() -> int:
+    """Count this user's threads."""
+    found = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
+    try:
+        return sum(each["num_threads"] or 0 for each in found if each["uids"] and each["uids"].real == os.getuid())
+    except OSError:
+        return 0  # no file can be opened
+
+
+def check_control_groups(subject: Subject) -> list[Finding]:
+    """Check the limits of the control groups that this process is in (v1 and v2): a container's limits."""
+    found: list[Finding] = []
+    cpus = cgroup_limit(root=subject.root)
+    if cpus is not None and cpus < 1:
+        what = f"this container may use {cpus:g} CPUs of {len(available_cpus())}: workers are stopped again and again"
+        remedy = "raise the CPU limit: docker --cpus, resources.limits.cpu of the pod, srun --cpus-per-task"
+        found.append(problem(what, "cpu.max of the control group", remedy))
+    memory, kills = [], 0
+    for version, group in _find_groups(subject, "memory"):
+        names = ("memory.max", "memory.current") if version > 1 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        memory += _read_pair(group, *names)
+        kills = max(kills, _read_kills(group, "memory.events" if version > 1 else "memory.oom_control"))
+    memory_left = min((limit - used for limit, used in memory), default=_LEAST_MEMORY)
+    if memory_left < _LEAST_MEMORY:
+        what = f"only {memory_left // _MIB} MiB of memory are left: the kernel kills workers without a message"
+        evidence = f"memory.max of the control group is {min(limit for limit, _ in memory) // _MIB} MiB"
+        remedy = "raise the memory limit: docker --memory, resources.limits.memory of the pod, sbatch --mem"
+        found.append(problem(what, evidence, remedy))
+    pairs = [
+        pair for _, group in _find_groups(subject, "pids") for pair in _read_pair(group, "pids.max", "pids.current")
+    ]
+    processes_left = min((limit - used for limit, used in pairs), default=_LEAST_GROUP_PROCESSES)
+    if processes_left < _LEAST_GROUP_PROCESSES:
+        what = f"only {max(0, processes_left)} more processes or threads may be started"
+        remedy = "raise the limit: docker --pids-limit, podPidsLimit of the kubelet, TasksMax of systemd"
+        found.append(problem(what, "pids.max of the control group", remedy))
+    if kills:
+        what = f"the kernel has killed {kills} processes of this container because its memory was full"
+        remedy = "raise the memory limit, or use fewer DataLoader workers (dmesg names the processes)"
+        found.append(warning(what, "oom_kill in memory.events", remedy))
+    return found
+
+
+def _find_groups(subject: Subject, controller: str) -> Iterator[tuple[int, str]]:
+    """Yield the version and the directory of each control group that limits this process, those above it included."""
+    mount = subject.path("sys/fs/cgroup")
+    for line in read_text(subject.path("proc/self/cgroup")).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon or (controllers and controller not in controllers.split(",")):
+            continue
+        top = os.path.join(mount, controller) if controllers else mount
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            yield 1 if controllers else 2, os.path.join(top, *parts[:depth])
+
+
+def _read_pair(group: str, limit: str, used: str) -> list[tuple[int, int]]:
+    """Return a limit and the used part of it; nothing if there is no limit."""
+    most, current = (read_text(os.path.join(group, name)).strip() for name in (limit, used))
+    if not (most.isdecimal() and current.isdecimal()) or int(most) >= _NO_LIMIT:
+        return []
+    return [(int(most), int(current))]
+
+
+def _read_kills(group: str, name: str) -> int:
+    rows = (line.split() for line in read_text(os.path.join(group, name)).splitlines())
+    return next((int(row[1]) for row in rows if len(row) > 1 and row[0] == "oom_kill" and row[1].isdecimal()), 0)
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+_LEAST_FREE, _FEW_FREE = 64 * _MIB, 1024 * _MIB
+_LEAST_FILES = 100
+#: Bytes of the file that is written: more than a block, so that a full disk or a used-up quota refuses it.
+_PROBE = bytes(1 << 16)
+#: By the error of an attempt to write: what the directory is, and the remedy.
+_OTHER_PLACE = "name another directory (--log-dir, TMPDIR)"
+_WRITE_ERRORS = {
+    errno.EROFS: ("is read-only", f"mount -o remount,rw, or {_OTHER_PLACE}"),
+    errno.ENOSPC: ("is full", f"remove files there (du -x -d1 {{path}}), or {_OTHER_PLACE}"),
+    errno.EDQUOT: ("is over your quota", f"remove files of yours (quota -s), or {_OTHER_PLACE}"),
+    errno.ENOTDIR: ("cannot be written", f"it is a file: {_OTHER_PLACE}"),
+}
+_OTHER_ERROR = ("cannot be written", f"chmod or chown it, or {_OTHER_PLACE}; ls -ld {{path}}")
+
+
+def check_directories(subject: Subject) -> list[Finding]:
+    """Write a file into each directory that the job writes to, or into the nearest above it, and remove the file."""
+    temporary = subject.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where programs put temporary files
+    places = dict.fromkeys(os.path.abspath(path) for path in (*subject.directories, temporary))
+    return [found for place in places for found in _check_directory(place)]
+
+
+def _check_directory(path: str) -> list[Finding]:
+    place = path
+    while not os.path.isdir(place) and not os.path.lexists(place):
+        place = os.path.dirname(place)
+    error = _write_probe(place)
+    if error is not None:
+        what, remedy = _WRITE_ERRORS.get(error.errno or 0, _OTHER_ERROR)
+        evidence = error.strerror or str(error)
+        return [problem(f"the directory {path} {what}", evidence, remedy.format(path=path))]
+    state = os.statvfs(place)
+    free, evidence = state.f_bavail * state.f_frsize, f"{state.f_bavail * state.f_frsize // _MIB} MiB are free"
+    if state.f_files and state.f_favail < _LEAST_FILES:
+        what = f"the file system of {path} is full: it has room for {state.f_favail} more files"
+        return [problem(what, evidence, f"remove files: df -i {path} counts them")]
+    if free >= _FEW_FREE:
+        return []
+    what = f"the file system of {path} is {'' if free < _LEAST_FREE else 'almost '}full"
+    remedy = f"remove files there (du -x -d1 {path}), or {_OTHER_PLACE}"
+    return [(problem if free < _LEAST_FREE else warning)(what, evidence, remedy)]
+
+
+def _write_probe(place: str) -> OSError | None:
+    name = os.path.join(place, f".elastic-run-{os.urandom(8).hex()}")
+    try:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        return error
+    try:
+        if os.write(descriptor, _PROBE) < len(_PROBE):
+            os.write(descriptor, _PROBE)  # gives the reason
+        os.fsync(descriptor)
+    except OSError as error:
+        return error
+    finally:
+        os.close(descriptor)
+        os.unlink(name)
+    return None
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+_MASK = "CUDA_VISIBLE_DEVICES"
+#: Seconds: it takes one or two on a healthy machine with eight GPUs that are not in persistence mode.
+_SMI_TIMEOUT = 15.0
+#: MiB that a GPU has in use without any process.
+_IDLE_MEMORY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, as nvidia-smi knows it; memory in MiB."""
+
+    index: int
+    uuid: str
+    used: int
+    total: int
+
+
+def check_gpus(subject: Subject) -> list[Finding]:
+    """Check that the GPUs answer, and that no process of another job holds their memory."""
+    program = find_program("nvidia-smi", subject.environ)
+    has_driver = os.path.exists(subject.path("proc/driver/nvidia/version"))
+    if program is None:
+        return [_judge_missing_program(subject)] if has_driver else judge_mask(subject.environ, [])
+    text, failure = ask_smi(program, "--query-gpu=index,uuid,memory.used,memory.total")
+    if failure:
+        return [judge_smi_failure(failure)]
+    gpus = parse_gpus(text)
+    text, _ = ask_smi(program, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
+    found = _judge_memory(gpus, parse_processes(text))
+    build = torch_build(subject.environ)
+    if gpus and build is not None and not build & {"cuda", "hip"}:
+        what = f"this host has {len(gpus)} GPUs, but the installed torch can't use them"
+        found.append(problem(what, "it is built without CUDA", "install a build of torch with CUDA (pytorch.org)"))
+    return found + judge_mask(subject.environ, gpus)
+
+
+def _judge_missing_program(subject: Subject) -> Finding:
+    files = [name for name in list_names(subject.path("dev")) if name[:6] == "nvidia" and name[6:].isdecimal()]
+    if files:
+        what = "this host has a GPU driver, but no nvidia-smi"
+        return warning(what, f"/dev has {len(files)} GPUs", "start the container with NVIDIA_DRIVER_CAPABILITIES=all")
+    what = "this host has a GPU driver, but this process sees no GPU"
+    return problem(what, "/dev has no nvidia0", "docker --gpus=all; srun --gpus-per-node; nvidia.com/gpu of the pod")
+
+
+def ask_smi(program: str, query: str) -> tuple[str, str]:
+    """Return the answer of nvidia-smi, and the reason if there is none."""
+    command = [program, query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return "", f"no answer in {_SMI_TIMEOUT:.0f} s"
+    except OSError as error:
+        return "", str(error)
+    return done.stdout, "" if done.returncode == 0 else (done.stdout + done.stderr).strip() or "it failed"
+
+
+def judge_smi_failure(failure: str) -> Finding:
+    """Return the finding about a failure of nvidia-smi."""
+    if "Driver/library version mismatch" in failure:
+        what = "the GPU driver and its libraries have different versions: the driver was updated without a restart"
+        return problem(what, failure.splitlines()[0], "restart this host, or reload the nvidia kernel modules")
+    if failure.startswith("no answer"):
+        what = f"nvidia-smi gives {failure}: the GPU driver hangs"
+        return problem(what, "it was killed", "look for Xid in dmesg, drain this host and restart it")
+    what = f"nvidia-smi fails: {failure.splitlines()[0]}"
+    return problem(what, "", "look for NVRM and Xid in dmesg; nvidia-smi -q says more")
+
+
+def _judge_memory(gpus: Sequence[Gpu], processes: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """Return the findings about GPU memory that is in use; `processes` has texts by the uuid of their GPU."""
+    held = [gpu for gpu in gpus if gpu.used > _IDLE_MEMORY]
+    if not held:
+        return []
+    names = ", ".join(f"{gpu.index}: {gpu.used} of {gpu.total} MiB" for gpu in held)
+    owners = list(dict.fromkeys(text for gpu in held for text in processes.get(gpu.uuid, ())))
+    what = f"the memory of {len(held)} GPU{'s' * (len(held) > 1)} is in use ({names})"
+    if owners:
+        return [problem(what, f"by {', '.join(owners[:4])}", "end these processes if they are of a dead job: kill PID")]
+    remedy = "fuser -v /dev/nvidia* as root names the processes (they may be in another container)"
+    return [problem(what, "nvidia-smi names no process", remedy)]
+
+
+def judge_mask(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Finding]:
+    """Judge CUDA_VISIBLE_DEVICES: numbers, names that begin as GPUs', and parts of GPUs."""
+    value = environ.get(_MASK)
+    if value is None:
+        return []
+    if not value.strip() or value in {"-1", "NoDevFiles"}:
+        return [warning(f"{_MASK}={value!r} hides all GPUs", f"{len(gpus)} are here", f"unset {_MASK}")] if gpus else []
+    known = {str(gpu.index) for gpu in gpus}
+    entries = [entry.strip() for entry in value.split(",")]
+    missing = [
+        entry
+        for entry in entries
+        if not entry.startswith("MIG-")
+        and entry not in known
+        and not any(gpu.uuid.startswith(entry) and entry.startswith("GPU-") for gpu in gpus)
+    ]
+    if not missing:
+        return []
+    lost = "which this host does not have: CUDA ignores this GPU and all after it"
+    shown = f"0 to {len(gpus) - 1}" if gpus else "none"
+    return [problem(f"{_MASK}={value} names GPU {missing[0]}, {lost}", f"GPUs here: {shown}", f"unset {_MASK}")]
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """Read the answer about GPUs; a line that says [N/A] has no number."""
+    rows = ([part.strip() for part in line.split(",")] for line in text.splitlines())
+    return [
+        Gpu(int(row[0]), row[1], *(int(size) if size.isdecimal() else 0 for size in row[2:]))
+        for row in rows
+        if len(row) == 4 and row[0].isdecimal()  # noqa: PLR2004 - the columns that were asked for
+    ]
+
+
+def parse_processes(text: str) -> dict[str, list[str]]:
+    """Read the answer about processes; the name comes last, for it may have commas."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        row = [part.strip() for part in line.split(",", 3)]
+        if len(row) == 4 and row[1].isdecimal():  # noqa: PLR2004 - the columns that were asked for
+            found.setdefault(row[0], []).append(f"process {row[1]} ({_name(int(row[1]), row[3])}, {row[2]} MiB)")
+    return found
+
+
+def _name(pid: int, command: str) -> str:
+    """Return a process's name and user; of a process that can't be seen here, the name from nvidia-smi."""
+    try:
+        process = psutil.Process(pid)
+        # For a long name psutil reads the command line, which may have to wait for a process in uninterruptible sleep.
+        is_stuck = process.status() == psutil.STATUS_DISK_SLEEP
+        return f"{os.path.basename(command) if is_stuck else process.name()} of {process.username()}"
+    except (psutil.Error, OSError):
+        return os.path.basename(command)
