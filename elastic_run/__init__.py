@@ -6,6 +6,8 @@ since each worker imports it; see `worker_start`.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from elastic_run.core.agent.config import AgentConfig
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.node_config import NodeConfig
@@ -50,13 +52,37 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:  # such as a module that `from elastic_run import` is about to import
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from elastic_run.lazy import lazy_names
+def lazy_names(module: str, homes: "Mapping[str, str]", *, logger: str = "") -> "Callable[[str], object]":
+    """Return a module's `__getattr__` (PEP 562), so that a public API costs nothing to import.
 
-    return lazy_names(__name__, _HOMES)(name)
+    Args:
+        module: The module's `__name__`.
+        homes: For each name the module that has it, relative to this one unless it begins with `elastic_run`.
+            `MODULE:OTHER` has it under another name, and `MODULE:` is the module itself.
+        logger: A name under which the module's logger can be had, as in torch's module of the same kind.
+    """
+
+    def load(name: str) -> object:
+        if name == logger:
+            from elastic_run.utils.logging import get_logger
+
+            return get_logger(module)
+        if name not in homes:
+            message = f"module {module!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        import importlib
+        import sys
+
+        home, colon, other = homes[name].partition(":")
+        found = importlib.import_module(home if home.partition(".")[0] == "elastic_run" else f"{module}.{home}")
+        value = found if colon and not other else getattr(found, other or name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return load
+
+
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 from elastic_run.multiprocessing.errors import get_error_handler
 
 TYPE_CHECKING = False

@@ -6,9 +6,9 @@ script, as scripts of that time expect; those of torch 1 want --local_rank=N, wh
 
 from __future__ import annotations
 
+from elastic_run import lazy_names
 from elastic_run.cli.flags import FLAGS, LOCAL_RANK_UNDERSCORE, USE_ENV
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.lazy import lazy_names
 from elastic_run.run import run, run_command
 
 TYPE_CHECKING = False

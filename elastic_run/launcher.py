@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_run import signals
+from elastic_run import lazy_names, signals
 from elastic_run.agent.driver.worker_launch import start_early
 from elastic_run.agent_setup import make_agent, make_agent_context, name_flag
 from elastic_run.errors import PluginHungError, UsageError
 from elastic_run.launch_config import LaunchConfig
-from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.process.process_table import list_foreign_handled
 from elastic_run.signals import SIGTERM
 
@@ -242,7 +241,7 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
         lines.append(annotation)
     console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
     if job_result.verdict in ("unhealthy", "excluded"):
-        from elastic_run.cluster.machine import describe_drain
+        from elastic_run.schedulers.actions import describe_drain
 
         if drain := describe_drain(os.environ, job_result.detail):
             console.say(drain)

@@ -1,7 +1,7 @@
 """The command: from the words of a command line to a job, and from the job to an exit code.
 
-    words -> parse_args -> check_arguments -> config_from_args -> launch_job -> exit code
-                                                             `-> --explain prints it, and the program ends with 0
+    words -> parse_args -> Request -> checks -> make_config -> launch_job -> exit code
+                                             `-> --explain prints it, and the program ends with 0
 
 `run_command` tells that story. The other public names are torch's, for programs that call them: `main` and `run` raise
 where `run_command` prints and exits. Nothing is imported here that the first worker doesn't need: see law 1 in
@@ -14,27 +14,27 @@ import errno
 import os
 import sys
 
-from elastic_run import contract
-from elastic_run.cli.checks import check_arguments, check_master, check_variables
-from elastic_run.cli.cluster_values import complete_from_cluster
-from elastic_run.cli.config import (
+from elastic_run import contract, lazy_names
+from elastic_run.cli.checks import check_master, check_request
+from elastic_run.cli.config import get_rdzv_endpoint, make_config
+from elastic_run.cli.flags import CONFIGURATION, FLAGS
+from elastic_run.cli.notices import find_notices
+from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.cli.request import (
     choose_rendezvous,
     complete_arguments,
+    complete_from_cluster,
     complete_from_variables,
-    get_rdzv_endpoint,
     get_use_env,
     keep_static_place,
-    make_config,
+    name_source,
+    read_request,
+    write_given,
 )
-from elastic_run.cli.flag_notices import find_notices
-from elastic_run.cli.flags import CONFIGURATION, FLAGS
-from elastic_run.cli.origins import has_left_slurm, name_source, write_given
-from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
+from elastic_run.cli.values import node_range
+from elastic_run.cli.workers import count_workers
 from elastic_run.errors import PluginHungError, UsageError
-from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
-from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.notices import say
 from elastic_run.records import replace
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
 
-    from elastic_run.cli.flags import Flag
-    from elastic_run.cli.origins import Origin, Origins
+    from elastic_run.cli.request import Origin, Origins, Request
+    from elastic_run.cli.values import Flag
     from elastic_run.core.job.node_config import JoinCommand
     from elastic_run.launcher import LaunchConfig
 
@@ -98,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> None:
     from elastic_run.multiprocessing.errors import record
 
     parser = LauncherArgumentParser(FLAGS, raises_values=True)
-    record(lambda: _run(parser.parse_args(args), parser))()
+    record(lambda: _run(parser.parse_args(args), parser.origins))()
 
 
 def run_command(
@@ -116,47 +116,89 @@ def run_command(
     Raises:
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
-    words = sys.argv[1:] if words is None else words
     parser = LauncherArgumentParser(flags)
-    args: Namespace = parser.parse_args(words)
+    args: Namespace = parser.parse_args(sys.argv[1:] if words is None else words)
     leave: Callable[[int], object] = sys.exit
     try:
-        workers, notices = _check(args, parser.origins)
+        request, notices = _prepare(args, parser.origins)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         if args.explain or args.explain_all:
-            _explain(args, flags, parser.origins, workers, notices)
+            _explain(request, flags, notices)
             return
-        _tell_all(notices)
-        config, command, command_args = make_config(args, workers, os.environ)
+        for notice in notices:
+            say(notice)
+        config, command, command_args = make_config(request, os.environ)
         if config.max_nodes > 1:
-            command_line = _make_join_command(args, flags, command_words, parser.origins)
-            config.node_config = replace(config.node_config, join_command=command_line)
+            join_command = _make_join_command(args, flags, command_words, parser.origins)
+            config.node_config = replace(config.node_config, join_command=join_command)
         from elastic_run.launcher import launch_job
 
         try:
             code = launch_job(config, command, command_args)
         except PluginHungError as hung:
             code, leave = hung.exit_code, os._exit
-        if args.requeue is not None and not has_left_slurm(args) and code == contract.EXIT_SIGNAL_BASE + 15:  # SIGTERM
+        is_stopped = code == contract.EXIT_SIGNAL_BASE + 15  # by SIGTERM
+        if args.requeue is not None and is_stopped and not request.has_left_slurm:
             code = _requeue(args.requeue, code)
     except KeyboardInterrupt:
         # Before the loop has the signals: nothing was started yet.
         code = contract.EXIT_SIGNAL_BASE + 2
     except Exception as error:  # noqa: BLE001 - what nobody foresaw is raised again in there
-        code = _tell(error, parser.origins)
+        code = _report_error(error, parser.origins)
     if code != contract.EXIT_SUCCESS or leave is not sys.exit:
         leave(code)
 
 
-def _requeue(limit: int, code: int) -> int:
-    """Ask Slurm to run this job again, and return the exit code."""
-    from elastic_run.cluster.requeue import requeue_job
+def _prepare(args: Namespace, origins: Origins | None) -> tuple[Request, list[str]]:
+    """Fill in what follows from other values, check everything, and find what the user should know.
 
-    requeue = requeue_job(os.environ, limit)
-    if requeue.text:
-        say(requeue.text)
-    return contract.EXIT_REQUEUED if requeue.is_wanted else code
+    Args:
+        args: The command line; it is changed.
+        origins: The origins of its values, to which new ones are added; None where a program made the namespace.
+
+    Returns:
+        What the user asked for, and a line for each notice.
+    """
+    recorded: Origins = {} if origins is None else origins
+    complete_arguments(args)
+    try:
+        complete_from_variables(args, os.environ, recorded)
+        found = complete_from_cluster(args, os.environ, origins)
+        keep_static_place(args, recorded)
+        workers = count_workers(args.nproc_per_node, os.environ)
+        request = read_request(args, workers, os.environ, origins=recorded, found=found)
+        check_request(request, os.environ)
+        if origins is not None:
+            check_master(request)
+    except UsageError as error:
+        raise UsageError(name_source(str(error), recorded, os.environ)) from None
+    notices = [*([] if found is None else found.notices), *find_notices(request, os.environ)]
+    choose_rendezvous(request)
+    return request, [name_source(notice, recorded, os.environ) for notice in notices]
+
+
+def _explain(request: Request, flags: Sequence[Flag], notices: Sequence[str]) -> None:
+    """Print what a start would do, with the notices that it would begin with."""
+    from elastic_run.agent_setup import preview_environments
+    from elastic_run.cli.explain import render_explanation
+    from elastic_run.notices import print_text
+
+    # Without the directory, which would be made; `check_request` has tried it out.
+    args = request.args
+    quiet = replace(request, args=type(args)(**{**vars(args), "log_dir": None}))
+    config, command, command_args = make_config(quiet, dict(os.environ), tell=lambda _: None)
+    environments = preview_environments(config, command, command_args)
+    text = render_explanation(
+        request,
+        flags,
+        config=config,
+        command=[command, *command_args],
+        environments=environments,
+        environ=os.environ,
+        notices=notices,
+    )
+    print_text(text)
 
 
 def _make_join_command(
@@ -174,90 +216,17 @@ def _make_join_command(
     )
 
 
-def run(args: Namespace) -> None:
-    """Run a job, as torch's function of this name does.
+def _requeue(limit: int, code: int) -> int:
+    """Ask Slurm to run this job again, and return the exit code."""
+    from elastic_run.schedulers.actions import requeue_job
 
-    Args:
-        args: The command line, from `parse_args` or from the parser. Values that follow from others are filled in.
-
-    Raises:
-        UsageError: The job can't be started as asked for.
-        ChildFailedError: A worker failed and restarts are used up.
-    """
-    _run(args, None)
+    is_wanted, text = requeue_job(os.environ, limit)
+    if text:
+        say(text)
+    return contract.EXIT_REQUEUED if is_wanted else code
 
 
-def _run(args: Namespace, parser: LauncherArgumentParser | None) -> None:
-    origins = None if parser is None else parser.origins
-    workers, notices = _check(args, origins)
-    if args.explain or args.explain_all:
-        _explain(args, FLAGS, origins or {}, workers, notices)
-        return
-    _tell_all(notices)
-    config, command, command_args = make_config(args, workers, os.environ)
-    from elastic_run.launcher import elastic_launch
-
-    elastic_launch(config, command)(*command_args)
-
-
-def _explain(
-    args: Namespace, flags: Sequence[Flag], origins: Mapping[str, Origin], workers: int, notices: Sequence[str]
-) -> None:
-    """Print what a start would do, with the notices that it would begin with."""
-    # Without the directory, which would be made; `check_arguments` has tried it out.
-    quiet = type(args)(**{**vars(args), "log_dir": None})
-    config, command, command_args = make_config(quiet, workers, dict(os.environ), tell=lambda _: None)
-    from elastic_run.agent_setup import preview_environments
-    from elastic_run.cli.explain import render_explanation
-    from elastic_run.notices import print_text
-
-    text = render_explanation(
-        args,
-        origins,
-        flags,
-        config=config,
-        command=[command, *command_args],
-        environments=preview_environments(config, command, command_args),
-        environ=os.environ,
-        notices=notices,
-    )
-    print_text(text)
-
-
-def _tell_all(notices: Sequence[str]) -> None:
-    for notice in notices:
-        say(notice)
-
-
-def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
-    """Check everything, fill in what follows from it, and find what the user should know.
-
-    Args:
-        args: The command line; it is changed.
-        origins: The origins of its values, to which new ones are added; None where a program made the namespace.
-
-    Returns:
-        Workers on this node, and a line for each notice.
-    """
-    check_variables(os.environ)
-    complete_arguments(args)
-    recorded = {} if origins is None else origins
-    try:
-        complete_from_variables(args, os.environ, recorded)
-        notices = complete_from_cluster(args, os.environ, origins)
-        keep_static_place(args, recorded)
-        workers = determine_local_world_size(args.nproc_per_node)
-        check_arguments(args, workers, os.environ)
-        if origins is not None:
-            check_master(args, origins)
-    except UsageError as error:
-        raise UsageError(name_source(str(error), recorded, os.environ)) from None
-    notices += find_notices(args, os.environ)
-    choose_rendezvous(args, recorded)
-    return workers, [name_source(notice, recorded, os.environ) for notice in notices]
-
-
-def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
+def _report_error(error: Exception, origins: Mapping[str, Origin]) -> int:
     """Say in one line why no job was started, or that it ended by a defect of ours, and return the exit code."""
     if isinstance(error, ImportError) and str(error.name).startswith("elastic_run."):
         say(f"error: {error}: the files of elastic-run are not those that this process began with")
@@ -291,7 +260,33 @@ def _tell(error: Exception, origins: Mapping[str, Origin]) -> int:
     return contract.EXIT_INTERNAL_ERROR
 
 
-# --- torch's names ---------------------------------------------------------------------------------------------
+# --- for programs, under torch's names -------------------------------------------------------------------------------
+
+
+def run(args: Namespace) -> None:
+    """Run a job, as torch's function of this name does.
+
+    Args:
+        args: The command line, from `parse_args` or from the parser. Values that follow from others are filled in.
+
+    Raises:
+        UsageError: The job can't be started as asked for.
+        ChildFailedError: A worker failed and restarts are used up.
+    """
+    _run(args, None)
+
+
+def _run(args: Namespace, origins: Origins | None) -> None:
+    request, notices = _prepare(args, origins)
+    if args.explain or args.explain_all:
+        _explain(request, FLAGS, notices)
+        return
+    for notice in notices:
+        say(notice)
+    config, command, command_args = make_config(request, os.environ)
+    from elastic_run.launcher import elastic_launch
+
+    elastic_launch(config, command)(*command_args)
 
 
 def get_args_parser() -> LauncherArgumentParser:
@@ -349,28 +344,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     Raises:
         UsageError: It is none of these, or there is no such device here.
     """
-    try:
-        return whole_number(nproc_per_node, least=1, allowed="a number")
-    except ValueError:
-        pass
-    try:
-        word = worker_count(nproc_per_node)
-    except ValueError as error:
-        message = f"--nproc-per-node: {nproc_per_node!r} {error}"
-        raise UsageError(message) from None
-    from elastic_run.cluster.devices import (
-        DeviceError,
-        UnknownDeviceError,
-        device_count,
-    )
-
-    try:
-        return device_count(word, os.environ, python=own_interpreter())
-    except UnknownDeviceError:
-        message = f"--nproc-per-node: {word!r} is not {WORKER_COUNTS}, nor a device that a package adds to torch"
-    except DeviceError as error:
-        message = f"--nproc-per-node: {word!r}, but {error}"
-    raise UsageError(message)
+    return count_workers(nproc_per_node, os.environ)
 
 
 def config_from_args(args: Namespace) -> tuple[LaunchConfig, str, list[str]]:
@@ -386,7 +360,8 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, str, list[str]]:
         UsageError: A value is not allowed, or no plug-in has the name that was given.
     """
     complete_arguments(args)
-    return make_config(args, determine_local_world_size(args.nproc_per_node), os.environ)
+    workers = count_workers(args.nproc_per_node, os.environ)
+    return make_config(read_request(args, workers, os.environ), os.environ)
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:

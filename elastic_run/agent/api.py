@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import os
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False

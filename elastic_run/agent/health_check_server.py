@@ -6,8 +6,8 @@ A scheduler may want to ask an agent whether it is alive. A site gives `LocalEla
 
 from __future__ import annotations
 
+from elastic_run import lazy_names
 from elastic_run.contract import ENV_HEALTH_CHECK_PORT
-from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run import contract
+from elastic_run import contract, lazy_names
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.supervisor import Supervisor
@@ -22,7 +22,6 @@ from elastic_run.agent.steps import StepRecorder
 from elastic_run.agent.stop_requests import StopRequests
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.node_config import NodeConfig
-from elastic_run.lazy import lazy_names
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False

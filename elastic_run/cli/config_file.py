@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.cli.flags import CONFIGURATION
-from elastic_run.cli.origins import FILE, Origin
+from elastic_run.cli.request import FILE, Origin
 from elastic_run.cli.values import nearest, text_list
 from elastic_run.user_file import read_toml
 
@@ -30,30 +30,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from elastic_run.cli.flags import Flag
-
-__all__ = ["read_config_file"]
+    from elastic_run.cli.values import Flag
 
 #: Keys with which a user may try to name the script.
 _SCRIPT_KEYS = ("script", "training_script", "training_script_args", "script_args", "args", "arguments", "command")
 
 
 def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, Origin]]:
-    """Read a configuration file.
-
-    Args:
-        path: The file.
-        flags: The flags of the command.
-
-    Returns:
-        Each value with its origin, by the name of the value in the namespace.
+    """Return each value of a file with its origin, by the name of the value in the namespace.
 
     Raises:
         ValueError: The file can't be read, or something in it is wrong; the message names the file and the key.
     """
     known = {flag.dest: flag for flag in flags if not flag.prints_text}
     values: dict[str, tuple[Any, Origin]] = {}
-    for key, value in _load(path).items():
+    try:
+        document = read_toml(path)[0]
+    except ValueError as error:
+        message = f"--config: {error}"
+        raise ValueError(message) from None
+    for key, value in document.items():
         dest = key.replace("-", "_")
         try:
             flag = _find_flag(key, known)
@@ -67,14 +63,6 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
             message = f"{path}: {key}: {error}"
             raise ValueError(message) from None
     return values
-
-
-def _load(path: str) -> Mapping[str, Any]:
-    try:
-        return read_toml(path)[0]
-    except ValueError as error:
-        message = f"--config: {error}"
-        raise ValueError(message) from None
 
 
 def _find_flag(key: str, known: Mapping[str, Flag]) -> Flag:

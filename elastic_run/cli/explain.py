@@ -16,8 +16,8 @@ import textwrap
 
 from elastic_run import contract
 from elastic_run.cli.help import WIDTH, describe_default
-from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin
-from elastic_run.cli.threads import choose_threads
+from elastic_run.cli.request import DERIVED, FILE, FLAG, VARIABLE, Origin
+from elastic_run.cli.workers import choose_threads
 from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
-    from elastic_run.cli.flags import Flag
+    from elastic_run.cli.request import Request
+    from elastic_run.cli.values import Flag
     from elastic_run.launcher import LaunchConfig
-
-__all__ = ["render_explanation"]
 
 _OWN_FLAGS = ("--explain", "--explain-all")
 _HEAD = "Nothing was started. Without --explain, elastic-run would use these values:"
@@ -50,8 +49,7 @@ _PASSWORD = re.compile(r"(?<=\bpassword=)[^,]*")
 
 
 def render_explanation(
-    args: Namespace,
-    origins: Mapping[str, Origin],
+    request: Request,
     flags: Sequence[Flag],
     *,
     config: LaunchConfig,
@@ -63,8 +61,7 @@ def render_explanation(
     """Return a description of the job that these values would start.
 
     Args:
-        args: All values.
-        origins: Their origins; a value without an origin has its default.
+        request: What the user asked for.
         flags: The flags of the command.
         config: The configuration that was made of the values.
         command: The workers' command.
@@ -72,6 +69,7 @@ def render_explanation(
         environ: The variables of this process, without variables that a start would add.
         notices: Lines that a start would print before the workers run.
     """
+    args, origins = request.args, request.origins
     shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]
     decided = [flag for flag in shown if flag.dest in origins or _is_of_program(flag, args)]
     rows = [_row(_write(flag, args, origins), _describe(origins.get(flag.dest))) for flag in decided]
@@ -133,10 +131,9 @@ def _variable_rows(args: Namespace, environ: Mapping[str, str], workers: int) ->
     if contract.ENV_RDZV_TOKEN in values:
         values[contract.ENV_RDZV_TOKEN] = _HIDDEN
     rows = [_row(f"{name}={value}", "variable") for name, value in values.items()]
-    threads = choose_threads(args.omp_threads, workers, environ)
-    if threads.count is not None:
-        origin = f"{DERIVED}: {threads.reason or '--omp-threads'}"
-        rows.append(_row(f"{contract.ENV_OMP_NUM_THREADS}={threads.count}", origin))
+    threads, reason, _ = choose_threads(args.omp_threads, workers, environ)
+    if threads is not None:
+        rows.append(_row(f"{contract.ENV_OMP_NUM_THREADS}={threads}", f"{DERIVED}: {reason or '--omp-threads'}"))
     return rows
 
 

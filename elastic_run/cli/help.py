@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elastic_run.cli.flags import Flag
+    from elastic_run.cli.values import Flag
 
 WIDTH = 80
 #: The flags of --help, in its order.

@@ -1,6 +1,6 @@
 """From the words of a command line to a namespace: argparse, filled from the table of flags.
 
-The command, `main`, `parse_args` and `get_args_parser` all use this parser. Six things differ from plain argparse:
+Six things differ from plain argparse:
 
 - Two spellings of one flag (``--max-restarts``, ``--max_restarts``) do not make an abbreviation ambiguous. Nor do flags
   that torchrun does not have, where one of torchrun's flags matches.
@@ -24,10 +24,10 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.origins import FLAG, VARIABLE, Origin, name_source
+from elastic_run.cli.request import FLAG, VARIABLE, Origin, name_source
 from elastic_run.cli.values import nearest
 from elastic_run.errors import UsageError
-from elastic_run.notices import say
+from elastic_run.notices import print_text, say
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    from elastic_run.cli.flags import Flag
+    from elastic_run.cli.values import Flag
 
 _SCRIPT, _SCRIPT_ARGS = "training_script", "training_script_args"
 #: Letters from which on a wrong flag may be the beginning of a right one with a typing error.
@@ -91,14 +91,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self._add_action(_Words([], _SCRIPT_ARGS, argparse.REMAINDER, help="Its arguments."))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read a command line.
-
-        Args:
-            args: The words after the command; None for the words of this process.
-            namespace: Object that takes the values; None for a new `argparse.Namespace`.
-
-        Returns:
-            The object with a value for each flag, the script, and the script's own arguments.
+        """Read a command line, by default this process's, and return a namespace with a value for each flag.
 
         Raises:
             SystemExit: The line is wrong (2), or asks for the help or the version (0).
@@ -212,15 +205,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
 
 
 def match_abbreviation(prefix: str, flags: Sequence[Flag]) -> list[Flag]:
-    """Find the flags that begin with a word.
-
-    Args:
-        prefix: The word, with its dashes and without a value.
-        flags: The flags to choose from.
-
-    Returns:
-        The matching flags of torchrun; if there are none, those that torchrun does not have.
-    """
+    """Return the flags of torchrun that begin with a word without its value; if there are none, those of ours alone."""
     found = [flag for flag in flags if any(spelling.startswith(prefix) for spelling in flag.spellings)]
     return [flag for flag in found if not flag.is_ours] or found
 
@@ -275,8 +260,6 @@ class _PrintText(argparse.Action):
         self.flag = flag
 
     def __call__(self, parser: argparse.ArgumentParser, _: object, values: object, *__: object) -> None:
-        from elastic_run.notices import print_text
-
         try:
             print_text(_make_text(self.flag, str(values), parser))
         except UsageError as error:

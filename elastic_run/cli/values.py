@@ -1,18 +1,27 @@
-"""One value of the command line: from text to a value that later code trusts.
+"""A flag, and one value of it: from text to a value that later code trusts.
 
 Every function here takes the text and returns the value, or raises `ValueError` with the end of a sentence that begins
-with the value: "is not a port (1 to 65535)". Whoever called knows the flag or variable and puts it in front. Where
-torch keeps the text, we check it and keep the text too, so that a namespace means the same to both.
+with the value: "is not a port (1 to 65535)". The caller knows the flag or variable and puts it in front. Where torch
+keeps the text, we check it and keep the text too, so that a namespace means the same to both.
 """
 
 from __future__ import annotations
 
+from elastic_run import contract
 from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME, WORKER_COUNT_WORDS
-from elastic_run.core.job.config import Window
+from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.records import fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+#: The group of the flags that print a text and start no job.
+ABOUT = "About"
+#: Defaults of the settings of several nodes, which stand in these two records.
+_CONFIGURED = {field.name: field.default for config in (JobConfig, NodeConfig) for field in fields(config)}
 
 WORKER_COUNTS = "a number from 1 up, nor auto, cpu, gpu or xpu"
 
@@ -29,18 +38,59 @@ _UNHANDLED_SIGNALS = {
 }
 
 
-def node_range(text: str) -> tuple[int, int]:
-    """Read ``MIN[:MAX]``.
+class Flag:
+    """One flag.
 
     Args:
-        text: As given for --nnodes.
-
-    Returns:
-        Fewest and most nodes.
-
-    Raises:
-        ValueError: It isn't of that form, or not 1 <= MIN <= MAX.
+        names: Its spellings with hyphens, the long one last; the one with underscores is added.
+        group: Heading under which the help shows it.
+        text: Its meaning.
+        values: Form of its value in the help; empty for a switch. TIME is a number of seconds, or a number with
+            one of the units s, m, h and d.
+        default: Its value when neither flag nor variable is given; not for a field of `JobConfig` or `NodeConfig`.
+        default_text: Description of the default, if it depends on something else.
+        parse: From the text to the value; raises ValueError.
+        has_variable: Whether the variable PET_<NAME> sets it too.
+        is_ours: Whether torchrun does not have it.
+        other_variable: A variable without that prefix whose value is taken if neither flag nor PET_ variable is given.
+        implied: Text of its value if none is given. The next word is its value only if it has digits alone.
     """
+
+    def __init__(  # noqa: PLR0913 - the columns of a table
+        self,
+        *names: str,
+        group: str,
+        text: str,
+        values: str = "",
+        default: object = None,
+        default_text: str = "",
+        parse: Callable[[str], Any] = str,
+        has_variable: bool = True,
+        is_ours: bool = False,
+        other_variable: str = "",
+        implied: str = "",
+    ) -> None:
+        self.name = name = names[-1]
+        self.dest = name[2:].replace("-", "_")
+        underscored = "--" + self.dest
+        self.spellings = names if underscored == name else (*names, underscored)
+        self.group = group
+        self.text = text
+        self.values = values
+        self.is_switch = not values
+        self.default = False if self.is_switch else _CONFIGURED.get(self.dest, default)
+        self.default_text = default_text
+        self.parse = switch if self.is_switch else parse
+        self.variable = contract.ENV_FLAG_PREFIX + self.dest.upper() if has_variable else ""
+        self.is_ours = is_ours
+        self.other_variable = other_variable
+        self.implied = implied
+        #: Whether it prints a text and starts no job.
+        self.prints_text = group == ABOUT
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """Read ``MIN[:MAX]``: the fewest and the most nodes."""
     parts = text.split(":")
     try:
         least, most = int(parts[0]), int(parts[-1])
@@ -77,18 +127,14 @@ MOST_WORKERS = 65536
 
 def worker_count(text: str) -> str:
     """Check a number of workers, or a word such as auto or the name of a device, which a package may add to torch."""
-    if not _is_device_name(text):
+    # A device of torch may have any name; a known word in another case is a typing error.
+    is_slip = text not in WORKER_COUNT_WORDS and text.lower() in WORKER_COUNT_WORDS
+    if is_slip or not (text.isidentifier() and text.isascii()):
         value = whole_number(text, least=1, allowed=WORKER_COUNTS)
         if value > MOST_WORKERS:
             message = f"is above the limit of {MOST_WORKERS} workers on a node"
             raise ValueError(message)
     return text
-
-
-def _is_device_name(text: str) -> bool:
-    """Whether a device of torch may have this name; a known word in another case is a typing error."""
-    is_slip = text not in WORKER_COUNT_WORDS and text.lower() in WORKER_COUNT_WORDS
-    return text.isidentifier() and text.isascii() and not is_slip
 
 
 def whole_number(text: str, *, least: int, allowed: str, most: float = LARGEST_NUMBER) -> int:
@@ -235,27 +281,23 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 def output_choice(text: str) -> str:
     """Check ``0``, ``1``, ``2``, ``3`` or a map ``RANK:0-3,...``."""
-    if text not in ("0", "1", "2", "3") and not all(_is_output_entry(entry) for entry in text.split(",")):
+    choices = ("0", "1", "2", "3")
+    entries = [entry.partition(":") for entry in text.split(",")]
+    if text not in choices and not all(
+        rank.isascii() and rank.isdecimal() and choice in choices for rank, _, choice in entries
+    ):
         message = "is not 0, 1, 2 or 3 (none, stdout, stderr, both), nor a map of local ranks to these (0:3,1:1)"
         raise ValueError(message)
     return text
 
 
-def _is_output_entry(entry: str) -> bool:
-    rank, _, choice = entry.partition(":")
-    return rank.isascii() and rank.isdecimal() and choice in ("0", "1", "2", "3")
-
-
 def rank_list(text: str) -> str:
     """Check ``RANK,RANK,...``; empty for all."""
-    if text and not all(_is_rank(part.strip()) for part in text.split(",")):
+    parts = [part.strip() for part in text.split(",")]
+    if text and not all(part.isascii() and part.isdecimal() for part in parts):
         message = "is not a list of local ranks (0,1,2)"
         raise ValueError(message)
     return text
-
-
-def _is_rank(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
 
 
 def key_values(text: str) -> str:
@@ -271,16 +313,12 @@ def key_values(text: str) -> str:
         raise ValueError(message) from None
     for key, value in config.items():
         if key == "timeout" or key.endswith("_timeout"):
-            _check_timeout(key, value)
+            try:
+                seconds(value)
+            except ValueError as error:
+                message = f"is wrong: {key} {error}"
+                raise ValueError(message) from None
     return text
-
-
-def _check_timeout(key: str, value: str) -> None:
-    try:
-        seconds(value)
-    except ValueError as error:
-        message = f"is wrong: {key} {error}"
-        raise ValueError(message) from None
 
 
 def text_list(text: str) -> list[str]:
@@ -334,17 +372,7 @@ def host_if_given(text: str) -> str:
 
 
 def window(text: str) -> Window:
-    """Read ``N/PERIOD``.
-
-    Args:
-        text: As in ``5/1h``, ``5/h`` or ``3/600``.
-
-    Returns:
-        The number, and the seconds in which it may be so many.
-
-    Raises:
-        ValueError: It isn't of that form, or one of them is 0.
-    """
+    """Read ``N/PERIOD``, as in ``5/1h``, ``5/h`` or ``3/600``."""
     number, _, period = text.partition("/")
     try:
         allowed = int(number)

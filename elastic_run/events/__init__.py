@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 import sys
 
+from elastic_run import lazy_names
 from elastic_run.events.handlers import get_logging_handler, is_recorded, logger_name
-from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 from elastic_run.utils.distributed import get_free_port, get_socket_with_port
 
 TYPE_CHECKING = False

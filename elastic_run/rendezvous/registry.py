@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 
+from elastic_run import lazy_names
 from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
-from elastic_run.lazy import lazy_names
 from elastic_run.rendezvous.api import RendezvousParameters, rendezvous_handler_registry
 from elastic_run.rendezvous.backend_table import BACKENDS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ expired. A program that starts workers by itself serves them with a `LocalTimerS
 
 from __future__ import annotations
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

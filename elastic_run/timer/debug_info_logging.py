@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 
 __all__ = ["log_debug_info_for_expired_timers"]
 

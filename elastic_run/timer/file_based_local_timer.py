@@ -15,8 +15,7 @@ import signal
 import threading
 import time
 
-from elastic_run import contract
-from elastic_run.lazy import lazy_names
+from elastic_run import contract, lazy_names
 from elastic_run.timer import expiries
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.debug_info_logging import log_debug_info_for_expired_timers

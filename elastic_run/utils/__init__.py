@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 from elastic_run.utils.api import get_env_variable_or_raise, macros
 
 TYPE_CHECKING = False

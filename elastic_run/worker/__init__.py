@@ -22,7 +22,7 @@ here imports the launcher, but `launch_subprocesses`, which starts it. torch is 
 
 from __future__ import annotations
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,9 +12,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from elastic_run.slurm_node_lists import count_tasks, parse_nodelist
-from elastic_run.slurm_port import find_port
-from elastic_run.slurm_running_step import BATCH_STEP_ID, STEP_VARIABLES, read_running_step
+from elastic_run.schedulers.slurm_variables import (
+    BATCH_STEP_ID,
+    STEP_VARIABLES,
+    count_tasks,
+    find_port,
+    parse_nodelist,
+    read_running_step,
+)
 from elastic_run.worker.errors import PlaceError
 
 TYPE_CHECKING = False

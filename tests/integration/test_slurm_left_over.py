@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 #: A node here is a namespace of processes, of which nothing follows; the launcher takes this one for that of a host.
 LAUNCHER = """
 import os, sys
-from elastic_run import slurm_running_step as running_step
+from elastic_run.schedulers import slurm_variables as running_step
 running_step._HOST_NAMESPACE = os.readlink("/proc/self/ns/pid")
 running_step._CONTAINER_MARKS = ()
 from elastic_run.run import run_command

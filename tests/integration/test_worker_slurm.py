@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ClusterShell.NodeSet import NodeSet
 
-from elastic_run.slurm_node_lists import parse_nodelist
+from elastic_run.schedulers.slurm_variables import parse_nodelist
 from tests.support.slurm import SlurmCluster, slurm_cluster
 
 if TYPE_CHECKING:

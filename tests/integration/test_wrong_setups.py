@@ -93,27 +93,6 @@ SETUPS = [
         "leave --rdzv-endpoint out",
     ),
     Setup(
-        "reserved-ports-that-are-none",
-        "",
-        {**_STEP, "SLURM_STEP_RESV_PORTS": "70000-80000"},
-        "error: SLURM_STEP_RESV_PORTS: '70000-80000' does not begin with a port",
-        "start with srun",
-    ),
-    Setup(
-        "fewer-nodes-than-the-list-has",
-        "",
-        {**_STEP, "SLURM_NNODES": "2"},
-        f"error: SLURM_NNODES: is 2, but SLURM_STEP_NODELIST={_HOST},b,c has 3 nodes",
-        "start with srun",
-    ),
-    Setup(
-        "task-without-its-number",
-        "",
-        {**_STEP, "SLURM_PROCID": ""},
-        f"error: SLURM_PROCID: is not set, but SLURM_STEP_ID=0, SLURM_STEP_NODELIST={_HOST},b,c, SLURM_STEP_NUM_TASKS",
-        "start with srun",
-    ),
-    Setup(
         "node-names-that-are-none",
         "",
         {**_STEP, "SLURM_STEP_NODELIST": f"{_HOST},b:1,c"},

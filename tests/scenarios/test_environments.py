@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_run.cli import node_gpus
+from elastic_run.cli import workers
 from elastic_run.run import run_command
 
 FILES = sorted((Path(__file__).parent / "environments").glob("*.txt"))
@@ -41,7 +41,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     monkeypatch.setattr("elastic_run.rendezvous.addresses.find_outward_address", lambda: "10.0.0.7")
     monkeypatch.setattr("elastic_run.store.tcpstore.worker_store.choose_loopback", lambda: ("localhost", ()))
     monkeypatch.setattr("os.isatty", lambda _: False)
-    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
+    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
     return monkeypatch
 
 
@@ -51,12 +51,12 @@ def prepare(machine: pytest.MonkeyPatch, line: str) -> None:
     if word == "@host":
         machine.setattr("os.uname", lambda: SimpleNamespace(nodename=value, sysname="Linux"))
         machine.setattr("socket.gethostname", lambda: value)
-        machine.setattr("elastic_run.cli.indexed_job.full_hostname", lambda: value)
+        machine.setattr("elastic_run.schedulers.kubernetes.full_hostname", lambda: value)
     elif word == "@gpus":
-        machine.setattr(node_gpus, "_DRIVERS", ("/",))
+        machine.setattr(workers, "_DRIVERS", ("/",))
         machine.setattr("elastic_run.cluster.devices.device_count", lambda *_, **__: int(value))
     elif word == "@step":
-        machine.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "" if value == "none" else value)
+        machine.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "" if value == "none" else value)
     elif word == "@terminal":
         machine.setattr("os.isatty", lambda _: True)
     else:
@@ -68,7 +68,7 @@ def play(text: str, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     """Return the file with what its commands print today."""
     lines = text.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("$ "))
-    machine.setattr(node_gpus, "_DRIVERS", ())
+    machine.setattr(workers, "_DRIVERS", ())
     for line in lines[:first]:
         if line and not line.startswith("#"):
             prepare(machine, line)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from elastic_run.slurm_port import step_port
+from elastic_run.cli import request
+from elastic_run.schedulers.slurm_variables import step_port
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from elastic_run.cli.request import Origins
 
 HOST = os.uname().nodename.partition(".")[0]
 #: What a task of `srun` on three nodes sees, this host being the second.
@@ -51,3 +58,9 @@ _PARENT = """exec -a "slurmstepd: [$0]" bash -c '"$@"; exit $?' slurmstepd "$@" 
 def task_of(step: str) -> tuple[str, ...]:
     """Return the words in front of a command that make it a task of a step, such as ``4.0``."""
     return ("bash", "-c", _PARENT, step)
+
+
+def complete_from_cluster(args: Namespace, environ: dict[str, str], origins: Origins | None = None) -> list[str]:
+    """Fill in what follows from the scheduler, and return the notices."""
+    found = request.complete_from_cluster(args, environ, origins)
+    return [] if found is None else found.notices

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli import indexed_job, node_gpus
-from elastic_run.cli.cluster_values import complete_from_cluster
+from elastic_run.cli import workers
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cluster.kubernetes import full_hostname
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
+from elastic_run.schedulers import kubernetes
+from elastic_run.schedulers.kubernetes import full_hostname
+from tests.support.slurm_variables import complete_from_cluster
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -27,14 +28,14 @@ MEETING = f"--rdzv-backend=c10d --rdzv-endpoint={PLACE} --rdzv-id=train"
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no GPU, whatever it has."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ())
+    monkeypatch.setattr(workers, "_DRIVERS", ())
 
 
 def complete(
     monkeypatch: pytest.MonkeyPatch, words: str, *, index: str = "1", hostname: str = f"train-1.{DOMAIN}"
 ) -> tuple[Namespace, list[str]]:
     """Complete a command line as the launcher of a pod does."""
-    monkeypatch.setattr(indexed_job, "full_hostname", lambda: hostname)
+    monkeypatch.setattr(kubernetes, "full_hostname", lambda: hostname)
     parser = LauncherArgumentParser(FLAGS)
     args = parser.parse_args(words.split())
     notices = complete_from_cluster(args, {**os.environ, "JOB_COMPLETION_INDEX": index}, parser.origins)
@@ -75,7 +76,7 @@ def test_the_first_pod_tells_what_follows_for_all(monkeypatch: pytest.MonkeyPatc
 
 def test_a_pod_has_a_worker_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the user gave a number, or said as with torchrun where the nodes meet."""
-    monkeypatch.setattr("elastic_run.cli.indexed_job.count_node_gpus", lambda _: ("8", []))
+    monkeypatch.setattr("elastic_run.cli.workers.count_node_gpus", lambda _: ("8", []))
     assert complete(monkeypatch, "--nnodes=4 train.py")[0].nproc_per_node == "8"
     assert complete(monkeypatch, "--nnodes=4 --nproc-per-node=1 train.py")[0].nproc_per_node == "1"
     assert complete(monkeypatch, "--nnodes=4 --master-addr=train-0 train.py")[0].nproc_per_node == "1"

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.flags import CONFIGURATION, FLAGS, Flag
-from elastic_run.cli.origins import FILE, FLAG, VARIABLE, Origin
+from elastic_run.cli.flags import CONFIGURATION, FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.cli.request import FILE, FLAG, VARIABLE, Origin
 from elastic_run.errors import UsageError
 from elastic_run.run import _make_join_command, run_command
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    from elastic_run.cli.values import Flag
 
 
 @pytest.fixture(autouse=True)

@@ -215,7 +215,7 @@ def test_with_another_python_for_workers_the_active_environment_does_not_matter(
 
 def test_many_launchers_of_a_step_and_idle_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of Slurm that agree may still describe another job than is meant, or be left over from an ended one."""
-    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
+    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
     step = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a[1-2]"}
     (found,) = check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "8"}, "a1"))
     assert "srun --ntasks=2 --ntasks-per-node=1" in found.remedy
@@ -224,7 +224,7 @@ def test_many_launchers_of_a_step_and_idle_nodes_are_told(monkeypatch: pytest.Mo
         "warning: the Slurm job has 1 more nodes, which a launcher without srun does not use"
     ]
     assert check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1")) == []
-    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "")
+    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "")
     assert texts(check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1"))) == [
         "warning: the variables of a Slurm step are left over: this process does not run in it, and they are not used"
     ]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.cli import node_gpus
+from elastic_run.cli import workers
 from elastic_run.cli.checks import check_master
-from elastic_run.cli.flag_notices import find_notices
 from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.notices import find_notices
 from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.cli.request import read_request
 from elastic_run.cluster import devices, limits
 from elastic_run.core.job.config import Window
 from elastic_run.core.job.node_config import NodeConfig
@@ -220,16 +221,16 @@ def test_another_number_of_workers_than_gpus_is_told(
     words: str, environ: dict[str, str], build: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line says so if workers would fail, or one worker leaves GPUs idle; a job that is meant for CPUs goes on."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
     monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({build}))
     monkeypatch.setattr(devices, "find_nvidia", lambda **_: [devices.Device(str(number)) for number in range(8)])
-    notices = find_notices(parse_args([*words.split(), "train.py"]), environ)
+    notices = find_notices(read_request(parse_args([*words.split(), "train.py"]), 1, {}), environ)
     assert [notice.startswith(told) for notice in notices] == [True] * bool(told), notices
 
 
 def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi takes seconds, and so would the start of a node whose driver lists no GPU in a file."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
     monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({"cuda"}))
     monkeypatch.setattr(devices, "list_names", lambda _: [])
     asked: list[str] = []
@@ -239,9 +240,9 @@ def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> 
         return [devices.Device()]
 
     monkeypatch.setattr(devices, "_ask_nvidia_smi", ask)
-    assert find_notices(parse_args(["--nproc-per-node=2", "train.py"]), {}) == []
+    assert find_notices(read_request(parse_args(["--nproc-per-node=2", "train.py"]), 2, {}), {}) == []
     assert asked == []
-    assert node_gpus.count_node_gpus({}) == ("1", [])
+    assert workers.count_node_gpus({}) == ("1", [])
     assert asked == ["nvidia-smi"]  # a job on a cluster with no other number of workers
 
 
@@ -256,4 +257,4 @@ def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rank_0_is_taken_where_the_master_may_be_this_machine(words: str) -> None:
     """Its name is this machine's, the user gave the rank, or there is no other node."""
     parser = LauncherArgumentParser(FLAGS)
-    check_master(parser.parse_args(words.split()), parser.origins)
+    check_master(read_request(parser.parse_args(words.split()), 1, {}, origins=parser.origins))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import __version__
-from elastic_run.cli.flags import FLAGS, Flag
+from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import EXAMPLES, WIDTH, render_all_help, render_help, render_markdown
+from elastic_run.cli.values import Flag
 from elastic_run.run import run_command
 
 if TYPE_CHECKING:

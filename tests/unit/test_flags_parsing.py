@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.flags import FLAGS, USE_ENV, Flag
+from elastic_run.cli.flags import FLAGS, USE_ENV
 from elastic_run.cli.parser import LauncherArgumentParser, match_abbreviation
 from elastic_run.core.job.config import Window
 from elastic_run.errors import UsageError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
     from typing import Any
+
+    from elastic_run.cli.values import Flag
 
 
 def parse(

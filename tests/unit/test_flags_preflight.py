@@ -12,9 +12,10 @@ import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
-from elastic_run.cli.checks import check_arguments
-from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
-from elastic_run.cli.flag_notices import find_notices
+from elastic_run.cli.checks import check_request
+from elastic_run.cli.config import make_config
+from elastic_run.cli.notices import find_notices
+from elastic_run.cli.request import _make_unique_id, choose_rendezvous, get_use_env, read_request
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import make_run_path_code
 from elastic_run.run import (
@@ -26,6 +27,7 @@ from elastic_run.run import (
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from pathlib import Path
 
 
@@ -207,7 +209,7 @@ def test_what_stands_in_a_directory_that_may_not_be_entered_is_not_said_to_be_mi
 
     monkeypatch.setattr(os, "stat", refuse)
     with pytest.raises(UsageError, match=r"'private/train.py' cannot be accessed: permission denied$"):
-        check_arguments(args, 1, {})
+        check_request(read_request(args, 1, {}), {})
 
 
 def test_a_long_value_is_shown_with_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,7 +292,7 @@ def test_what_is_wrong_with_a_job_of_several_nodes(
 def test_several_nodes_without_a_rendezvous_meet_here(words: str, backend: str, has_id: bool) -> None:
     """Where the user names no place for several nodes to meet, it is this node; a name of torchrun's stays static."""
     args = parse_args(words.split())
-    choose_rendezvous(args, {})
+    choose_rendezvous(read_request(args, 1, {}))
     assert args.rdzv_backend == backend
     assert (args.rdzv_id != "none") == has_id
 
@@ -327,8 +329,9 @@ def test_what_can_be_started_passes_and_leaves_nothing_behind(words: str, place:
     """A good command line is served, and the look at the machine changes nothing on it."""
     before = sorted(place.rglob("*"))
     args = parse_args(words.split())
-    check_arguments(args, determine_local_world_size(args.nproc_per_node), os.environ)
-    choose_rendezvous(args, {})
+    request = read_request(args, determine_local_world_size(args.nproc_per_node), {})
+    check_request(request, os.environ)
+    choose_rendezvous(request)
     assert sorted(place.rglob("*")) == before
 
 
@@ -348,7 +351,7 @@ def test_what_can_be_started_passes_and_leaves_nothing_behind(words: str, place:
 def test_a_single_node_becomes_a_standalone_job(words: str, backend: str, endpoint: str) -> None:
     """Without an endpoint and a port one node needs no rendezvous; its job gets a unique id."""
     args = parse_args(words.split())
-    choose_rendezvous(args, {})
+    choose_rendezvous(read_request(args, 1, {}))
     assert (args.rdzv_backend, get_rdzv_endpoint(args)) == (backend, endpoint)
     assert (args.rdzv_id != "none") == (backend == "local")
     assert args.master_port
@@ -358,18 +361,24 @@ def test_a_single_node_becomes_a_standalone_job(words: str, backend: str, endpoi
 def test_a_job_of_one_node_keeps_the_id_that_the_user_gave(words: str) -> None:
     """The user finds the job by it: in `status`, and in the name of the log directory."""
     args = parse_args([*words.split(), "--rdzv-id", "mine", "train.py"])
-    choose_rendezvous(args, {})
+    choose_rendezvous(read_request(args, 1, {}))
     assert args.rdzv_id == "mine"
     assert args.rdzv_backend == "local"
 
 
 def test_ids_have_the_form_of_a_random_uuid() -> None:
     """Ids are unique and of version 4."""
-    ids = [unique_id() for _ in range(50)]
+    ids = [_make_unique_id() for _ in range(50)]
     assert len(set(ids)) == 50
     assert {(uuid.UUID(text).version, uuid.UUID(text).variant, str(uuid.UUID(text)) == text) for text in ids} == {
         (4, uuid.RFC_4122, True)
     }
+
+
+def make_command(args: Namespace, environ: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the program of the workers and its arguments."""
+    _, command, arguments = make_config(read_request(args, 1, {}), environ)
+    return command, arguments
 
 
 COMMANDS: list[tuple[str, list[str]]] = [
@@ -393,7 +402,9 @@ def test_python_exec_chooses_the_interpreter_but_not_under_run_path() -> None:
     assert make_command(parse_args(["train.py"]), environ)[0] == "/opt/python"
     args = parse_args(["--run-path", "train.py"])
     assert make_command(args, environ)[0] == sys.executable
-    assert find_notices(args, environ) == [f"PYTHON_EXEC is not used with --run-path: workers run {sys.executable}"]
+    assert find_notices(read_request(args, 1, {}), environ) == [
+        f"PYTHON_EXEC is not used with --run-path: workers run {sys.executable}"
+    ]
     assert make_command(parse_args(["train.py"]), {"PYTHON_EXEC": ""})[0] == sys.executable
 
 
@@ -441,7 +452,6 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--nnodes 2 train.py", {"ELASTIC_RUN_RDZV_TOKEN": "0123456789abcdef"}, None),
         ("--nnodes 2 train.py", {"ELASTIC_RUN_RDZV_TOKEN": ""}, None),
         ("train.py", {"ELASTIC_RUN_RDZV_TOKEN": "hello"}, None),
-        ("--nnodes 2 --rdzv-token-file /dev/null train.py", {}, None),
         ("--exclude-after 2/6h train.py", {}, "--exclude-after: has no effect on a job of one node"),
         ("--nnodes 1:2 --exclude-after 2/6h train.py", {}, None),
         ("--exclude-exit-codes 7 train.py", {}, "--exclude-exit-codes: has no effect on a job of one node"),
@@ -470,7 +480,7 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
 )
 def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:
     """A wrong interpreter and flags without effect are told, nothing else is."""
-    notices = find_notices(parse_args(words.split()), environ)
+    notices = find_notices(read_request(parse_args(words.split()), 1, environ), environ)
     assert len(notices) == (said is not None)
     assert said is None or notices[0].startswith(said)
 
@@ -489,7 +499,7 @@ def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, st
 )
 def test_words_of_a_shell_in_a_health_check_are_told(command: str, argument: str) -> None:
     """No shell reads them: `echo sick; false` would succeed on each node."""
-    notices = find_notices(parse_args([f"--health-check={command}", "train.py"]), {})
+    notices = find_notices(read_request(parse_args([f"--health-check={command}", "train.py"]), 1, {}), {})
     program = command.partition(" ")[0]
     told = f"--health-check: no shell reads the command, so {program} gets {argument!r} as an argument; a shell "
     assert [notice.startswith(told) for notice in notices] == [True] * bool(argument), notices

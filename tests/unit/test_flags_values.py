@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.flags import FLAGS, Flag
+from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.core.job.config import Window
 from elastic_run.errors import UsageError
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from elastic_run.cli.values import Flag
 
 BY_NAME = {flag.name: flag for flag in FLAGS}
 

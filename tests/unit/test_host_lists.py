@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_run.core.job.host_lists import fold_clauses, fold_hosts, list_hosts
-from elastic_run.slurm_node_lists import parse_nodelist
+from elastic_run.schedulers.slurm_variables import parse_nodelist
 
 
 def test_a_few_names_are_listed_one_by_one() -> None:

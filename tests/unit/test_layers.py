@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
         "new_files",
         "user_file",
         "cluster",
+        "schedulers",
         "core",
         "events",
         "multiprocessing",
@@ -36,14 +37,10 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
     "timer": {"contract", "utils.logging"},
-    "lazy": {"utils.logging"},
     "compat": {"contract"},
     "records": set(),
     "libc": set(),
     "signals": set(),
-    "slurm_node_lists": set(),
-    "slurm_port": set(),
-    "slurm_running_step": set(),
     "new_files": set(),
     "user_file": set(),
     "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
@@ -53,9 +50,11 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
     | {"rendezvous.session", "new_files", "user_file"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.waiting"} | {"user_file"},
-    "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port", "slurm_running_step"},
+    "cluster": {"contract", "core", "utils"},
+    "schedulers": {"contract", "errors", "core", "cluster", "rendezvous.addresses"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {
+        "schedulers.actions",
         "control",
         "diagnosis",
         "store.errors",
@@ -76,8 +75,8 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.utils",
         "rendezvous.addresses",
     }
-    | {"report.text", "new_files", "user_file"},
-    "worker": {"contract", "slurm_node_lists", "slurm_port", "slurm_running_step"},
+    | {"report.text", "new_files", "user_file", "schedulers.slurm"},
+    "worker": {"contract", "schedulers.slurm_variables"},
 }
 #: What the command line's modules leave to the launcher, which alone sees all.
 INNER = {"agent", "loop", "store"}
@@ -161,7 +160,7 @@ def _texts_of(node: ast.expr, tree: ast.Module) -> list[str]:
 def is_allowed(name: str, part: str) -> bool:
     """Tell whether a part may import a name below `elastic_run`, given without that prefix."""
     target = name.partition(".")[0]
-    if part in SEE_ALL or target in {part, "__version__", "lazy", "libc", "records", "signals"}:
+    if part in SEE_ALL or target in {part, "__version__", "lazy_names", "libc", "records", "signals"}:
         return True
     if part not in ALLOWED:
         return target not in INNER

@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.config import RANDOM, choose_rendezvous
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.origins import DERIVED, FILE, FLAG, KUBERNETES, SLURM, VARIABLE, Origin, name_source
 from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.cli.request import (
+    DERIVED,
+    FILE,
+    FLAG,
+    KUBERNETES,
+    RANDOM,
+    SLURM,
+    VARIABLE,
+    Origin,
+    choose_rendezvous,
+    name_source,
+    read_request,
+)
 from elastic_run.core.job.config import Window
 from elastic_run.run import _make_join_command
 
@@ -115,7 +126,7 @@ def test_what_follows_from_other_values_says_from_which(words: str, expected: di
     """A derived value has the reason, and the given value that it replaces; a given value stays the user's."""
     args, origins = parse(words)
     given = dict(origins)
-    choose_rendezvous(args, origins)
+    choose_rendezvous(read_request(args, 1, {}, origins=origins))
     assert origins == (given if expected is None else expected)
 
 

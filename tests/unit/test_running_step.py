@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run import slurm_running_step as running_step
-from elastic_run.cli.cluster_values import complete_from_cluster
+from elastic_run.cli import request
 from elastic_run.cli.config import make_config
-from elastic_run.cluster.slurm import find_step, is_left_over
 from elastic_run.run import parse_args, run_command
-from elastic_run.slurm_running_step import read_running_step
-from tests.support.slurm_variables import task_of
+from elastic_run.schedulers import slurm_variables as running_step
+from elastic_run.schedulers.slurm import find_step, is_left_over
+from elastic_run.schedulers.slurm_variables import read_running_step
+from tests.support.slurm_variables import complete_from_cluster, task_of
 
 HOST = os.uname().nodename.partition(".")[0]
 #: A task of `srun` on two nodes of a job that has ended in the meantime.
@@ -115,7 +115,7 @@ def test_hidden_processes_may_be_slurms(tree: Tree) -> None:
 
 def test_the_real_proc_is_read() -> None:
     """A process below one that has the daemon's title, with a shell between them, runs in its step."""
-    code = "from elastic_run.cluster.slurm import read_running_step as read; print(read())"
+    code = "from elastic_run.schedulers.slurm import read_running_step as read; print(read())"
     for step in ("41.batch", "41.0"):
         command = [*task_of(step), "bash", "-c", f"{sys.executable} -c '{code}'; true"]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -148,7 +148,7 @@ def test_variables_of_another_step_are_left_over(
     monkeypatch: pytest.MonkeyPatch, running: str | None, more: dict[str, str], *, left: bool
 ) -> None:
     """They describe this process only if it runs in their step, as far as that can be seen."""
-    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: running)
+    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: running)
     assert is_left_over({**STEP, **more}) == left
     if left:
         assert find_step({**STEP, **more}, HOST) is None
@@ -172,28 +172,28 @@ def test_variables_that_are_left_over_are_told_and_not_used(
     monkeypatch: pytest.MonkeyPatch, words: str, *, told: bool
 ) -> None:
     """One line, and the job is that of a plain shell; a whole command line, as outside of Slurm, needs none."""
-    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "")
+    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "")
     args, plain = parse_args(words.split()), parse_args(words.split())
     notices = complete_from_cluster(args, STEP)
     assert [notice.startswith(START) for notice in notices] == [True] * told
     assert all(("this host trains alone" in notice) == ("nnodes" not in words) for notice in notices)
-    assert vars(args) == {**vars(plain), "has_left_slurm": True}
+    assert args == plain
 
 
 def test_a_job_that_is_over_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its end nor --requeue counts in a shell that has its variables."""
     for running, end in (("", 0.0), (None, 9999999999.0)):
-        monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda running=running: running)
+        monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda running=running: running)
         args = parse_args(["--standalone", "train.py"])
-        complete_from_cluster(args, STEP)
-        assert make_config(args, 1, dict(STEP))[0].node_config.end_time == end
+        asked = request.read_request(args, 1, STEP, found=request.complete_from_cluster(args, STEP))
+        assert make_config(asked, dict(STEP))[0].node_config.end_time == end
 
 
 def test_no_other_job_is_requeued(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A launcher that SIGTERM has stopped asks Slurm for nothing if the variables are another job's."""
-    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: "")
+    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "")
     monkeypatch.setattr("elastic_run.launcher.launch_job", lambda *_: 143)
     monkeypatch.setattr("elastic_run.run._requeue", lambda *_: pytest.fail("it was asked for"))
     monkeypatch.chdir(tmp_path)

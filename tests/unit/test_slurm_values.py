@@ -6,15 +6,25 @@ import os
 
 import pytest
 
-from elastic_run.cli import node_gpus
-from elastic_run.cli.cluster_values import complete_from_cluster
+from elastic_run.cli import request, workers
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cluster.slurm import count_idle_nodes
 from elastic_run.core.job.node_config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
-from tests.support.slurm_variables import BATCH, CROWDED, HET_BATCH, HOST, MEETING, ONE_NODE, PORT, STEP, TASKS_PER_NODE
+from elastic_run.schedulers.slurm import count_idle_nodes
+from tests.support.slurm_variables import (
+    BATCH,
+    CROWDED,
+    HET_BATCH,
+    HOST,
+    MEETING,
+    ONE_NODE,
+    PORT,
+    STEP,
+    TASKS_PER_NODE,
+    complete_from_cluster,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +34,8 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no GPU, and does not show the processes of Slurm's daemon."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ())
-    monkeypatch.setattr("elastic_run.cluster.slurm.read_running_step", lambda: None)
+    monkeypatch.setattr(workers, "_DRIVERS", ())
+    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +72,6 @@ def test_what_no_flag_names_follows_from_the_step(words: str, more: dict[str, st
     """Each value that is unset is derived; flags, --standalone, a plug-in and a worker's launcher have their way."""
     args, wanted = parse_args(words.split()), parse_args([*expected.split(), "train.py"])
     complete_from_cluster(args, {**STEP, **more})
-    vars(args).pop("launch_step", None)  # no flag's value
     assert args == wanted
 
 
@@ -80,8 +89,9 @@ def test_launchers_that_all_need_each_other_at_a_place_of_the_users_are_compared
 ) -> None:
     """So that a place or an id that each node has for itself is refused."""
     args = parse_args([*words.split(), "train.py"])
-    complete_from_cluster(args, STEP)
-    assert getattr(args, "launch_step", None) == expected
+    found = request.complete_from_cluster(args, STEP)
+    assert found is not None
+    assert found.launch_step == expected
 
 
 def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
@@ -141,7 +151,7 @@ def test_a_given_value_stands_even_where_it_is_the_default() -> None:
 
 def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag and PET_NPROC_PER_NODE are a choice, also where the value is the default; a program's namespace is too."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.device_count", lambda *_: 8)
     assert _count_workers("train.py") == "8"
     assert _count_workers("--rdzv-backend=c10d train.py") == "8"
@@ -161,13 +171,13 @@ def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: p
 @pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
 def test_hidden_gpus_give_one_worker(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
     """A step that asked for no GPU, on a node that has some."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
     assert _count_workers("train.py", {"CUDA_VISIBLE_DEVICES": mask}) == "1"
 
 
 def test_a_torch_without_gpus_gives_one_worker_and_a_line_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes have GPUs, but this installation of torch can't use them: that shall not stay unsaid."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset())
     args, notices = _complete("train.py")
     assert args.nproc_per_node == "1"
@@ -178,7 +188,7 @@ def test_a_torch_without_gpus_gives_one_worker_and_a_line_on_each_node(monkeypat
 
 def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver, a torch that wants GPUs, none there: one worker beside the eight of each other node helps nobody."""
-    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset({"cuda"}))
     monkeypatch.setattr("elastic_run.cluster.devices.visible_gpus", lambda *_, **__: [])
     with pytest.raises(
@@ -312,3 +322,17 @@ def test_launchers_that_would_be_strangers_are_refused(words: str, more: dict[st
     with pytest.raises(UsageError) as caught:
         complete_from_cluster(parse_args(words.split()), {**STEP, **more})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "told"),
+    [("train.py", "3", "2 other nodes"), ("--nnodes=2 train.py", "3", ""), ("train.py", None, "")],
+)
+def test_a_shell_of_srun_is_told_of_nodes_that_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, words: str, nodes: str | None, told: str
+) -> None:
+    """Only by a job on one node, and only if Slurm says how many there are."""
+    monkeypatch.setattr("os.isatty", lambda _: True)
+    environ = {"SLURM_PTY_PORT": "7"} | ({} if nodes is None else {"SLURM_JOB_NUM_NODES": nodes})
+    notices = complete_from_cluster(parse_args(words.split()), {"SLURM_JOB_ID": "41", **environ})
+    assert (len(notices), told in "".join(notices)) == (bool(told), True)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.slurm_node_lists import count_tasks, parse_nodelist
-from elastic_run.slurm_port import step_port
+from elastic_run.schedulers.slurm_variables import count_tasks, parse_nodelist, step_port
 
 
 @pytest.mark.parametrize(

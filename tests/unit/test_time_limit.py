@@ -10,7 +10,8 @@ import pytest
 
 from elastic_run.agent.driver.context import AgentOptions
 from elastic_run.agent.driver.watches import watch_time_limit
-from elastic_run.cli.config import _find_end_time, make_config
+from elastic_run.cli.config import make_config
+from elastic_run.cli.request import read_request
 from elastic_run.contract import ENV_STOP_TIME
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.node_config import NodeConfig
@@ -59,7 +60,8 @@ def test_the_user_is_told_when_the_time_comes(stops: bool) -> None:
 )
 def test_only_an_end_in_the_future_counts(environ: Mapping[str, str], *, is_known: bool) -> None:
     """A variable that is left of another job says nothing."""
-    assert bool(_find_end_time(environ)) == is_known
+    request = read_request(parse_args(["train.py"]), 1, environ)
+    assert bool(make_config(request, dict(environ))[0].node_config.end_time) == is_known
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,8 @@ def test_only_an_end_in_the_future_counts(environ: Mapping[str, str], *, is_know
 def test_only_a_job_that_will_be_run_again_is_stopped_early(flag: str, count: str, *, stops: bool) -> None:
     """The last run that --requeue allows trains on to its end; it was stopped "to run the job again", and was not."""
     environ = {"SLURM_JOB_ID": "4", "SLURM_JOB_END_TIME": "9999999999", "SLURM_RESTART_COUNT": count}
-    node_config = make_config(parse_args([flag, "train.py"]), 1, environ)[0].node_config
+    request = read_request(parse_args([flag, "train.py"]), 1, environ)
+    node_config = make_config(request, environ)[0].node_config
     assert (node_config.end_time, node_config.stops_in_time) == (9999999999.0, stops)
 
 

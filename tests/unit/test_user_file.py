@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import user_file
-from elastic_run.cli.config import read_token
+from elastic_run.cli.request import _read_token
 from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.errors import UsageError
 from elastic_run.rendezvous import RendezvousParameters
@@ -39,7 +39,7 @@ def test_a_pipe_without_a_writer_is_an_error(pipe: str) -> None:
     with pytest.raises(ValueError, match="can't be read: nothing was written to this pipe"):
         read_rules(pipe)
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: .* can't be read: nothing was written to this pipe$"):
-        read_token(pipe, {})
+        _read_token(pipe, {})
     settings = {"user": "x", "password_file": pipe}
     with pytest.raises(ValueError, match=r"password_file=.*: nothing was written to this pipe$"):
         create_handler(RendezvousParameters("etcd-v3", "a:1", "job", 2, 2, **settings))
@@ -101,7 +101,7 @@ def test_a_pipe_whose_writer_ends_without_a_byte_is_an_error(pipe: str) -> None:
 def test_a_device_without_an_end_is_no_token() -> None:
     """It is read up to the longest token."""
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: '/dev/zero' is longer than 1024 KiB$"):
-        read_token("/dev/zero", {})
+        _read_token("/dev/zero", {})
 
 
 def test_a_token_file_without_a_token_is_refused(tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ def test_a_token_file_without_a_token_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(" \n")
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: '.*/token' is empty$"):
-        read_token(str(path), {})
+        _read_token(str(path), {})

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from elastic_run.slurm_port import step_port
+from elastic_run.schedulers.slurm_variables import step_port
 from elastic_run.worker import place
 from elastic_run.worker.errors import PlaceError
 from elastic_run.worker.place import Place, place_from

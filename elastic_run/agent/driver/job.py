@@ -13,7 +13,6 @@ import threading
 from elastic_run import __version__
 from elastic_run.agent.driver.round_join import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
-from elastic_run.cluster.machine import find_machine_name
 from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
@@ -26,6 +25,7 @@ from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
+from elastic_run.schedulers.actions import find_machine_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

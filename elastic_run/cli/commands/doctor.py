@@ -10,7 +10,6 @@ from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import whole_number
-from elastic_run.cluster.slurm import StepError, find_step
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.diagnosis.doctor.checks import run_checks
@@ -27,6 +26,7 @@ from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, say
 from elastic_run.rendezvous.addresses import is_own_host, parse_endpoints
 from elastic_run.rendezvous.errors import RendezvousError
+from elastic_run.schedulers.slurm import StepError, find_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from elastic_run.cluster.slurm import Step
     from elastic_run.diagnosis.doctor.findings import Finding
+    from elastic_run.schedulers.slurm import Step
 
 _ENDPOINT = "address at which the nodes of the job will meet: its name and port are checked"
 _NODES = "number of nodes on which you run this command: they meet at the endpoint, and check the network between them"

@@ -9,8 +9,8 @@ import difflib
 import os
 import sys
 
-from elastic_run.cluster.slurm import StepError, count_idle_nodes, find_step, is_left_over
 from elastic_run.diagnosis.doctor.findings import problem, warning
+from elastic_run.schedulers.slurm import StepError, count_idle_nodes, find_step, is_left_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ A training script may import this without torch and without the launcher::
 
 from __future__ import annotations
 
-from elastic_run.lazy import lazy_names
+from elastic_run import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

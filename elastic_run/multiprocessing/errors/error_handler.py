@@ -11,8 +11,8 @@ import json
 import os
 import time
 
+from elastic_run import lazy_names
 from elastic_run.contract import ENV_ERROR_FILE
-from elastic_run.lazy import lazy_names
 from elastic_run.new_files import open_own
 
 __getattr__ = lazy_names(__name__, {}, logger="logger")

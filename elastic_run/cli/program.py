@@ -10,21 +10,17 @@ import stat
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.config import NO_PYTHON_WITH_MODULE
 from elastic_run.cli.values import nearest
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
+    from elastic_run.cli.request import Request
+
 _MACROS = ("${local_rank}", "$local_rank")
-#: Words with a meaning for a shell; `find` expects some of them too.
-_SHELL_WORDS = (";", "&&", "||", "|", "&", ">", ">>", "<", "2>&1")
-
-
 #: The first bytes of a program that no interpreter runs.
 _ELF = b"\x7fELF"
 #: Flags of Python without a value; workers are started with -u.
@@ -33,13 +29,14 @@ _INTERPRETER_FLAGS = frozenset(("-u", "-B", "-E", "-I", "-O", "-OO", "-s", "-S")
 _DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"
 
 
-def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
+def check_program(request: Request, environ: Mapping[str, str]) -> None:
     """Refuse a program that can't be run, or flags about it that contradict each other."""
+    args = request.args
     name = args.training_script
-    if args.no_python and not getattr(args, "use_env", True):
+    if args.no_python and not request.uses_env:
         message = "--no-python: needs --use-env with this command, which otherwise adds the argument --local-rank"
         raise UsageError(message)
-    if getattr(args, "local_rank_underscore", False) and args.use_env:
+    if getattr(args, "local_rank_underscore", False) and request.uses_env:
         message = "--local-rank-underscore: cannot be combined with --use-env, which adds no local rank"
         raise UsageError(message)
     if args.run_path:
@@ -47,7 +44,8 @@ def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
         return
     if args.no_python:
         if args.module:
-            raise UsageError(NO_PYTHON_WITH_MODULE)
+            message = "--no-python: cannot be combined with -m: --no-python runs a program, -m a Python module"
+            raise UsageError(message)
         _check_command(name, environ, "--no-python")
         return
     _check_interpreter(environ)
@@ -58,33 +56,10 @@ def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
         raise UsageError(message)
 
 
-def check_health_check(command: str, environ: Mapping[str, str]) -> None:
+def check_health_check(words: Sequence[str], environ: Mapping[str, str]) -> None:
     """Refuse a command of --health-check that can't be started."""
-    if command:
-        import shlex
-
-        _check_command(shlex.split(command)[0], environ, "--health-check")
-
-
-def describe_shell_words(command: str) -> list[str]:
-    """Return a notice where a command of --health-check has words of a shell, which its program gets as arguments.
-
-    Such a check may succeed though a part of it was never run.
-    """
-    if not command:
-        return []
-    import shlex
-
-    program, *arguments = shlex.split(command)
-    found = next((word for word in arguments if word in _SHELL_WORDS or word[1:].endswith(";")), "")
-    if not found or os.path.basename(program) == "find":
-        return []
-    return [
-        (
-            f"--health-check: no shell reads the command, so {program} gets {found!r} as an argument; a shell runs "
-            "with --health-check=\"sh -c '…'\""
-        )
-    ]
+    if words:
+        _check_command(words[0], environ, "--health-check")
 
 
 def _check_interpreter(environ: Mapping[str, str]) -> None:
@@ -137,15 +112,13 @@ def _check_script(name: str, arguments: Sequence[str]) -> None:
     if not os.access(name, os.R_OK):
         message = f"script {name!r} is not readable: no permission"
         raise UsageError(message)
-    if not name.endswith(".py") and os.path.isfile(name) and _is_binary(name):
-        hint = _hint_at_launcher(name, arguments) or f", did you mean --no-python {name}?"
-        message = f"script {name!r} is a binary program{hint}"
-        raise UsageError(message)
-
-
-def _is_binary(name: str) -> bool:
-    with open(name, "rb", buffering=0) as file:
-        return file.read(len(_ELF)) == _ELF
+    if not name.endswith(".py") and os.path.isfile(name):
+        with open(name, "rb", buffering=0) as file:
+            is_binary = file.read(len(_ELF)) == _ELF
+        if is_binary:
+            hint = _hint_at_launcher(name, arguments) or f", did you mean --no-python {name}?"
+            message = f"script {name!r} is a binary program{hint}"
+            raise UsageError(message)
 
 
 def _hint_at_launcher(name: str, arguments: Sequence[str]) -> str:

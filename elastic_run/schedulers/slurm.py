@@ -7,7 +7,7 @@ neither can be seen, as in a container, the variables without STEP, which sbatch
 batch script or a shell. In doubt nothing is derived, since a job that would have run must not be refused. But one of
 several tasks whose step can't be used raises `StepError`, since each of the tasks would train alone. So does a task of
 a heterogeneous job (SLURM_HET_SIZE), unless its step has the nodes of all components: its variables may describe a part
-of the step. Numbers that Slurm never sets together raise `StepVariablesError`.
+of the step.
 
 SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in the shell of salloc, and in a step of
 `srun --preserve-env`. SLURM_NODEID is the node's place in SLURM_STEP_NODELIST, which Slurm sorts: also with
@@ -17,25 +17,13 @@ SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in 
 from __future__ import annotations
 
 import os
-from itertools import takewhile
 
 from elastic_run.records import dataclass, field
-from elastic_run.slurm_running_step import BATCH_STEP_ID, STEP_VARIABLES, read_running_step
+from elastic_run.schedulers.slurm_variables import BATCH_STEP_ID, find_port, parse_nodelist, read_running_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = [
-    "Step",
-    "StepError",
-    "StepVariablesError",
-    "count_idle_nodes",
-    "find_nodes_elsewhere",
-    "find_step",
-    "is_left_over",
-    "is_started_by_slurm",
-]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
@@ -45,14 +33,12 @@ _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE"
 _STORE_NODES = 3
 #: The name of a step that has one, by its number (SLURM_INTERACTIVE_STEP of slurm.h; -6 since Slurm 26.05).
 _NAMED_STEPS = {"4294967290": "interactive", "-6": "interactive"}
+#: The most components of a heterogeneous job; Slurm allows 128 (MAX_HET_JOB_COMPS of slurm.h).
+_MOST_COMPONENTS = 128
 
 
 class StepError(ValueError):
     """This process is one of several tasks, but the nodes of their step can't be told; the message gives the reason."""
-
-
-class StepVariablesError(StepError):
-    """A variable of the step contradicts the others, or has a wrong value; the message begins with its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +54,6 @@ class Step:
         location: The switches above this node and its place in the step, as a text that sorts near nodes side by side;
             "" if Slurm knows no switches.
         addresses: Addresses by name, of nodes that name servers may not know.
-        note: A sentence for the user about its variables; "" for none.
     """
 
     nodes: tuple[str, ...]
@@ -78,7 +63,6 @@ class Step:
     run_id: str
     location: str = ""
     addresses: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
 
     @property
     def endpoint(self) -> str:
@@ -87,50 +71,25 @@ class Step:
 
 
 def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
-    """Find the step of Slurm of which this process is a task.
+    """Return the step of which this process is a task, or None where it is no task of one, or its only task.
 
     Args:
         environ: The environment.
         hostname: This machine's name, with or without its domain.
 
-    Returns:
-        The step, or None where this process is no task of one, or its only task.
-
     Raises:
         StepError: It is one of several tasks, and nothing follows from their step.
-        StepVariablesError: Slurm can't have set these variables for the step.
     """
-    missing = [name for name in _NEEDED if not environ.get(name)]
-    if missing:
-        _check_missing(environ, missing)
-        return None
-    if not (_has_step(environ) and _is_in_step(environ)):
+    has_all = all(environ.get(name) for name in _NEEDED)
+    if not (has_all and _has_step(environ) and _is_in_step(environ)):
         return None
     try:
         return _read_step(environ, hostname)
-    except StepVariablesError:
-        raise
     except ValueError as error:
         # Numbers count the tasks of all components of a heterogeneous job, SLURM_STEP_NUM_TASKS those of one.
-        is_alone = (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"]) == ("0", "1")
-        if is_alone:
+        if (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"]) == ("0", "1"):
             return None
         raise StepError(str(error)) from None
-
-
-def _check_missing(environ: Mapping[str, str], missing: list[str]) -> None:
-    """Refuse a part of a step's variables in a process that is seen to run in a step of several tasks.
-
-    Raises:
-        StepVariablesError: Each task would be a job of its own.
-    """
-    present = [name for name in STEP_VARIABLES if environ.get(name)]
-    if not present or (environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")) == "1":
-        return
-    if (read_running_step() or "").partition(".")[2][:1].isdecimal():
-        told = ", ".join(f"{name}={environ[name]}" for name in present)
-        message = f"{missing[0]}: is not set, but {told}"
-        raise StepVariablesError(message)
 
 
 def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
@@ -139,81 +98,35 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
         if not environ[name].isdecimal() and environ[name] not in _NAMED_STEPS:
             message = f"{name}={environ[name]!r} is not a number"
             raise ValueError(message)
-    # Imported here: its regular expressions take longer than all else, and most launchers are no step's.
-    from elastic_run.slurm_node_lists import parse_nodelist
-
     nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
     if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
         message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
         raise ValueError(message)
     job = environ.get("SLURM_JOB_NODELIST")
-    if job and not set(nodes) <= set(parse_nodelist(job)):
-        what = f"{environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
-        if _is_running(environ):
-            message = f"SLURM_STEP_NODELIST: the step's nodes, {what}"
-            raise StepVariablesError(message)
-        message = f"the step's nodes, {what}"  # perhaps of another job's step
+    if job and not set(nodes) <= set(parse_nodelist(job)):  # perhaps of another job's step
+        message = f"the step's nodes, {environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
         raise ValueError(message)
-    life = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT") or "0")
     node_rank = _find_node(nodes, environ, hostname)
-    task_count = int(environ["SLURM_STEP_NUM_TASKS"])
-    if len(set(nodes)) < len(nodes):
-        message = f"SLURM_STEP_NODELIST: {environ['SLURM_STEP_NODELIST']} has a node twice"
-        raise StepVariablesError(message)
-    _check_numbers(environ, len(nodes), task_count)
+    tasks = int(environ["SLURM_STEP_NUM_TASKS"])
+    count = environ.get("SLURM_STEP_NUM_NODES") or str(len(nodes))
+    if tasks < len(nodes) or count != str(len(nodes)):
+        message = (
+            f"SLURM_STEP_NODELIST={environ['SLURM_STEP_NODELIST']} does not have the {tasks} tasks and {count} nodes "
+            "of SLURM_STEP_NUM_TASKS and SLURM_STEP_NUM_NODES"
+        )
+        raise ValueError(message)
+    # SLURM_TOPOLOGY_ADDR is ``s0.s4.node7`` where the pattern is ``switch.switch.node``.
+    levels = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").count(".")
+    switches = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", levels)[:levels]
+    life = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT") or "0")
     return Step(
         nodes=nodes,
         node_rank=node_rank,
-        task_count=task_count,
-        port=_find_port(environ) if task_count > 1 else 0,
+        task_count=tasks,
+        port=find_port(environ) if tasks > 1 else 0,
         run_id=".".join(life),
-        location=_find_location(environ, node_rank),
+        location=f"{'.'.join(switches)}/{node_rank:07}" if switches and all(switches) else "",
         addresses=_read_aliases(environ.get("SLURM_NODE_ALIASES", "")),
-        note=_compare_node_id(environ, node_rank),
-    )
-
-
-def _check_numbers(environ: Mapping[str, str], nodes: int, tasks: int) -> None:
-    """Compare the numbers of nodes and tasks with the list of the step's nodes.
-
-    Raises:
-        StepVariablesError: Slurm can't have set them together.
-    """
-    if nodes == 1 and tasks == 1:
-        return  # whatever the other variables say, it is alone
-    listed = f"SLURM_STEP_NODELIST={environ['SLURM_STEP_NODELIST']} has {nodes} node{'s' * (nodes != 1)}"
-    in_job = environ.get("SLURM_JOB_NUM_NODES") or str(nodes)
-    # The number of a job's nodes is that of one component in a step of a heterogeneous job, or all.
-    is_het = bool(environ.get("SLURM_HET_SIZE"))
-    wrong = {
-        "SLURM_STEP_NUM_NODES": (environ.get("SLURM_STEP_NUM_NODES") or str(nodes)) != str(nodes),
-        "SLURM_NNODES": (environ.get("SLURM_NNODES") or str(nodes)) not in {str(nodes), in_job},
-        "SLURM_JOB_NUM_NODES": not is_het and not (in_job.isdecimal() and int(in_job) >= nodes),
-        "SLURM_STEP_NUM_TASKS": tasks < nodes,
-    }
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            message = f"{name}: is {environ[name]}, but {listed}"
-            raise StepVariablesError(message)
-
-
-def _find_port(environ: Mapping[str, str]) -> int:
-    from elastic_run.slurm_port import find_port
-
-    try:
-        return find_port(environ)
-    except ValueError as error:
-        raise StepVariablesError(str(error)) from None
-
-
-def _compare_node_id(environ: Mapping[str, str], node_rank: int) -> str:
-    """Say that SLURM_NODEID is another node's: it was edited, or came from there through ssh."""
-    node_id = environ.get("SLURM_NODEID") or str(node_rank)
-    if node_id == str(node_rank):
-        return ""
-    return (
-        f"SLURM_NODEID is {node_id}, but this host is node {node_rank} of SLURM_STEP_NODELIST="
-        f"{environ['SLURM_STEP_NODELIST']}, so its place in the list is taken for its rank"
     )
 
 
@@ -228,22 +141,11 @@ def _read_aliases(text: str) -> dict[str, str]:
     return found
 
 
-def _find_location(environ: Mapping[str, str], node_rank: int) -> str:
-    """Read SLURM_TOPOLOGY_ADDR: ``s0.s4.node7`` where the pattern is ``switch.switch.node``."""
-    levels = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").count(".")
-    switches = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", levels)[:levels]
-    return f"{'.'.join(switches)}/{node_rank:07}" if switches and all(switches) else ""
-
-
 def _find_component_nodes(environ: Mapping[str, str]) -> set[str]:
     """Return the nodes of all components of a heterogeneous job, none where a list is missing."""
-    from elastic_run.slurm_node_lists import parse_nodelist
-
-    names = (f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(int(environ["SLURM_HET_SIZE"])))
-    # Not beyond the first one that is missing: the number may be garbage.
-    lists = list(takewhile(bool, (environ.get(name, "") for name in names)))
-    is_whole = len(lists) == int(environ["SLURM_HET_SIZE"])
-    return {node for text in lists for node in parse_nodelist(text)} if is_whole else set()
+    size = min(int(environ["SLURM_HET_SIZE"]), _MOST_COMPONENTS)
+    lists = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "") for group in range(size)]
+    return {node for text in lists for node in parse_nodelist(text)} if all(lists) else set()
 
 
 def _find_node(nodes: tuple[str, ...], environ: Mapping[str, str], hostname: str) -> int:
@@ -267,25 +169,22 @@ def is_started_by_slurm(environ: Mapping[str, str]) -> bool:
     return environ.get("SLURM_TASK_PID") in {str(os.getpid()), str(os.getppid())}
 
 
+# --- outside of a step -----------------------------------------------------------------------------------------------
+
+
 def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     """Return how many nodes of this batch script's job a launcher on this node alone leaves idle.
 
-    Args:
-        environ: The environment.
-        hostname: This machine's name, with or without its domain.
-
-    Returns:
-        0 outside of a batch script, and where the job has one node.
+    It is 0 outside of a batch script, and where the job has one node.
     """
-    if environ.get("SLURM_HET_SIZE") and not _has_step(environ):
-        return _count_idle_of_components(environ)
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    has_step = _has_step(environ) and _is_in_step(environ)
-    if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
-        return 0
-    from elastic_run.slurm_node_lists import parse_nodelist
-
     try:
+        if environ.get("SLURM_HET_SIZE") and not _has_step(environ):
+            # Its batch script has the variables of the first component.
+            return max(0, len(_find_component_nodes(environ)) - 1)
+        nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+        has_step = _has_step(environ) and _is_in_step(environ)
+        if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
+            return 0
         names = [_short(node) for node in parse_nodelist(environ["SLURM_JOB_NODELIST"])]
     except ValueError:
         return 0
@@ -300,21 +199,11 @@ def find_nodes_elsewhere(environ: Mapping[str, str], hostname: str) -> str:
     nodes = environ.get("SLURM_JOB_NODELIST", "")
     if not nodes or environ.get("SLURM_PROCID") or environ.get("SLURM_STEP_ID"):
         return ""
-    from elastic_run.slurm_node_lists import parse_nodelist
-
     try:
         names = [_short(node) for node in parse_nodelist(nodes)]
     except ValueError:
         return ""
     return "" if _short(hostname) in names else nodes
-
-
-def _count_idle_of_components(environ: Mapping[str, str]) -> int:
-    """Count the other nodes of a heterogeneous job; its batch script has the variables of the first component."""
-    try:
-        return max(0, len(_find_component_nodes(environ)) - 1)
-    except ValueError:
-        return 0
 
 
 def is_left_over(environ: Mapping[str, str]) -> bool:
@@ -323,6 +212,9 @@ def is_left_over(environ: Mapping[str, str]) -> bool:
     if running is None or not all(environ.get(name) for name in _NEEDED) or _is_of_new_job(environ):
         return False
     return not _is_running(environ) and running != f"{environ['SLURM_JOB_ID']}.batch"
+
+
+# --- whose variables they are ----------------------------------------------------------------------------------------
 
 
 def _has_step(environ: Mapping[str, str]) -> bool:

@@ -1,0 +1,465 @@
+"""What the user asked for: torch's namespace with the origin of each value, and the typed record that is read from it.
+
+    words -> namespace (`parser`) -> completed from variables and the scheduler -> `Request` -> checks, notices, config
+
+The namespace keeps the values of torch's parser: plain text, numbers and lists, since programs make and change it. The
+origins stand beside it in a dictionary by name, without the values that have their default. `--explain` shows origins,
+a message about a wrong value begins with its origin, and the command for other nodes is made of what somebody gave.
+`Request` has each text read once; checks, notices and the configuration take the values from there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run import contract
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.values import node_range
+from elastic_run.errors import UsageError
+from elastic_run.records import dataclass, replace
+from elastic_run.rendezvous.backend_table import BACKENDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, MutableMapping
+
+    from elastic_run.cli.values import Flag
+    from elastic_run.core.job.node_config import LaunchStep
+    from elastic_run.multiprocessing.output.logs import Streams
+    from elastic_run.schedulers.asked import Asked, Derivation
+
+    #: Origins by the name of the value, as in the namespace.
+    Origins = MutableMapping[str, "Origin"]
+
+FLAG, VARIABLE, FILE = "flag", "variable", "file"
+SLURM, KUBERNETES, DERIVED = "Slurm", "Kubernetes", "derived"
+#: Shown in place of an id that is another one at each start.
+RANDOM = "(random)"
+_DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
+#: The variables by which a scheduler, or a program that starts launchers side by side, is known; see `schedulers`.
+_OF_SCHEDULERS = (
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"),
+    *("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"),
+    *("SKYPILOT_NUM_NODES", "SM_HOSTS"),
+)
+#: Bytes of a token's file; a device may have no end.
+_LONGEST_TOKEN = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value comes from.
+
+    Args:
+        kind: FLAG, VARIABLE, FILE, SLURM, KUBERNETES or DERIVED.
+        source: The flag, the variable, the file, the scheduler's variables, or the reason.
+        text: The value as it was written, or as it follows from a scheduler; for another derived value only where its
+            value says nothing, such as a random id.
+        unused: The origin that had a value too, and came second.
+    """
+
+    kind: str
+    source: str
+    text: str = ""
+    unused: Origin | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user gave the value."""
+        return self.kind in (FLAG, VARIABLE, FILE)
+
+
+@dataclass
+class Request:
+    """What the user asked for, with each text read once.
+
+    Attributes:
+        args: The values by the flags' names, for what needs no reading.
+        origins: Where they come from; a value without an origin has its default, or a program has set it.
+        least: Fewest nodes.
+        most: Most nodes.
+        workers: Workers on this node.
+        names_rendezvous: Whether the user said how, or where, the nodes meet.
+        hosts_rendezvous: Whether this node serves the place where several nodes meet, since the user named none.
+        endpoints: Host and port of each endpoint of a backend of ours; the port is -1 if none is given.
+        settings: The keys and values of --rdzv-conf.
+        redirects: What goes to log files only.
+        tee: What goes to log files and to the console.
+        health_check: The words of the command.
+        token: The secret that the nodes of the job share: None where the user says nothing, empty for none at all.
+        uses_env: Whether workers get their local rank from the environment only, as except under the legacy launcher.
+        location: This node's place in the network; see `NodeConfig`.
+        launch_step: See `NodeConfig`.
+        has_left_slurm: Whether Slurm's variables are left over from another step, so that no value follows from them.
+        has_random_id: Whether the job's id is a random one.
+    """
+
+    args: Namespace
+    origins: Origins
+    least: int
+    most: int
+    workers: int
+    names_rendezvous: bool
+    hosts_rendezvous: bool
+    endpoints: tuple[tuple[str, int], ...]
+    settings: dict[str, str]
+    redirects: Streams
+    tee: Streams
+    health_check: tuple[str, ...]
+    token: bytes | None
+    uses_env: bool
+    location: str = ""
+    launch_step: LaunchStep | None = None
+    has_left_slurm: bool = False
+    has_random_id: bool = False
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the backend is the one by default, whose node ranks and master count; --standalone has none."""
+        return self.args.rdzv_backend == "static" and not self.args.standalone
+
+
+def read_request(
+    args: Namespace,
+    workers: int,
+    environ: Mapping[str, str],
+    *,
+    origins: Origins | None = None,
+    found: Derivation | None = None,
+) -> Request:
+    """Read the texts of a namespace that has a value for each flag.
+
+    Args:
+        args: The namespace.
+        workers: Workers on this node.
+        environ: The environment, for the token.
+        origins: Origins of its values.
+        found: What follows from the scheduler.
+
+    Raises:
+        UsageError: A text can't be read.
+    """
+    # Not at the top: the parser needs this module, and not the output's.
+    from elastic_run.multiprocessing.output.logs import parse_streams
+
+    least, most = node_range(args.nnodes)
+    health_check: tuple[str, ...] = ()
+    if args.health_check:
+        import shlex
+
+        health_check = tuple(shlex.split(args.health_check))
+    is_first = not args.node_rank and args.master_addr == "127.0.0.1"
+    return Request(
+        args=args,
+        origins={} if origins is None else origins,
+        least=least,
+        most=most,
+        workers=workers,
+        names_rendezvous=_names_rendezvous(args),
+        hosts_rendezvous=is_first and most > 1 and not _names_rendezvous(args),
+        endpoints=() if args.standalone or args.rdzv_backend not in BACKENDS else _read_endpoints(args),
+        settings=_read_settings(args),
+        redirects=parse_streams(args.redirects),
+        tee=parse_streams(args.tee),
+        health_check=health_check,
+        token=_read_token(args.rdzv_token_file, environ),
+        uses_env=get_use_env(args),
+        location="" if found is None else found.location,
+        launch_step=None if found is None else found.launch_step,
+        has_left_slurm=found is not None and found.has_left_slurm,
+    )
+
+
+def _names_rendezvous(args: Namespace) -> bool:
+    return bool(args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port)
+
+
+def _read_settings(args: Namespace) -> dict[str, str]:
+    if not args.rdzv_conf:
+        return {}
+    from elastic_run.rendezvous.utils import parse_rendezvous_config
+
+    return parse_rendezvous_config(args.rdzv_conf)
+
+
+def _read_endpoints(args: Namespace) -> tuple[tuple[str, int], ...]:
+    # The place of a file store is a path.
+    if not args.rdzv_endpoint or (args.rdzv_backend == "c10d" and _read_settings(args).get("store_type") == "file"):
+        return ()
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
+
+    parts = args.rdzv_endpoint.split(",")
+    try:
+        endpoints = tuple(parse_rendezvous_endpoint(part, default_port=-1) for part in parts)
+    except ValueError as error:
+        message = f"--rdzv-endpoint: {error}"
+        raise UsageError(message) from None
+    if not all(part.strip() for part in parts):
+        message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} names an empty endpoint"
+        raise UsageError(message)
+    return endpoints
+
+
+def get_use_env(args: Namespace) -> bool:
+    """Whether workers get their local rank from the environment only, as they do except under the legacy launcher."""
+    return bool(getattr(args, "use_env", True))
+
+
+def _read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
+    """Read the secret from its file, or from the environment; a pipe, as of a shell's `<(command)`, is read once."""
+    if path is None:
+        token = environ.get(contract.ENV_RDZV_TOKEN)
+        return None if token is None else token.encode(errors="surrogateescape")
+    from elastic_run.user_file import read_user_file
+
+    try:
+        content = read_user_file(path, _LONGEST_TOKEN + 1).strip()
+    except OSError as error:
+        message = f"--rdzv-token-file: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
+        raise UsageError(message) from None
+    if len(content) > _LONGEST_TOKEN:
+        message = f"--rdzv-token-file: {path!r} is longer than {_LONGEST_TOKEN >> 10} KiB"
+        raise UsageError(message)
+    if not content:
+        message = f"--rdzv-token-file: {path!r} is empty"
+        raise UsageError(message)
+    return content
+
+
+# --- values that follow from others ----------------------------------------------------------------------------------
+
+
+def _derive(args: Namespace, origins: Origins, origin: Origin, **values: object) -> None:
+    """Give values that follow from others, unless they are there already."""
+    for dest, value in values.items():
+        if getattr(args, dest) != value:
+            setattr(args, dest, value)
+            origins[dest] = replace(origin, unused=origins.get(dest))
+
+
+def complete_arguments(args: Namespace) -> None:
+    """Give a namespace from a foreign parser, such as torch's, the flags that it doesn't have."""
+    for flag in FLAGS:
+        if not flag.prints_text and not hasattr(args, flag.dest):
+            setattr(args, flag.dest, flag.default)
+
+
+def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins: Origins) -> None:
+    """Fill in values that no flag gives from variables that other programs use as well.
+
+    Raises:
+        UsageError: The value of a variable is not allowed.
+    """
+    for flag in FLAGS:
+        text = environ.get(flag.other_variable) if flag.other_variable else None
+        if text and getattr(args, flag.dest) is None:
+            try:
+                value = flag.parse(text)
+            except ValueError as error:
+                message = f"{flag.other_variable}: {text!r} {error}"
+                raise UsageError(message) from None
+            _derive(args, origins, Origin(VARIABLE, flag.other_variable, text), **{flag.dest: value})
+
+
+def complete_from_cluster(
+    args: Namespace, environ: Mapping[str, str], origins: Origins | None = None
+) -> Derivation | None:
+    """Fill in values that follow from this launcher's Slurm step or indexed Job, unless a flag gives them.
+
+    Schedulers start a launcher on each node: srun in a step of Slurm, Kubernetes in each pod of an indexed Job. All of
+    them are one job. Without the derived values each of them would train a model of its own.
+
+    Args:
+        args: The command line; it is changed.
+        environ: The environment.
+        origins: Origins of the values that the user gave; the origins of the derived values are added. None if a
+            program made the namespace: then values that differ from the defaults count as given, and the number of
+            workers always.
+
+    Returns:
+        What was found, with notices for the user; None outside of all schedulers.
+
+    Raises:
+        UsageError: The launchers would not become one job.
+    """
+    if not any(name in environ for name in _OF_SCHEDULERS):
+        return None
+    from elastic_run.schedulers.asked import Derivation
+
+    has_left_slurm = False
+    if "SLURM_STEP_ID" in environ:
+        from elastic_run.schedulers.slurm import is_left_over
+
+        has_left_slurm = is_left_over(environ)
+    nothing = Derivation(has_left_slurm=has_left_slurm)
+    # The scheduler's variables do not describe a launcher inside a worker. A plug-in may count nodes in its own way.
+    if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BACKENDS:
+        return nothing
+    from elastic_run.schedulers.starters import describe_idle_hosts, describe_starter
+
+    asked = _make_asked(args, origins)
+    if not asked.names_place and (notice := describe_starter(environ)):
+        return replace(nothing, notices=[notice] if asked.most == 1 else [])
+    if "SLURM_JOB_ID" in environ or "SLURM_STEP_ID" in environ:
+        from elastic_run.schedulers.slurm_job import derive_from_step
+
+        found = derive_from_step(asked, environ, has_left_slurm=has_left_slurm)
+    elif "JOB_COMPLETION_INDEX" in environ:
+        from elastic_run.schedulers.kubernetes import derive_from_indexed_job
+
+        found = derive_from_indexed_job(asked, environ)
+    else:
+        is_alone = not asked.names_place and asked.most == 1
+        notice = describe_idle_hosts(environ, os.uname().nodename) if is_alone else ""
+        return replace(nothing, notices=[notice] if notice else [])
+    _apply_derivation(found, asked, args, environ, {} if origins is None else origins)
+    return replace(found, has_left_slurm=has_left_slurm)
+
+
+def _apply_derivation(
+    found: Derivation, asked: Asked, args: Namespace, environ: Mapping[str, str], origins: Origins
+) -> None:
+    if found.is_per_gpu and "nproc_per_node" not in asked.given:
+        from elastic_run.cli.workers import count_node_gpus
+
+        workers, more = count_node_gpus(environ)
+        found.values["nproc_per_node"] = workers
+        found.notices.extend(more)
+    values = {dest: value for dest, value in found.values.items() if value != getattr(args, dest)}
+    for dest, value in values.items():
+        variables = ", ".join(name for name in found.variables[dest] if environ.get(name))
+        source = variables or ("GPUs of this node" if dest == "nproc_per_node" else "")
+        _derive(args, origins, Origin(found.kind, source, str(value)), **{dest: value})
+    if values and found.is_first:
+        told = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
+        found.notices.insert(0, f"from {found.source}: {told}")
+
+
+def _make_asked(args: Namespace, origins: Origins | None) -> Asked:
+    """Return what a scheduler has to know of the command line."""
+    from elastic_run.schedulers.asked import Asked
+
+    if origins is not None:
+        given = frozenset(origins)
+    else:
+        changed = {dest for dest, value in vars(args).items() if value != _DEFAULTS.get(dest, value)}
+        given = frozenset(changed | {"nproc_per_node"})
+    is_c10d = args.rdzv_backend == "c10d"
+    names_place = bool(args.rdzv_endpoint) if is_c10d else _names_rendezvous(args) or "master_addr" in given
+    least, most = node_range(args.nnodes)
+    flag = ""
+    hosts: tuple[str, ...] = ()
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        flag, hosts = "--master-addr", (args.master_addr,)
+    elif args.rdzv_backend in ("c10d", "static"):  # an etcd at localhost may be a proxy on each node
+        try:
+            hosts = tuple(host for host, _ in _read_endpoints(args))
+        except UsageError:
+            pass  # it is refused when it is read again
+        flag = "--rdzv-endpoint" if hosts else ""
+    return Asked(
+        nnodes=args.nnodes,
+        least=least,
+        most=most,
+        given=given,
+        names_place=names_place,
+        backend=args.rdzv_backend,
+        place_flag=flag,
+        hosts=hosts,
+        port=args.rdzv_endpoint.rpartition(":")[2],
+    )
+
+
+def keep_static_place(args: Namespace, origins: Mapping[str, Origin]) -> None:
+    """Take torch's default port if several nodes are told their ranks or the master's address, even by a default value.
+
+    Without this, `--node-rank=0` would serve a store of its own while `--node-rank=1` waits at the default address.
+    """
+    is_told = any(name in origins and origins[name].is_given for name in ("node_rank", "master_addr"))
+    if is_told and not args.standalone and not _names_rendezvous(args) and node_range(args.nnodes)[1] > 1:
+        args.master_port = contract.DEFAULT_MASTER_PORT
+
+
+def choose_rendezvous(request: Request) -> None:
+    """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
+
+    A job of one node needs no store. In a job of several nodes this node serves a c10d store, and prints the flags with
+    which the others join. Both keep the id that the user has given, and get a random one otherwise.
+    """
+    args, origins = request.args, request.origins
+    if args.standalone or (request.most == 1 and not request.names_rendezvous):
+        reason = Origin(DERIVED, "--standalone" if args.standalone else "a job of one node")
+        nodes = args.nnodes if request.most == 1 else "1:1"
+        _derive(args, origins, reason, nnodes=nodes, rdzv_backend="local", rdzv_endpoint="")
+        request.least = request.most = 1
+        request.has_random_id = args.rdzv_id in ("", contract.NO_RUN_ID)
+        if request.has_random_id:
+            _derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id())
+    elif request.hosts_rendezvous:
+        reason = Origin(DERIVED, "this node serves the store")
+        _derive(args, origins, reason, rdzv_backend="c10d")
+        if args.rdzv_id == contract.NO_RUN_ID:
+            _derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id()[:8])
+    if not args.master_port:
+        args.master_port = contract.DEFAULT_MASTER_PORT
+
+
+def _make_unique_id() -> str:
+    """Make a random id in the form of a version 4 UUID, without importing uuid."""
+    digits = list(os.urandom(16).hex())
+    digits[12] = "4"
+    digits[16] = "89ab"[int(digits[16], 16) & 3]
+    text = "".join(digits)
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+# --- origins in texts ------------------------------------------------------------------------------------------------
+
+
+def name_source(message: str, origins: Mapping[str, Origin], environ: Mapping[str, str]) -> str:
+    """Name the variables, or the file, in a message about flags whose values come from there.
+
+    Args:
+        message: A message that begins with a flag, and may mention more: as ``--nnodes=3`` or ``leave --nnodes out``.
+            Another one is returned as it is.
+        origins: Origins of the values.
+        environ: The environment.
+    """
+    if not message.startswith("--"):
+        return message
+    flag, colon, rest = message.partition(":")
+    origin = origins.get(flag[2:].replace("-", "_"))
+    if origin is not None and origin.kind == VARIABLE:
+        flag = origin.source
+    elif origin is not None and origin.kind == FILE:
+        flag = f"{origin.source}: {flag[2:]}"
+    elif origin is not None and origin.kind in (SLURM, KUBERNETES):
+        variables = " ".join(f"{name}={environ[name]}" for name in origin.source.split(", ") if name in environ)
+        flag = f"{variables or origin.source or origin.kind}: {flag}"
+    for dest, other in origins.items():
+        if other.text and other.kind in (VARIABLE, FILE, SLURM, KUBERNETES):
+            rest = _rename(rest, f"--{dest.replace('_', '-')}", other)
+    return f"{flag}{colon}{rest}"
+
+
+def _rename(text: str, flag: str, origin: Origin) -> str:
+    """Name the origin where a text shows the given value of a flag, and where it says to leave the flag out."""
+    import re
+
+    shown, removed = {
+        VARIABLE: (f"{origin.source}={origin.text}", f"leave {origin.source} unset"),
+        FILE: (f"{flag[2:]}={origin.text} in {origin.source}", f"leave {flag[2:]} out of {origin.source}"),
+    }.get(origin.kind, (f"{flag}={origin.text} from {origin.source or origin.kind}", f"leave {flag} out"))
+    text = text.replace(f"leave {flag} out", removed)
+    return re.sub(rf"{re.escape(f'{flag}={origin.text}')}(?![\w.-]|:\w)", lambda _: shown, text)
+
+
+def write_given(flag: Flag, args: Namespace, origins: Mapping[str, Origin]) -> str:
+    """Return a flag with its value as one word, if the user gave it in any way; otherwise ""."""
+    origin = origins.get(flag.dest)
+    if origin is None or not origin.is_given:
+        return ""
+    if flag.is_switch:
+        return flag.name if getattr(args, flag.dest) else ""
+    return f"{flag.name}={origin.text}"
