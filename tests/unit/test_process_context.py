@@ -13,14 +13,14 @@ import pytest
 
 from elastic_run.multiprocessing.functions import contexts
 from elastic_run.multiprocessing.functions.contexts import PContext, validate_full_rank
+from elastic_run.multiprocessing.functions.process_group import HeldSignals
 from elastic_run.multiprocessing.functions.spawn import (
     ProcessContext,
     ProcessException,
     ProcessExitedException,
     ProcessRaisedException,
 )
-from elastic_run.multiprocessing.functions.subprocess_handlers import StartedProcess
-from elastic_run.multiprocessing.process.held_signals import HeldSignals
+from elastic_run.multiprocessing.functions.start_processes import StartedProcess
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:

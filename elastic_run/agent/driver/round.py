@@ -168,7 +168,7 @@ class Round:
         function = self._launched.workers[local_rank].function
         if function is None:
             return False
-        from elastic_run.multiprocessing.functions.results import VALUE
+        from elastic_run.multiprocessing.functions.worker import VALUE
 
         function.result.finish()
         return function.result.kind == VALUE

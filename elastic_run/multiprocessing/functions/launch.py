@@ -9,7 +9,8 @@ Rules
 - forkserver leaves the start to multiprocessing's server. The process is the server's child, not ours: a descriptor
   tells of its end. It takes its streams, environment and session after the program's main module was imported.
 - A worker calls its function after `StartedFunction.begin`: the guardian must know of the process first.
-- An object that can't be sent is refused before the first worker starts (`pickling`).
+- An object that can't be sent is refused before the first worker starts (`start_methods`).
+- Only a child that this process started can write to a result's pipe, so the launcher may unpickle the result (law 5).
 - Law 1: this module and multiprocessing are imported only if a function is launched.
 """
 
@@ -23,16 +24,13 @@ import signal
 import sys
 from multiprocessing import reduction, resource_tracker, spawn, util
 
-from elastic_run.multiprocessing.functions.pickling import pickle_for_child, refuse_unsendable
-from elastic_run.multiprocessing.functions.results import VALUE, ResultReader, open_result_pipe
 from elastic_run.multiprocessing.functions.start_methods import (
-    refuse_local,
+    pickle_for_child,
+    refuse_function,
     refuse_method,
-    refuse_uncallable,
-    refuse_unguarded_main,
-    refuse_without_interpreter,
+    refuse_unsendable,
 )
-from elastic_run.multiprocessing.functions.worker import ForkSetup, FunctionWorker
+from elastic_run.multiprocessing.functions.worker import LENGTH_BYTES, VALUE, ForkSetup, FunctionWorker
 from elastic_run.multiprocessing.process import fork_exec, stack_pipe
 from elastic_run.multiprocessing.process.fork_exec import open_unnamed
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
@@ -44,12 +42,74 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
+    from elastic_run.loop import Loop
     from elastic_run.multiprocessing.process.fork_exec import SpawnOptions
 
 #: The byte that a forked worker writes when it has closed the launcher's descriptors.
 _READY = b"+"
 _BEGIN = b"+"
 _UNKNOWN_EXIT_CODE = 255
+_HEADER = 1 + LENGTH_BYTES
+_READ_SIZE = 1 << 20
+
+
+class ResultReader:
+    """The launcher's end of a worker's result, which may have any size: it is read whenever data is there."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._data = bytearray()
+        self._loop: Loop | None = None
+
+    def attach(self, loop: Loop) -> None:
+        """Read whenever something is there."""
+        self._loop = loop
+        loop.add_reader(self._fd, self._on_readable)
+
+    def finish(self) -> None:
+        """Read the rest of an ended worker's result, and close the pipe; harmless when closed."""
+        while self._fd >= 0 and self._read():
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe; harmless when closed."""
+        if self._fd < 0:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+
+    @property
+    def kind(self) -> bytes:
+        """`VALUE` or `TRACEBACK`; empty as long as the result is not whole."""
+        return bytes(self._data[:1]) if self._is_whole else b""
+
+    @property
+    def payload(self) -> memoryview:
+        """The worker's result; empty as long as it is not whole."""
+        return memoryview(self._data)[_HEADER:] if self._is_whole else memoryview(b"")
+
+    @property
+    def _is_whole(self) -> bool:
+        length = int.from_bytes(self._data[1:_HEADER], "little")
+        return len(self._data) >= _HEADER + length
+
+    def _on_readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """Read once; return whether there may be more."""
+        try:
+            chunk = os.read(self._fd, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        self._data += chunk
+        if not chunk or self._is_whole:
+            self.close()
+            return False
+        return True
 
 
 class ServedExit:
@@ -76,18 +136,13 @@ class ServedExit:
 
 @dataclass(slots=True)
 class StartedFunction:
-    """A function worker that runs.
-
-    Args:
-        pid: Pid of its process.
-        result: Its result, which comes later.
-        start_pipe: The pipe at which it waits.
-        exit: Observes its end if it is not our child, or None.
-    """
+    """A function worker that runs."""
 
     pid: int
     result: ResultReader
+    #: The pipe at which it waits.
     start_pipe: int
+    #: Observes its end if it is not our child, or None.
     exit: ServedExit | None = None
 
     def give_up(self) -> None:
@@ -106,10 +161,7 @@ class StartedFunction:
 
 
 def read_value(result: ResultReader, rank: int) -> Any:
-    """Return the value of a worker's function.
-
-    Returns:
-        The value; None where it ended without returning, by `os._exit(0)`.
+    """Return the value of a worker's function; None where it ended without returning, by `os._exit(0)`.
 
     Raises:
         UnpicklingError: This process can't unpickle the value that the worker sent.
@@ -143,12 +195,8 @@ class Functions:
         is_recorded: bool = True,
         daemon: bool | None = None,
     ) -> None:
-        refuse_uncallable(function)
-        refuse_method(start_method)
-        if start_method != "fork":
-            refuse_without_interpreter(start_method)
-            refuse_unguarded_main()
-            refuse_local(function, start_method)
+        refuse_function(function)
+        refuse_method(start_method, function)
         self._method = start_method
         #: Open as long as this process lives: how forked workers know that it does.
         self._parent_alive_pipes: list[int] = []
@@ -174,7 +222,8 @@ class Functions:
         start = {"spawn": self._spawn, "fork": self._fork, "forkserver": self._serve}[self._method]
         worker = self._workers[local_rank]
         with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
-            reading, worker.result = open_result_pipe()
+            reading, worker.result = os.pipe()
+            os.set_blocking(reading, False)
             own.callback(os.close, reading)
             lent.callback(os.close, worker.result)
             worker.start_pipe, start_pipe = os.pipe()
@@ -203,7 +252,10 @@ class Functions:
         payload, kept = pickle_for_child(_preparation(worker.name), worker)
         file = open_unnamed()
         try:
-            _fill(file, payload)
+            view = memoryview(payload)
+            while view:
+                view = view[os.write(file, view) :]
+            os.lseek(file, 0, os.SEEK_SET)
             with _interpreter():
                 tracker = _tracker()
                 argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
@@ -363,10 +415,3 @@ def _preparation(name: str) -> dict[str, Any]:
     if not os.path.exists(data.get("init_main_from_path") or os.curdir):
         del data["init_main_from_path"]
     return data
-
-
-def _fill(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)

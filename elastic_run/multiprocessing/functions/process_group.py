@@ -21,9 +21,11 @@ from elastic_run.multiprocessing.process.workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+    from typing import Any
 
-    from elastic_run.multiprocessing.functions.results import ResultReader
+    from elastic_run.multiprocessing.functions.launch import ResultReader
     from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds beyond all others that the thread gets to answer.
@@ -36,20 +38,16 @@ class ProcessGroup:
     Args:
         is_daemon: Whether the program may end while they run, which ends them; if not it waits for them.
         say: Tells the user one line.
-
-    Attributes:
-        loop: The process group's loop; only before `serve` and in callbacks.
-        guardian: Ends the processes should this one die.
-        ended: Exit codes by local rank, in the order of the ends.
-        stopped: Local ranks that ended because they were told to.
-        results: Results of function workers by local rank.
     """
 
     def __init__(self, *, is_daemon: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+        #: Only before `serve` and in callbacks.
         self.loop = Loop()
         self.guardian = Guardian(is_exec=True)
+        #: Exit codes by local rank, in the order of the ends; the ranks that ended because they were told to.
         self.ended: dict[int, int] = {}
         self.stopped: set[int] = set()
+        #: Results of function workers by local rank.
         self.results: dict[int, ResultReader] = {}
         self._workers = Workers(self.loop, self.guardian, on_exit=self._on_exit)
         self._guardian_keeper = GuardianKeeper(self.loop, self.guardian, say=say)
@@ -160,3 +158,46 @@ class ProcessGroup:
 
     def _gone(self, _survivors: list[int]) -> None:
         self._is_gone = True
+
+
+class HeldSignals:
+    """Holds signals back while processes are started, until this program has noted each new process.
+
+    A signal mask of the main thread would not be enough: in a notebook another thread takes the signal, and Python
+    still runs its handler in the main thread, between a fork and the line that notes the new process. Does nothing
+    outside the main thread, where Python answers no signal.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        #: What answered each before `hold`.
+        self.handlers: dict[int, Any] = {}
+        self._numbers = tuple(numbers)
+        self._pending: list[int] = []
+
+    def hold(self) -> None:
+        """Take note of the signals from now on instead of answering them."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self._numbers:
+            previous = signal.signal(number, self._note)
+            # None: code in C answers it, which can't be put back.
+            self.handlers[number] = signal.SIG_DFL if previous is None else previous
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._pending.append(number)
+
+    def give_back(self) -> None:
+        """Restore the signal handlers, also in a process that was forked during the hold."""
+        for number, handler in self.handlers.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
+
+    def deliver(self) -> None:
+        """Send the held signals again, to the restored handlers; it may raise, as a handler does."""
+        while self._pending:
+            signal.raise_signal(self._pending.pop(0))
+
+    def release(self) -> None:
+        """Restore the signal handlers, and deliver the held signals."""
+        self.give_back()
+        self.deliver()

@@ -13,10 +13,9 @@ import os
 import signal
 
 from elastic_run.multiprocessing.functions.launch import Functions
-from elastic_run.multiprocessing.functions.process_group import ProcessGroup
-from elastic_run.multiprocessing.functions.results import TRACEBACK
+from elastic_run.multiprocessing.functions.process_group import HeldSignals, ProcessGroup
+from elastic_run.multiprocessing.functions.worker import TRACEBACK
 from elastic_run.multiprocessing.output.wiring import Wiring
-from elastic_run.multiprocessing.process.held_signals import HeldSignals
 from elastic_run.multiprocessing.starter import WorkerStarter
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""How the process of a function is started: `spawn`, `fork` or `forkserver`, and which functions each of them can run.
+"""Which functions `spawn`, `fork` and `forkserver` can run; what they can't is refused before the start.
 
 A process that `spawn` or `forkserver` starts imports the program's main module, and looks the function up by its name.
 That fails for a lambda, for a function inside another function, and for a function of a notebook. The messages say what
@@ -7,10 +7,11 @@ to do then.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
-from multiprocessing import process
+from multiprocessing import context, process, reduction
 
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
 
@@ -19,19 +20,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from elastic_run.multiprocessing.functions.worker import FunctionWorker
+
 START_METHODS = ("spawn", "fork", "forkserver")
 #: Devices that a forked process can't use once they were initialised; torch's modules of these names say so.
 _DEVICES = ("cuda", "xpu")
 #: Where a main module without a file is.
 _NO_FILE = "in an interactive session or on the command line"
+#: Errors of pickle for an object that can't be pickled; they differ by kind of object and release of Python.
+_REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
-def refuse_method(start_method: str) -> None:
-    """Refuse a start method that there isn't, or that the program can't use any more.
+def refuse_method(start_method: str, function: Callable[..., Any]) -> None:
+    """Refuse a start method that there isn't, or that the program can't use for a function, or can't use any more.
 
     Raises:
         ValueError: There is no such start method.
-        RuntimeError: The program has initialised a GPU, and forked workers can't use it.
+        RuntimeError: The program has initialised a GPU, and forked workers can't use it; there is no interpreter; or
+            this is a worker that is importing its main module.
+        PicklingError: A fresh interpreter can't find the function by its name.
     """
     if start_method not in START_METHODS:
         message = f"start_method {start_method!r} is none of {', '.join(START_METHODS)}"
@@ -41,6 +48,26 @@ def refuse_method(start_method: str) -> None:
         message = (
             f"this process has initialised {device}, and forked workers can't use {device} then: launch "
             f"with start_method='spawn', or use {device} in the workers only"
+        )
+        raise RuntimeError(message)
+    if start_method == "fork":
+        return
+    if not is_frozen() and not find_interpreter():
+        message = (
+            f"start_method={start_method!r} needs a Python interpreter, and {sys.executable or 'sys.executable'} is "
+            "none: name one by multiprocessing.set_executable(path), or launch with start_method='fork'"
+        )
+        raise RuntimeError(message)
+    refuse_unguarded_main()
+    _refuse_local(function, start_method)
+
+
+def refuse_unguarded_main() -> None:
+    """Refuse to launch in a worker that is importing its main module; a root cause is known by this function's name."""
+    if getattr(process.current_process(), "_inheriting", False):
+        message = (
+            "this program launches workers while it is being imported by one: put the launch below "
+            "`if __name__ == '__main__':`, so that a worker can import the program without launching it again"
         )
         raise RuntimeError(message)
 
@@ -54,9 +81,8 @@ def _find_initialised_device() -> str:
 def choose_start_method(function: Callable[..., Any]) -> str:
     """Return the start method of a function for which the program has left the default.
 
-    Returns:
-        `fork` for a function of a notebook's cell or of an interactive session: no other interpreter can find it.
-        `spawn` for all others, and where this process can't fork any more.
+    It is `fork` for a function of a notebook's cell or of an interactive session, which no other interpreter can find,
+    and `spawn` for all others, and where this process can't fork any more.
     """
     inner: Any = getattr(function, "func", function)  # of functools.partial
     is_of_main = getattr(inner, "__module__", None) == "__main__"
@@ -64,18 +90,7 @@ def choose_start_method(function: Callable[..., Any]) -> str:
     return "fork" if is_unreachable and not _find_initialised_device() else "spawn"
 
 
-def refuse_without_interpreter(start_method: str) -> None:
-    """Refuse a start method that executes an interpreter in a program that has none."""
-    if is_frozen() or find_interpreter():
-        return
-    message = (
-        f"start_method={start_method!r} needs a Python interpreter, and {sys.executable or 'sys.executable'} is none: "
-        "name one by multiprocessing.set_executable(path), or launch with start_method='fork'"
-    )
-    raise RuntimeError(message)
-
-
-def refuse_uncallable(function: object) -> None:
+def refuse_function(function: object) -> None:
     """Refuse an object that can't be called."""
     if not callable(function):
         kind = type(function)
@@ -83,17 +98,7 @@ def refuse_uncallable(function: object) -> None:
         raise TypeError(message)
 
 
-def refuse_unguarded_main() -> None:
-    """Refuse to launch in a worker that is importing its main module."""
-    if getattr(process.current_process(), "_inheriting", False):
-        message = (
-            "this program launches workers while it is being imported by one: put the launch below "
-            "`if __name__ == '__main__':`, so that a worker can import the program without launching it again"
-        )
-        raise RuntimeError(message)
-
-
-def refuse_local(function: Callable[..., Any], start_method: str) -> None:
+def _refuse_local(function: Callable[..., Any], start_method: str) -> None:
     """Refuse a function that a fresh interpreter can't find by name."""
     inner: Any = getattr(function, "func", function)  # of functools.partial
     name = str(getattr(inner, "__qualname__", ""))
@@ -122,3 +127,60 @@ def _unreachable_main(main: object) -> str:
     if os.path.isfile(getattr(main, "__file__", None) or ""):
         return ""
     return _NO_FILE
+
+
+class _ChildPickler:
+    """The object that multiprocessing asks, during pickling for a child, which descriptors the child gets."""
+
+    def __init__(self, *, is_served: bool) -> None:
+        self.descriptors: list[int] = []
+        self._is_served = is_served
+
+    def DupFd(self, number: int) -> object:  # noqa: N802 - multiprocessing's name
+        """Return the object that becomes the descriptor in the child, from the result of `duplicate_for_child`."""
+        from multiprocessing import popen_forkserver, popen_spawn_posix
+
+        kind: Any = popen_forkserver if self._is_served else popen_spawn_posix
+        return kind.Popen.DupFd(number)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Note a descriptor; return its number in the child."""
+        self.descriptors.append(fd)
+        return len(self.descriptors) - 1 if self._is_served else fd
+
+
+def pickle_for_child(*things: object, is_served: bool = False) -> tuple[bytes, list[int]]:
+    """Pickle things, one after the other, as multiprocessing does for a child, or for the fork server's child.
+
+    Returns the bytes, and the descriptors that go with them.
+    """
+    sender, buffer = _ChildPickler(is_served=is_served), io.BytesIO()
+    context.set_spawning_popen(sender)  # type: ignore[arg-type]
+    try:
+        for thing in things:
+            reduction.dump(thing, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue(), sender.descriptors
+
+
+def refuse_unsendable(worker: FunctionWorker, rank: int, start_method: str) -> None:
+    """Pickle a worker's function and arguments one by one, so that the message names the object that can't be pickled.
+
+    Raises:
+        PicklingError: One can't be pickled; depending on the object AttributeError or TypeError, as pickle has it.
+    """
+    is_served = start_method == "forkserver"
+    parts = [(f"the function {getattr(worker.function, '__qualname__', worker.function)}", worker.function)]
+    parts += [(f"argument {number} of local rank {rank}", arg) for number, arg in enumerate(worker.args)]
+    for what, part in parts:
+        try:
+            pickle_for_child(part, is_served=is_served)
+        except Exception as error:
+            kind = type(part)
+            message = (
+                f"{what} (of type {kind.__module__}.{kind.__qualname__}) can't be sent to a process started by "
+                f"{start_method!r}: {error}"
+            )
+            raised = type(error) if type(error) in _REFUSALS else pickle.PicklingError
+            raise raised(message) from error

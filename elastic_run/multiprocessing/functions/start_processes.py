@@ -6,10 +6,11 @@ function worker ends with exit code 0 without having returned, its result is Non
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 
-from elastic_run.multiprocessing.functions.contexts import validate_full_rank
-from elastic_run.multiprocessing.functions.group_context import GroupContext
+from elastic_run.multiprocessing.functions.contexts import GroupContext, validate_full_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.functions.contexts import PContext
     from elastic_run.multiprocessing.functions.launch import Functions
     from elastic_run.multiprocessing.functions.process_group import ProcessGroup
-    from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.multiprocessing.starter import StartedWorker, WorkerStarter
 
@@ -113,8 +113,6 @@ class SubprocessContext(GroupContext):
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
 
     def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
-        from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler
-
         args: Any = self.args[local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
         argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]
         started = starter.start_command(local_rank, argv, self._environments[local_rank])
@@ -127,6 +125,66 @@ class SubprocessContext(GroupContext):
 
     def _values(self, group: ProcessGroup) -> dict[int, Any]:
         return dict.fromkeys(sorted(group.pids))
+
+
+class StartedProcess:
+    """A process of `SubprocessContext` with the names of `subprocess.Popen`.
+
+    The group's thread waits for the process, so this object asks the group instead of the kernel.
+    """
+
+    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...]) -> None:
+        self._group = group
+        self._local_rank = local_rank
+        self.args = args
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the number of the signal that ended the process, or None while it runs."""
+        return self._group.ended.get(self._local_rank)
+
+    def poll(self) -> int | None:
+        """Return `returncode`."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end.
+
+        Raises:
+            subprocess.TimeoutExpired: The process still runs.
+        """
+        self._group.wait(lambda: self.returncode is not None, timeout)
+        code = self.returncode
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class SubprocessHandler:
+    """A process and its local rank."""
+
+    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...]) -> None:
+        self.local_rank_id = local_rank
+        self.proc = StartedProcess(group, local_rank, pid, args)
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Send a signal to the process and its group, unless it has ended."""
+        if self.proc.returncode is None:
+            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
 
 
 def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature

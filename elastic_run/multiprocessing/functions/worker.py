@@ -5,7 +5,9 @@ Rules
   finalizers in the worker behave as any program expects of multiprocessing. Only the start and the way of the result
   are ours.
 - An exception is recorded in error.json, as `record` does, and goes to stderr. A result goes to the launcher through a
-  pipe of this worker's own (`results`). A result that can't be pickled is an exception of the worker.
+  pipe of this worker's own: a byte for the kind, the length, then as many bytes. The length marks the end, not the end
+  of the file: a process that the worker left behind may hold the pipe open. A result that can't be pickled is an
+  exception of the worker.
 - An interrupt is recorded, too, but not shown: Ctrl-C in a notebook would print a traceback for each worker.
 - A guardian can't find a forked process by its environment (/proc shows the program's). So the function is called only
   after the launcher has told its guardian of the process, and never if the launcher died first.
@@ -21,7 +23,6 @@ from multiprocessing import process
 from multiprocessing.context import Process
 
 from elastic_run import contract
-from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send_result
 from elastic_run.multiprocessing.process import stack_pipe
 from elastic_run.records import dataclass
 from elastic_run.signals import STACK_SIGNAL
@@ -34,25 +35,27 @@ if TYPE_CHECKING:
 
 #: The exit code of a program that was interrupted, as shells have it.
 _INTERRUPTED = 128 + 2
+#: Kinds of a result: a pickled return value, and the text of a traceback.
+VALUE = b"V"
+TRACEBACK = b"T"
+#: Bytes of a result's length, which follows the kind.
+LENGTH_BYTES = 8
+_PIPE_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ForkSetup:
-    """The steps by which a forked process becomes a worker; an exec'd process needs none of them.
+    """The steps by which a forked process becomes a worker; an exec'd process needs none of them."""
 
-    Args:
-        env: Variables in addition to the parent's environment.
-        streams: Descriptors that become 1 and 2; None for a stream that it keeps. Plain numbers, or, for a fork server,
-            objects of `multiprocessing.reduction.DupFd`.
-        replaced: 1 or 2 or both, if they go to a file or a prefix, so that Python's own stream has to go there too.
-        affinity: Logical CPUs to run on, or None.
-        stacks: Descriptor for its stacks, in the form of `streams`, and its number in the worker; or None.
-    """
-
+    #: Variables in addition to the parent's environment.
     env: Mapping[str, str]
+    #: Descriptors that become 1 and 2; None for a stream that it keeps. Plain numbers, or, for a fork server, objects
+    #: of `multiprocessing.reduction.DupFd`.
     streams: tuple[Any, Any]
+    #: See `SpawnOptions`.
     replaced: Collection[int] = ()
     affinity: frozenset[int] | None = None
+    #: Descriptor for its stacks, in the form of `streams`, and its number in the worker; or None.
     stacks: tuple[Any, int] | None = None
 
     def perform(self) -> None:
@@ -99,12 +102,6 @@ class FunctionWorker(Process):
         is_recorded: Whether an exception is recorded and shown, as a launched job's worker does; if not its traceback
             is told to the launcher only, as `elastic_run.spawn` does.
         daemon: As of `multiprocessing.Process`.
-
-    Attributes:
-        result: Descriptor for the result: a number, or an object of `DupFd`.
-        start_pipe: Descriptor of a pipe, in the same form: a byte comes when the function may be called.
-        fork_setup: A function that a forked process calls first, or None.
-        env: Variables of a spawned process, which are set again: its import of the main file may have replaced them.
     """
 
     def __init__(
@@ -121,9 +118,13 @@ class FunctionWorker(Process):
         self.function = function
         self.args = args
         self.is_recorded = is_recorded
+        #: Descriptor for the result: a number, or an object of `DupFd`.
         self.result: Any = None
+        #: Descriptor of a pipe, in the same form: a byte comes when the function may be called.
         self.start_pipe: Any = None
+        #: What a forked process does first, or None.
         self.fork_setup: ForkSetup | None = None
+        #: Variables of a spawned process, which are set again: its import of the main file may have replaced them.
         self.env: Mapping[str, str] = {}
 
     def run(self) -> None:
@@ -150,7 +151,7 @@ class FunctionWorker(Process):
             sys.excepthook(type(shown), shown, shown.__traceback__)
             sys.exit(1)
         try:
-            send_result(result, kind, payload)
+            _send_result(result, kind, payload)
         except BrokenPipeError:
             return  # the launcher has gone
         if kind == TRACEBACK:
@@ -205,3 +206,23 @@ def _watch_parent() -> None:
         parent._sentinel = os.pidfd_open(os.getppid())  # type: ignore[attr-defined]  # noqa: SLF001 - it has no setter
     except (AttributeError, OSError):
         return
+
+
+def _send_result(fd: int, kind: bytes, payload: bytes) -> None:
+    """Write a result, and close the pipe.
+
+    Raises:
+        BrokenPipeError: The launcher is gone.
+    """
+    if len(payload) > _PIPE_SIZE:
+        import fcntl
+
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        except (AttributeError, OSError):
+            pass  # not Linux, or the user's share of pipes is used up: it only takes more turns
+    for data in (kind + len(payload).to_bytes(LENGTH_BYTES, "little"), payload):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    os.close(fd)
