@@ -1,12 +1,12 @@
 """Changes random places of the package, one at a time, and tells which changes no test notices: `make mutate`.
 
     python -m tests.mutate report store --sample 30 --seed 2
+    python -m tests.mutate report --tests tests/integration/test_report_*.py
 
 A room is a package below `elastic_run`. Each change (a mutant) is made in a copy of the repository, never in the
-checkout. The tests of the room run against the copy: first the unit tests and scenarios that import from the room; if
-none fails, the integration and parity tests of `INTEGRATION`. A mutant with which all pass has survived: a test is
-missing, or the change makes no difference that a user could notice. Docstrings, texts, logging, code for type checkers
-and `strict` of `zip` are left alone.
+checkout. The unit tests and scenarios that import from the room run against the copy; if none fails, the tests of
+`--tests`. A mutant with which all pass has survived: a test is missing, or the change makes no difference that a user
+could notice. Docstrings, texts, logging, code for type checkers and `strict` of `zip` are left alone.
 """
 
 from __future__ import annotations
@@ -36,30 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-#: Room -> its tests in `tests/integration` and `tests/parity`, as patterns of file names.
-INTEGRATION: dict[str, str] = {
-    "agent": "supervision restarts unkillable_workers custom_agents early_start hang* health_* metrics_port status "
-    "stacks* many_nodes_ends agent_steps background control_socket denied_paths event_log fault_injection "
-    "flight_recorder foreign_rendezvous interrupts preload_worker_pool timer_agents unnamed_signals wait_line",
-    "cli": "command_line commands explain kept_output logs_and_stop wrong_setups indexed_job launch doctor report_page "
-    "stacks_command status top",
-    "cluster": "denied_paths status slurm_steps slurm_health waiting_causes worker_slurm",
-    "compat": "compat command_line two_launchers",
-    "control": "control_socket status commands drain",
-    "core": "supervision restarts exclusion many_nodes*",
-    "diagnosis": "doctor* fault_injection flight_recorder stack* hang native_stacks",
-    "events": "event_*",
-    "metrics": "metrics_port",
-    "multiprocessing": "supervision unkillable_workers output_* escapes orphans background function_* interrupts "
-    "start_processes spawn preload*",
-    "rendezvous": "many_nodes* elastic_rendezvous open_ports leases token round_stores rendezvous_plugin health_check "
-    "status torch_helpers torch_style",
-    "report": "report_* event_log last_exceptions stacks_command wait_line waiting_causes supervision",
-    "store": "store_* hostile_servers",
-    "timer": "timer* signatures",
-    "utils": "torch_helpers store_torch signatures api_rendezvous_events_metrics",
-    "worker": "worker_*",
-}
 _SWAPPED: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -234,28 +210,21 @@ class Room:
     stages: list[list[str]]
 
     @classmethod
-    def find(cls, name: str, *, quick: bool) -> Room:
-        """Find the tests of a room."""
+    def find(cls, name: str, tests: list[str]) -> Room:
+        """Find the unit tests of a room, which come before other tests."""
         words = (f"elastic_run.{name}", f"elastic_run import {name}")
         units = [
             str(path.relative_to(ROOT))
             for path in sorted([*ROOT.glob("tests/unit/test_*.py"), *ROOT.glob("tests/scenarios/test_*.py")])
             if any(word in _read(path) for word in words) and path.stem not in {"test_layers", "test_indexes"}
         ]
-        patterns = [] if quick else INTEGRATION[name].split()
-        slow = sorted({path for pattern in patterns for path in find_tests(pattern)})
-        return cls(name, [stage for stage in (units, [str(path.relative_to(ROOT)) for path in slow]) if stage])
+        return cls(name, [stage for stage in (units, tests) if stage])
 
     def choose(self, sample: int, seed: int) -> list[Mutant]:
         """Choose mutants at random; the same ones for the same seed and source."""
         paths = sorted(path.relative_to(ROOT) for path in (ROOT / "elastic_run" / self.name).rglob("*.py"))
         found = [mutant for path in paths for mutant in find_mutants(str(path), (ROOT / path).read_bytes())]
         return random.Random(f"{self.name} {seed}").sample(found, min(sample, len(found)))  # noqa: S311 - no secret
-
-
-def find_tests(pattern: str) -> list[Path]:
-    """Return the integration and parity tests that a pattern of `INTEGRATION` names."""
-    return [path for place in ("integration", "parity") for path in ROOT.glob(f"tests/{place}/test_{pattern}.py")]
 
 
 def _read(test: Path) -> str:
@@ -303,21 +272,23 @@ def _put_nearest_first(stage: list[str], mutant: Mutant) -> list[str]:
     return sorted(stage, key=lambda path: name not in _read(ROOT / path))
 
 
+def _find_rooms() -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / "elastic_run").glob("*/__init__.py"))
+
+
 def main() -> None:
     """Run as a command."""
     # The tests are ended by it, and would inherit that a shell ignores it for what it runs in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "rooms", nargs="*", default=sorted(INTEGRATION), help="packages of elastic_run; all unless given"
-    )
+    parser.add_argument("rooms", nargs="*", default=_find_rooms(), help="packages of elastic_run; all unless given")
     parser.add_argument("--sample", type=int, default=10, help="mutants of each room")
     parser.add_argument("--seed", type=int, default=1, help="another seed is another sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
-    parser.add_argument("--quick", action="store_true", help="without integration tests")
+    parser.add_argument("--tests", nargs="*", default=[], help="paths of more tests, for what no unit test notices")
     arguments = parser.parse_args()
     for name in arguments.rooms:
-        room = Room.find(name, quick=arguments.quick)
+        room = Room.find(name, arguments.tests)
         mutants = room.choose(arguments.sample, arguments.seed)
         alive = try_out(room, mutants, arguments.jobs)
         print(f"{name}: {len(mutants) - len(alive)} of {len(mutants)} killed", flush=True)  # noqa: T201 - ditto

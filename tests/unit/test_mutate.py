@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.mutate import INTEGRATION, ROOT, Copy, find_mutants, find_tests
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.mutate import ROOT, find_mutants
 
 _SOURCE = textwrap.dedent(
     '''
@@ -29,30 +23,6 @@ _SOURCE = textwrap.dedent(
             raise ValueError("x" + str(4))
         return ü in {1}
     '''
-).encode()
-
-#: A test of a copy, whose programs have another directory and another PYTHONPATH.
-_PLACE = textwrap.dedent(
-    """
-    import os, subprocess, sys
-    from pathlib import Path
-    from elastic_run.multiprocessing.warm.obstacles import find_obstacle
-
-    ROOT = Path(__file__).parents[2]
-
-    def test_place(tmp_path):
-        script = tmp_path / "script.py"
-        script.write_text("import elastic_run; print(elastic_run.__file__)")
-        command = Path(sys.executable).with_name("elastic-run")
-        for program in ([sys.executable], [command, "--standalone"]):
-            env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-            words = [*program, script]
-            found = subprocess.run(words, cwd="/", env=env, capture_output=True, text=True, check=True).stdout
-            assert found == f"{ROOT}/elastic_run/__init__.py\\n"
-
-    def test_warm_workers():
-        assert find_obstacle([sys.executable, "train.py"]) == ""
-    """
 ).encode()
 
 
@@ -81,18 +51,3 @@ def test_every_change_is_python() -> None:
         for mutant in find_mutants(path.name, source)[::7]:
             changed = source[: mutant.begin] + mutant.new + source[mutant.begin + len(mutant.old) :]
             compile(changed, path.name, "exec", dont_inherit=True)
-
-
-@pytest.mark.parametrize("room", INTEGRATION)
-def test_every_pattern_names_tests_that_exist(room: str) -> None:
-    """A test that was renamed still judges the changes of its package."""
-    assert [pattern for pattern in INTEGRATION[room].split() if not find_tests(pattern)] == []
-    assert (ROOT / "elastic_run" / room).is_dir()
-
-
-@pytest.mark.long
-def test_programs_of_a_copys_tests_run_the_copy(tmp_path: Path) -> None:
-    """So a change is seen also where a test sets PYTHONPATH, by the command, and in warm workers."""
-    copy = Copy(tmp_path)
-    copy.write("tests/unit/test_place.py", _PLACE)
-    assert copy.run(["tests/unit/test_place.py"], 120)
