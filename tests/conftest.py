@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,7 +31,6 @@ from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from tests.support.launch import Launched
 
@@ -65,19 +66,20 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def environment_token(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def environment_token(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Mark everything the test starts, and fail the test when any of it lives on after it."""
     token = uuid.uuid4().hex
     monkeypatch.setenv(TEST_TOKEN, token)
     monkeypatch.setenv(ENV_CONTROL_DIR, str(tmp_path_factory.getbasetemp()))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     yield token
     changed = mask ^ signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert not changed, f"signals are blocked or unblocked after it: {sorted(changed)}"
-    if "unit" in request.path.parts:
-        return  # pure: they start nothing, and a look at every process costs more than they do
+    # To read the environment of every process costs more than most tests that start nothing: where no child has been
+    # waited for, and none is there, the test has started nothing.
+    if before == resource.getrusage(resource.RUSAGE_CHILDREN) and not has_children():
+        return
     if not processes_with_environment(token):
         return
     try:
@@ -88,6 +90,11 @@ def environment_token(
         kill_processes(left)
         pytest.fail("left behind:\n" + "\n".join(described), pytrace=False)
     kill_processes(processes_with_environment(token))
+
+
+def has_children() -> bool:
+    """Whether this process has children, zombies included."""
+    return any(task.read_bytes() for task in Path("/proc/self/task").glob("*/children"))
 
 
 def find_left(token: str) -> list[int]:
