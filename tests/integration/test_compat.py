@@ -276,6 +276,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_children_of_multiprocessing_follow(tmp_path: Path) -> None:
     """Children by spawn, forkserver and fork, and theirs, have our modules, before they import the program's file."""
     path = tmp_path / "program.py"

@@ -134,6 +134,7 @@ def test_a_program_is_run_as_python_would_run_it(environment: Path, tmp_path: Pa
         assert done.stdout == f"elastic_run __main__ ['-x', '--children'] {name}\nFalse\n", done.stderr
 
 
+@pytest.mark.long
 def test_children_of_a_program_are_changed_on_request(environment: Path, tmp_path: Path) -> None:
     """With `--children` the Python processes that the program starts have torch's paths changed as well."""
     (tmp_path / "mine.py").write_text(SHOW, encoding="utf-8")

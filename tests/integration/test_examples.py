@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.long
 def test_minimal_ddp(launch: Launch) -> None:
     """Two workers that average their gradients learn the one model."""
     job = launch("--standalone", "--nproc-per-node=2", EXAMPLES / "minimal_ddp.py")

@@ -180,6 +180,7 @@ def test_a_taken_port(launch: Launch, worker: Worker) -> None:
     assert "Address already in use" in job.stderr
 
 
+@pytest.mark.long
 def test_an_exception_in_another_thread(launch: Launch, worker: Worker) -> None:
     """The youngest thread of the program ends with the exception; the main thread goes on."""
     path = worker(
@@ -228,6 +229,7 @@ def test_a_slow_worker(launch: Launch, worker: Worker) -> None:
     assert "1/10 of the time: rank 0 (pid " in job.stderr
 
 
+@pytest.mark.long
 def test_a_frozen_node(launch: Launch, worker: Worker) -> None:
     """Agent and workers are stopped: a node that doesn't obey is lost; after the pause it goes on and joins again."""
     port = free_port()

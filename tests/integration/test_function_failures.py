@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launch import Launched
-from tests.support.programs import write_program
+from tests.support.programs import all_methods, write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     Run = Callable[..., Launched]
 
-all_methods = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 
 _HEAD = """
 import os, signal, sys, time

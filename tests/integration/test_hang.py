@@ -156,6 +156,7 @@ def test_the_flight_recorder_names_the_collective(
     )
 
 
+@pytest.mark.long
 def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Callable[[str], Path], launch: Launch) -> None:
     """No place tells the cause then; the report names the rank in its first five lines."""
     program = "inner = dist.new_group([0, 1, 2])\ndist.all_reduce(torch.ones(4), group=None if rank == 1 else inner)\n"
@@ -180,6 +181,7 @@ def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch
     assert "restart 1 of 1" in job.stderr
 
 
+@pytest.mark.long
 def test_a_hang_that_ends_the_job_is_its_cause(script: Callable[[str], Path], launch: Launch, tmp_path: Path) -> None:
     """Exit code 212, and the rank and its place stand in failure.json."""
     path = script(_SLEEPS)

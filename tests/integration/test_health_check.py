@@ -108,6 +108,7 @@ def test_a_check_that_never_ends_is_killed_with_all_that_it_started(
     assert not is_alive(int(pids.read_text()))
 
 
+@pytest.mark.long
 def test_a_check_may_print_a_gigabyte(launch: Launch, worker: Worker, check: Check) -> None:
     """The launcher reads all of it and keeps the end."""
     command = check("head -c 1000000000 /dev/zero; echo; echo the last line; exit 1")

@@ -44,7 +44,9 @@ def run(launch: Launch, path: Path, directory: Path, flags: str = "") -> tuple[s
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("count", [30, 31, 100, 10_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "count", [30, 31, *(pytest.param(count, marks=pytest.mark.long) for count in (10_000, 1_000_000))]
+)
 def test_an_exception_is_found_before_any_number_of_lines(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str, count: int
 ) -> None:
@@ -59,7 +61,7 @@ def test_an_exception_is_found_before_any_number_of_lines(
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("length", [1 << 16, 1 << 20, 10_000_000])
+@pytest.mark.parametrize("length", [1 << 16, 1 << 20, pytest.param(10_000_000, marks=pytest.mark.long)])
 def test_an_exception_is_found_behind_a_message_of_many_lines(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str, length: int
 ) -> None:
@@ -102,7 +104,7 @@ load()
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("count", [100, 30_000])
+@pytest.mark.parametrize("count", [100, pytest.param(30_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("before", "after"), [("", "step 3\\n"), ("step 3", ""), ("step 3", "step 4\\n")])
 def test_an_exception_is_found_in_lines_that_other_output_tears(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str, count: int, before: str, after: str
@@ -146,7 +148,7 @@ raise Several("loading failed", [fail(1), fail(2)])
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("count", [100, 30_000])
+@pytest.mark.parametrize("count", [100, pytest.param(30_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("program", "said"),
     [

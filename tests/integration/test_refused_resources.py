@@ -140,8 +140,8 @@ def run(tmp_path: Path, body: str) -> list[str]:
     [
         ("os, 'pipe'", _NO_DESCRIPTOR),
         ("os, 'fork'", _REFUSED),
-        ("os, 'posix_spawnp'", _REFUSED),
-        ("threading.Thread, 'start'", 'RuntimeError("can\'t start new thread")'),
+        pytest.param("os, 'posix_spawnp'", _REFUSED, marks=pytest.mark.long),
+        pytest.param("threading.Thread, 'start'", 'RuntimeError("can\'t start new thread")', marks=pytest.mark.long),
     ],
 )
 def test_a_refusal_at_any_place_leaves_nothing(tmp_path: Path, begin: str, call: str, error: str) -> None:
@@ -149,6 +149,7 @@ def test_a_refusal_at_any_place_leaves_nothing(tmp_path: Path, begin: str, call:
     run(tmp_path, f"sweep({begin}, {call}, {error})\n    {begin}()")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("begin", _BEGIN)
 def test_a_refused_thread_leaves_nothing_where_there_are_no_pidfds(tmp_path: Path, begin: str) -> None:
     """A thread waits for each process then, or the loop looks now and then."""

@@ -14,7 +14,7 @@ import pytest
 from elastic_run.multiprocessing.functions.spawn import ProcessExitedException, ProcessRaisedException
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
-from tests.support.programs import write_program
+from tests.support.programs import all_methods, write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Run = Callable[..., Launched]
 
-all_methods = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 
 _HEAD = """
 import os, signal, subprocess, sys, time

@@ -15,7 +15,7 @@ from torch.distributed.elastic import multiprocessing as torchs
 from elastic_run import multiprocessing as ours
 from tests.support.launch import Launched
 from tests.support.processes import descendants_of, switches_within, wait_gone
-from tests.support.programs import write_program
+from tests.support.programs import all_methods, write_program
 from tests.support.torch_python import TorchPython
 from tests.support.wait import wait_until
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 TORCHS, OURS = "torch.distributed.elastic.multiprocessing", "elastic_run.multiprocessing"
 #: Seconds for a program that imports torch, on a machine that does much else.
 _WAIT_LIMIT = 90.0
-all_methods = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 
 _HEAD = """
 import os, signal, subprocess, sys, threading, time

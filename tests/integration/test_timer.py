@@ -244,6 +244,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.long
 def test_our_client_works_with_torchs_server(tmp_path: Path) -> None:
     """A server of torch reads our requests: a scope that is left in time passes, the one that hangs is killed."""
     (tmp_path / "server.py").write_text(TORCHS_SERVER, encoding="utf-8")

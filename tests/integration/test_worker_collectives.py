@@ -165,6 +165,7 @@ def test_all_to_all_refuses_what_does_not_fit(run: Callable[..., list[dict[str, 
     ]
 
 
+@pytest.mark.long
 def test_parallel_groups(run: Callable[..., list[dict[str, Any]]]) -> None:
     """Model-parallel ranks are neighbours, then data, then pipeline; collectives stay inside a group."""
     words = run(
@@ -215,6 +216,7 @@ def test_who_is_not_in_a_group_is_told(run: Callable[..., list[dict[str, Any]]])
     assert [word["said"] for word in words] == [[1.0] * 3, [outside] * 3]
 
 
+@pytest.mark.long
 def test_without_a_group_nobody_is_forgotten(launch: Launch, tmp_path: Path) -> None:
     """A worker that hasn't joined the others is told so, and doesn't take its own value for everybody's."""
     path = tmp_path / "early.py"

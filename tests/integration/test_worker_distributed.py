@@ -163,6 +163,7 @@ def test_torch_before_2_8_destroys_no_group_at_the_end(
     assert json.loads(done.stdout) == {"is_left": True, "is_there": True}
 
 
+@pytest.mark.long
 def test_a_small_reduction_keeps_its_tensor(launch: Launch, script: Callable[[str], Path]) -> None:
     """Before torch 2.8, destroy_process_group may wait for ever for a thread that lets the tensor go."""
     path = script("""
@@ -182,6 +183,7 @@ def test_a_small_reduction_keeps_its_tensor(launch: Launch, script: Callable[[st
     assert job.wait_exit() == 0, job.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["script", pytest.param("function", marks=pytest.mark.long)])
 def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Callable[[str], Path], how: str) -> None:
     """A rank that raises while others keep one of its collectives waiting ends at once, and so does the job."""
@@ -243,6 +245,7 @@ def test_who_does_not_come_again_is_named(launch: Launch, script: Callable[[str]
     assert re.search(r"JoinError: rank 0 on \S+: not all ranks have arrived .* 1 of 2 missing: rank 1", job.stderr)
 
 
+@pytest.mark.long
 def test_a_group_of_the_script_is_taken_as_it_is(launch: Launch, script: Callable[[str], Path]) -> None:
     """Where the script has made the default group itself, it is described, and left to the script."""
     path = script("""
@@ -262,6 +265,7 @@ def test_a_group_of_the_script_is_taken_as_it_is(launch: Launch, script: Callabl
     assert told(job) == [{"is_left": False}] * 2 + ranks
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_come_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
     """When a rank is missing at the timeout, the others say which, and of how many."""
     path = script(f"""

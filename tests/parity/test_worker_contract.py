@@ -70,6 +70,7 @@ def test_differences_are_documented() -> None:
     assert [difference.name for difference in DIFFERENCES if difference.documented not in text] == []
 
 
+@pytest.mark.long
 def test_error_files_of_both_records_have_one_form(rehearsal: Rehearsal, environment_token: str) -> None:
     """What our @record leaves under torchrun, and torch's under elastic-run, have the same keys and message."""
     by_torch, by_us = (next(case for case in CASES if case.name == f"recorded by {who}") for who in _RECORDS)

@@ -27,8 +27,8 @@ def write_program(path: Path, head: str, functions: str, main: str) -> str:
     return str(path)
 
 
-METHODS = ("spawn", "fork", "forkserver")
-all_methods = pytest.mark.parametrize("method", METHODS)
+#: Each start method of functions; that of forkserver has the way of spawn, but for the fork.
+all_methods = pytest.mark.parametrize("method", ["spawn", "fork", pytest.param("forkserver", marks=pytest.mark.long)])
 
 #: What every program of these tests begins with. `launch` is one line, as in users' programs.
 HEAD = """

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,8 +47,7 @@ def mark_system(values: Iterable[str], *, but: Collection[str] = ()) -> list[Par
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test that names a starter, or has a fixture that does."""
-    functions = [function for function in _functions_of(item) if isinstance(function, FunctionType)]
-    if any(_names_starter(function.__code__, function.__globals__) for function in functions):
+    if any(isinstance(function, FunctionType) and _starts(function) for function in _functions_of(item)):
         item.add_marker(_NAME)
 
 
@@ -61,6 +61,11 @@ def _functions_of(item: pytest.Item) -> Iterator[object]:
     for definitions in item._fixtureinfo.name2fixturedefs.values():  # type: ignore[attr-defined] # pytest says it nowhere else
         if definitions[-1].params is None:
             yield definitions[-1].func
+
+
+@functools.cache  # one for all values of a parameter, and for all tests with a fixture
+def _starts(function: FunctionType) -> bool:
+    return _names_starter(function.__code__, function.__globals__)
 
 
 def _names_starter(code: CodeType, names: dict[str, Any]) -> bool:
