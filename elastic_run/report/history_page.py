@@ -180,7 +180,6 @@ def _find_remarks(job: Job, logs: Logs, others: list[str]) -> list[str]:
         for agent in job.agents
         if agent.lost_lines
     ]
-    remarks += [_describe_clock(agent) for agent in job.agents if agent.clock_offset]
     missing = max((each.nodes - len(each.members) for each in job.rounds), default=0)
     if missing > 0:
         remarks.append(f"the event logs of up to {count(missing, 'node')} are not here")
@@ -198,11 +197,6 @@ def _find_remarks(job: Job, logs: Logs, others: list[str]) -> list[str]:
 def _describe_silent_end(agent: Agent) -> str:
     what = "the log does not say how its launcher ended: it was killed, or still runs"
     return f"{agent.node}: {what} (last line {_clock(agent.last_at)} UTC)"
-
-
-def _describe_clock(agent: Agent) -> str:
-    difference = f"{span(abs(agent.clock_offset))} {'ahead of' if agent.clock_offset > 0 else 'behind'}"
-    return f"{agent.node}: its clock was about {difference} the others'; times here are corrected"
 
 
 def _clock(seconds: float) -> str:

@@ -2,19 +2,16 @@
 
 Pure: events go in, records come out. A log may lack any part; the events of each launcher are taken in their order, and
 the parts of a round on several nodes are joined by the round's number and id. Times are wall clocks of the nodes, in
-seconds since the epoch, for display. They are corrected: by each launcher's monotonic clock, and by the differences
-between the nodes, which all read from the job's store within milliseconds that a round was formed.
+seconds since the epoch, for display.
 """
 
 from __future__ import annotations
-
-from statistics import median
 
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
     from typing import Any, TypeAlias
 
     Event: TypeAlias = dict[str, Any]
@@ -95,8 +92,6 @@ class Agent:
     ended: Event | None = None  # Its event `agent_ended`; None if it runs, was killed, or the end of its log is missing
     lost_lines: int = 0  # Lines that it could not write
     job: str = ""  # Unique id of its job, since jobs may share a run id; "" before its first round
-    #: Seconds by which its clock was ahead of the other nodes', about; its times are corrected by them
-    clock_offset: float = 0.0
 
 
 @dataclass(slots=True)
@@ -123,19 +118,14 @@ class Job:
 
 
 def fold(events: Iterable[Event]) -> list[Job]:
-    """Fold events into jobs; times are corrected where the clocks of nodes differ, or a clock was set."""
-    events = _follow_monotonic_clocks(events)
-    offsets = _find_offsets(events)
+    """Fold events into jobs, those of each launcher in their order; a repeated event counts once."""
     of_agent: dict[str, _AgentFold] = {}
     seen: set[tuple[str, float, str, Any]] = set()
-    for event in events:
+    for event in _follow_monotonic_clocks(events):
         key = (event["agent"], event["monotonic"], event["event"], event.get("rank"))
         if key not in seen:
             seen.add(key)
-            corrected = _correct(event, offsets)
-            of_agent.setdefault(event["agent"], _AgentFold(corrected)).take(corrected)
-    for name, offset in offsets.items():
-        of_agent[name].agent.clock_offset = offset
+            of_agent.setdefault(event["agent"], _AgentFold(event)).take(event)
     folds = sorted(of_agent.values(), key=lambda each: each.agent.first_at)
     return [_join(list(group)) for group in _group_by_job(folds)]
 
@@ -256,50 +246,12 @@ class _AgentFold:
         self._find_worker(event).failure = event
 
 
-# --- the clocks of several nodes --------------------------------------------------------------------------------------
-#: Seconds; a smaller difference may be the way from the store, and is not seen on the page.
-_LEAST_OFFSET = 0.05
-
-
-def _follow_monotonic_clocks(events: Iterable[Event]) -> list[Event]:
-    """Return events with the wall clock of their launcher's first event, carried on by its monotonic clock.
+def _follow_monotonic_clocks(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events with the wall clock of their launcher's first event, carried on by its monotonic clock.
 
     A wall clock that is set while the job runs would stretch the rounds of the page by days.
     """
     first: dict[str, Event] = {}
-    return [
-        {**event, "time": began["time"] + event["monotonic"] - began["monotonic"]}
-        for event in events
-        for began in (first.setdefault(event["agent"], event),)
-    ]
-
-
-def _find_offsets(events: Sequence[Event]) -> dict[str, float]:
-    """Return by how many seconds the clocks of launchers are ahead of the clock of their job's first launcher.
-
-    A launcher that shares no round with the launcher of most rounds is left out, and so is a small difference.
-    """
-    formed: dict[str, dict[str, float]] = {}
-    hosts: dict[str, str] = {}
-    jobs: dict[str, list[str]] = {}
     for event in events:
-        if event["event"] == "round_formed" and event["round_id"]:
-            agent = event["agent"]
-            hosts[agent] = event["node"]
-            if agent not in formed:
-                jobs.setdefault(event["job"], []).append(agent)
-            formed.setdefault(agent, {}).setdefault(event["round_id"], event["time"])
-    found = {}
-    for agents in jobs.values():
-        first = max(agents, key=lambda agent: len(formed[agent]))
-        for agent in agents:
-            common = formed[agent].keys() & formed[first].keys()
-            if common and hosts[agent] != hosts[first]:
-                found[agent] = median(formed[agent][round_id] - formed[first][round_id] for round_id in common)
-    return {agent: offset for agent, offset in found.items() if abs(offset) >= _LEAST_OFFSET}
-
-
-def _correct(event: Event, offsets: Mapping[str, float]) -> Event:
-    """Return an event with its time on the clock of the first launcher."""
-    offset = offsets.get(event["agent"])
-    return event if offset is None else {**event, "time": event["time"] - offset}
+        began = first.setdefault(event["agent"], event)
+        yield {**event, "time": began["time"] + event["monotonic"] - began["monotonic"]}

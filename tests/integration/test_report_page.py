@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.launch import ELASTIC_RUN
 from tests.support.wait import stretched, wait_until
-from tests.unit.test_event_log import encode, event, history, node_log
+from tests.unit.test_event_log import encode, event, history
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,15 +151,6 @@ def test_parts_of_a_job_are_named(tmp_path: Path) -> None:
     assert "the event logs of up to 2 nodes are not here" in page.text
     assert "1 other job in these logs" in page.text
     assert "late" in read_page(path).text
-
-
-def test_clocks_that_differ_are_told(tmp_path: Path) -> None:
-    """The page says by how much; the times on it are corrected."""
-    (tmp_path / "events.jsonl").write_bytes(encode([*node_log("a", 0.0), *node_log("b", 3.5), *node_log("c", -1.7)]))
-    text = read_page(tmp_path).text
-    assert "b: its clock was about 3.5 s ahead of the others'; times here are corrected" in text
-    assert "c: its clock was about 1.7 s behind the others'; times here are corrected" in text
-    assert "a: its clock" not in text
 
 
 @pytest.mark.parametrize("missing", range(len(history())))

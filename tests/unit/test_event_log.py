@@ -17,7 +17,7 @@ from elastic_run.loop import Loop
 from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, EventWriter, find_mistake
 from elastic_run.report.history_logs import LINE_LIMIT, read_events
 from elastic_run.report.history_page import find_failures
-from elastic_run.report.job_history import _find_offsets, fold
+from elastic_run.report.job_history import fold
 
 _VALUES: dict[str, Any] = {"text": "text", "count": 1, "seconds": 1.5, "yes or no": True, "numbers": [0]}
 
@@ -279,48 +279,3 @@ def test_equal_failures_are_one_card_and_the_last_kind_is_first() -> None:
         ("b", [1], {"n2": 1}),
     ]
     assert cards[0].others == [1]
-
-
-def node_log(name: str, ahead: float, *, host: str = "", rounds: tuple[int, ...] = (1, 2)) -> list[dict[str, Any]]:
-    """Return the rounds of one node of a job, whose clock is ahead by some seconds; the store takes 4 ms to tell it."""
-    return [
-        event(
-            "round_formed",
-            agent=name,
-            node=host or name,
-            time=1000.0 + 10 * number + ahead + 0.004 * (name != "a"),
-            monotonic=10.0 * number,
-            run_id="r",
-            round=number,
-            restart=0,
-            node_rank=ord(name) - ord("a"),
-            nodes=3,
-            workers=3,
-            job="j",
-            round_id=f"{number}/j",
-        )
-        for number in rounds
-    ]
-
-
-def test_clocks_that_differ_are_corrected() -> None:
-    """All nodes have formed a round at one moment; a difference as small as the way from the store is left."""
-    (job,) = fold([*node_log("a", 0.0), *node_log("b", 3.5), *node_log("c", -0.7, rounds=(2,))])
-    assert {agent.node: round(agent.clock_offset, 3) for agent in job.agents} == {"a": 0.0, "b": 3.504, "c": -0.696}
-    for each in job.rounds:
-        assert {round(member.formed_at, 3) for member in each.members.values()} == {1000.0 + 10 * each.number}
-    (job,) = fold([*node_log("a", 0.0), *node_log("b", 0.03)])
-    assert [agent.clock_offset for agent in job.agents] == [0.0, 0.0]
-
-
-def test_launchers_of_one_host_have_one_clock() -> None:
-    """What one of them was late with is no difference of clocks; nor is one without a common round known."""
-    assert _find_offsets([*node_log("a", 0.0, host="h"), *node_log("b", 9.0, host="h")]) == {}
-    assert _find_offsets([*node_log("a", 0.0), *node_log("b", 9.0, rounds=(3,))]) == {}
-
-
-def test_one_late_reader_of_a_round_does_not_count() -> None:
-    """The median of the rounds tells."""
-    late = node_log("b", 1.0, rounds=(1, 2, 3))
-    late[1] |= {"time": late[1]["time"] + 20}
-    assert round(_find_offsets([*node_log("a", 0.0, rounds=(1, 2, 3)), *late])["b"], 2) == 1.0
