@@ -285,7 +285,7 @@ def test_a_device_or_a_link_as_output_stays_what_it_is(tmp_path: Path) -> None:
 def test_a_page_on_stdout_has_the_bytes_of_the_file(encoding: str, tmp_path: Path) -> None:
     """The page says that it is UTF-8, so the encoding of the locale does not count."""
     page, log = tmp_path / "page.html", tmp_path / "events.jsonl"
-    log.write_bytes(encode(node_log("a", 0.0, host="caf\xe9\u2603")))
+    log.write_bytes(encode([each | {"node": "caf\xe9\u2603"} for each in history()]))
     command = [*ELASTIC_RUN, "report", str(tmp_path), "-o"]
     environ = os.environ | {"PYTHONIOENCODING": encoding}
     subprocess.run([*command, str(page)], check=True, capture_output=True)
