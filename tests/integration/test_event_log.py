@@ -14,7 +14,6 @@ import pytest
 
 from tests.support import isolation
 from tests.support.event_logs import read_job, read_whole
-from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 
@@ -261,14 +260,6 @@ def test_a_full_disk_costs_one_line_and_no_job(launch: Launch, worker: Worker, s
     assert len(torn) <= 1
 
 
-def test_a_limit_of_the_size_of_files_is_named(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A line of which the kernel takes a part is not always the sign of a full disk."""
-    shell = ("sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *ELASTIC_RUN)
-    launcher = launch(f"--events-file={tmp_path / 'e'}", worker("say('ran')"), program=shell)
-    assert launcher.wait_exit() == 0
-    assert launcher.stderr.count("is incomplete: File too large; this does not affect the job") == 1
-
-
 @pytest.mark.parametrize("place", ["no/such/e.jsonl", "", "plain/e.jsonl"], ids=["missing", "directory", "file"])
 def test_an_events_file_that_cannot_be_written_is_refused(
     place: str, launch: Launch, worker: Worker, tmp_path: Path
@@ -281,13 +272,6 @@ def test_an_events_file_that_cannot_be_written_is_refused(
     assert "--events-file: " in line
     assert "can't be written: " in line
     assert "ran" not in launcher.stdout
-
-
-def test_explain_leaves_no_events_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """--explain starts nothing and leaves nothing."""
-    launcher = launch(f"--events-file={tmp_path / 'e'}", "--explain", worker(""))
-    assert launcher.wait_exit() == 0
-    assert not (tmp_path / "e").exists()
 
 
 def test_a_pipe_that_nobody_reads_holds_nobody_up(launch: Launch, worker: Worker, tmp_path: Path) -> None:

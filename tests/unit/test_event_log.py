@@ -164,16 +164,6 @@ def test_lines_of_several_writers_in_one_file_are_whole(tmp_path: Path) -> None:
     assert all(len(line) == 3 and len(line[2]) == 300 for line in lines)
 
 
-def test_a_writer_that_is_closed_leaves_no_descriptor(tmp_path: Path) -> None:
-    """A program that launches many jobs would run out of them; where no line was lost, none says so."""
-    path = tmp_path.resolve() / "e"
-    writer = EventWriter([EventFile(str(path), lambda _: b"a gap\n", lambda *_: None)])
-    writer.write(b"one\n")
-    writer.close(10)
-    assert path.read_bytes() == b"one\n"
-    assert path not in [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
-
-
 def test_a_line_that_somebody_left_unfinished_is_ended_first(tmp_path: Path) -> None:
     """A launcher that was killed within a line spoils no line of the others."""
     path = tmp_path / "e"
@@ -216,22 +206,6 @@ def test_a_closed_file_leaves_no_descriptor(tmp_path: Path) -> None:
     before = [*Path("/proc/self/fd").iterdir()]
     EventFile(str(tmp_path / "e"), lambda _: b"", lambda *_: None).close()
     assert [*Path("/proc/self/fd").iterdir()] == before
-
-
-def test_a_file_that_may_only_be_written_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a file for others to read, in which nobody else may look."""
-    opened = os.open
-
-    def refuse_reading(path: str, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_RDWR:
-            raise PermissionError
-        return opened(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", refuse_reading)
-    file = EventFile(str(tmp_path / "e"), lambda _: b"", lambda *_: None)
-    file.append(b"line\n")
-    file.close()
-    assert (tmp_path / "e").read_bytes() == b"line\n"
 
 
 def test_a_log_that_can_not_be_opened_is_told_and_costs_nothing_else(tmp_path: Path) -> None:

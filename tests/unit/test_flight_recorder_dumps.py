@@ -58,17 +58,6 @@ def test_a_collective_that_nccl_has_aborted_has_not_completed() -> None:
     assert [call.state for call in content.collectives] == [COMPLETED, RETIRED]
 
 
-def test_a_collective_that_does_not_say_whether_it_was_retired_has_completed() -> None:
-    """A dump without that field is no dump of NCCL's, whatever times it has."""
-    entry = {"record_id": 0, "process_group": ["0", ""], "collective_seq_id": 1, "profiling_name": "x:barrier"}
-    entry |= {"state": "completed", "time_created_ns": 0, "time_discovered_completed_ns": 10**12, "timeout_ms": 1}
-    states = [
-        parse_dump(json.dumps({"entries": [entry | more]}).encode()).collectives[0].state
-        for more in ({}, {"retired": False})
-    ]
-    assert states == [COMPLETED, RETIRED]
-
-
 def test_json_of_torch_is_read() -> None:
     """The JSON form has the same collectives, without places."""
     found = find_dumps([str(DATA / "json")])
@@ -164,44 +153,10 @@ def test_a_partial_set_among_logs_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_removed_during_the_search_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job that runs writes a dump under another name first, and renames it."""
-    for name in ("rank_0", "rank_1.new"):
-        (tmp_path / name).write_text('{"entries": []}')
-    status_of, looks = os.stat, []
-
-    def look(path: str, *args: object, **options: object) -> os.stat_result:
-        looks.append(path)
-        if str(path).endswith(".new") and looks.count(path) > 1:
-            raise FileNotFoundError(2, "No such file or directory")
-        return status_of(path, *args, **options)  # type: ignore[arg-type] # as they came
-
-    monkeypatch.setattr(os, "stat", look)
-    assert [dump.rank for dump in find_dumps([str(tmp_path)]).dumps] == [0]
-
-
-def test_a_crafted_number_is_refused_in_one_line(tmp_path: Path) -> None:
-    """The reason stands behind the file."""
-    (tmp_path / "rank_0").write_bytes(pickle.dumps({"entries": [], "rank": 1 << 100_000}))
-    with pytest.raises(UsageError, match="a number is too large") as caught:
-        trace.run_trace([str(tmp_path / "rank_0")])
-    assert str(caught.value).startswith(repr(str(tmp_path / "rank_0")))
-
-
 def test_the_rank_in_the_dump_is_stronger_than_the_name(tmp_path: Path) -> None:
     """A dump that elastic-run has asked for names its rank."""
     (tmp_path / "trace_1").write_text(json.dumps({"rank": 9, "entries": []}))
     assert [dump.rank for dump in find_dumps([str(tmp_path)]).dumps] == [9]
-
-
-def test_a_dump_without_a_rank_is_named(tmp_path: Path) -> None:
-    """Where neither the name nor the content has the rank, the message says what to do."""
-    (tmp_path / "dump").write_bytes((DATA / "missing_rank" / "rank_0").read_bytes())
-    found = find_dumps([str(tmp_path)])
-    assert found.dumps == ()
-    assert "let the name end in the rank" in found.problems[0]
 
 
 def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
@@ -267,17 +222,6 @@ def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
     found = find_dumps([str(tmp_path)])
     assert [Path(dump.source).name for dump in found.dumps] == ["a_rank_0"]
     assert found.problems == (f"'{tmp_path}/b_rank_0': left out: there is a newer dump of rank 0",)
-
-
-def test_of_two_dumps_of_one_moment_the_other_is_told(tmp_path: Path) -> None:
-    """The dump that is named as left out is not the one that is read."""
-    _write_dumps(tmp_path / "job", 0)
-    (tmp_path / "job" / "also_rank_0").write_bytes((tmp_path / "job" / "rank_0").read_bytes())
-    for path in (tmp_path / "job").iterdir():
-        os.utime(path, (1, 1))
-    found = find_dumps([str(tmp_path)])
-    assert found.problems == (f"'{tmp_path}/job/also_rank_0': left out: there is a newer dump of rank 0",)
-    assert [Path(dump.source).name for dump in found.dumps] == ["rank_0"]
 
 
 def test_a_file_that_cannot_be_read_is_told_with_the_reason() -> None:

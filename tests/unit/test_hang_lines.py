@@ -13,20 +13,6 @@ _BACKWARD = Stillness(Place("backward", "/code/train.py", 90), waits=True, same=
 _LOADS = Stillness(Place("load_batch", "/code/data.py", 41), waits=False, same=63.0, idle=63.0)
 
 
-def test_the_report_names_the_odd_rank_first() -> None:
-    """While the job runs, the odd one out stands last; in the report, where lines are few, it stands first."""
-    waiting = Place("all_reduce", "/home/ada/train.py", 88, is_waiting=True)
-    other = Place("all_reduce", "/home/ada/train.py", 99, is_waiting=True)
-    asleep = Place("load_batch", "/home/ada/data.py", 41)
-    places = {0: waiting, 1: other, 2: waiting, 3: asleep, 4: other, 5: other}
-    ranks = {rank: Stillness(place, waits=place.is_waiting, same=62.0, idle=62.0) for rank, place in places.items()}
-    assert stack_lines.hang_detail(ranks).startswith(
-        "no progress of any rank for 62.0 s: rank 3 is in load_batch (data.py:41), 62.0 s; ranks "
-    )
-    assert list(stack_lines.hang_verdict(ranks))[-1].startswith("  rank 3 is in load_batch")
-    assert stack_lines.find_odd_rank(ranks) == 3
-
-
 def test_the_rank_that_the_others_wait_for_comes_last() -> None:
     """With its place and the seconds for which it has been there; the first line and the report begin with it."""
     assert [*stack_lines.hang_verdict({0: _REDUCES, 1: _LOADS, 2: _REDUCES})] == [
@@ -128,13 +114,3 @@ def test_a_rank_that_has_failed_comes_before_others() -> None:
     )
     ranks |= {rank: be("has raised KeyError: 3, and has not ended: thread t still runs") for rank in (4, 5, 6)}
     assert next(stack_lines.hang_verdict(ranks)).endswith("; look at ranks 4-6: they have failed and not ended")
-
-
-def test_what_follows_a_hang() -> None:
-    """The user's action, none without --hang-timeout, or the failure of a rank that has failed already."""
-    assert stack_lines.hang_closing("/logs/stacks.txt", "fail").endswith(
-        "stacks.txt; stopping the job (--hang-action=fail)"
-    )
-    assert stack_lines.hang_closing("", "fail", failed=3).endswith("; rank 3 counts as failed now")
-    assert stack_lines.hang_closing("", "report", failed=3).endswith("; the job goes on (--hang-action=report)")
-    assert "--hang-timeout finds a hang sooner" in stack_lines.hang_closing("", stack_lines.NOT_ASKED, failed=3)

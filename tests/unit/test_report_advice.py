@@ -225,36 +225,3 @@ def test_an_error_in_a_file_of_rules_names_its_line(text: str, message: str, tmp
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_rules(str(path))
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_of_rules_that_is_not_there() -> None:
-    """The message has the path and the reason."""
-    with pytest.raises(ValueError, match="can't be read: no such file"):
-        read_rules("/nowhere/rules.toml")
-
-
-def test_a_device_in_place_of_a_file_of_rules_is_refused() -> None:
-    """It may have no end."""
-    with pytest.raises(ValueError, match="'/dev/zero' is longer than 256 KiB"):
-        read_rules("/dev/zero")
-
-
-def test_a_missing_reader_of_rules_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.10 needs a package to read TOML, and a wrong installation gets one line that names it."""
-    path = tmp_path / "rules.toml"
-    path.write_text("[[rule]]\nmatch = 'x'\nhelp = 'y'\n")
-
-    def refuse(name: str) -> None:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr("importlib.import_module", refuse)
-    with pytest.raises(ValueError, match="package tomli, which is missing"):
-        read_rules(str(path))
-
-
-def test_rules_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    """A file of another encoding is bad input, in one line."""
-    path = tmp_path / "rules.toml"
-    path.write_bytes(b"[[rule]]\nmatch = '\xff'\nhelp = 'y'\n")
-    with pytest.raises(ValueError, match=r"rules\.toml: is not TOML: it is not UTF-8$"):
-        read_rules(str(path))

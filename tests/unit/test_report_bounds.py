@@ -1,4 +1,4 @@
-"""Bounds of the closing report: its lines, its width, and paths that stay whole, whatever a job has said."""
+"""Bounds of the closing report: its lines, its width, its title, and paths that stay whole, whatever a job has said."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from elastic_run import contract
 from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report import Attempt, JobResult, render
+from elastic_run.report.failure import ending_sentence, find_annotation
 from elastic_run.report.text import columns
 from tests.support.job_results import STDERR, captured, result, stopped, worker_end
 
@@ -98,3 +99,86 @@ def test_the_worst_report_still_ends_with_what_to_do() -> None:
     """Sections give way to each other, but none disappears."""
     labels = [line[:9].strip() for line in render(WORST) if line[:9].strip()]
     assert labels[1:] == ["cause", "others", "before", "verdict", "stuck", "logs", "hint"]
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(code, name) for code, name, _ in contract.EXIT_CODES if isinstance(code, int) and code != 0]
+)
+def test_the_sentence_of_each_verdict_is_whole_on_80_columns(code: int, verdict: str) -> None:
+    """The title of a job with a script such as smallest.py is not shortened, whatever the verdict is."""
+    job = result(verdict=verdict, exit_code=code, entrypoint="smallest.py")
+    assert f" {ending_sentence(job)} -" in render(job, width=80)[0]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        result(*stopped(0), verdict="signal", exit_code=131, signal=3),
+        result(worker_end(0, 1), verdict="hung", exit_code=212),
+        result(worker_end(0, 1), verdict="repeated_failure", exit_code=202),
+    ],
+    ids=["stopped", "hung", "repeated"],
+)
+def test_a_narrow_terminal_shows_the_sentence_in_full(job: JobResult) -> None:
+    """On 60 columns the name of the launcher is left out rather than a part of the sentence."""
+    title = render(job, width=60)[0]
+    assert title.startswith(f"-- {ending_sentence(job)} -")
+    assert len(title) == 60
+
+
+def test_a_long_name_leaves_room_for_the_ending() -> None:
+    """Where the title is too long, the program's name is shortened, and not what became of the job."""
+    job = result(verdict="rendezvous", exit_code=201, entrypoint="package.with_a.long_name.of_its_module")
+    title = render(job, width=80)[0]
+    assert ": the nodes did not come together -" in title
+    assert len(title) == 80
+    assert "module: the" in title
+
+
+def test_a_cuda_error_shows_no_advice_that_all_of_them_have() -> None:
+    """The report shows the program's line and the hint, not torch's four lines of advice."""
+    lines = render(result(worker_end(1, -6, captured("cuda_assert")), *stopped(0)))
+    assert lines[3] == "         torch.AcceleratorError: CUDA error: device-side assert triggered"
+    assert lines[4].startswith("trace    /home/anna/project/failure.py:32 in <module>")
+
+
+def test_an_abort_in_c_shows_what_was_said_and_no_frames() -> None:
+    """Below an exception torch writes the calls of C++, twice; the report shows the lines between them."""
+    lines = render(result(worker_end(0, -6, captured("nccl_aborted"))))
+    assert not any("frame #" in line for line in lines)
+    assert any(line.startswith("stderr   ") for line in lines)
+    only_frames = render(result(worker_end(0, -6, "frame #0: step() + 0x9d (0x7f in libc10.so)\n")))
+    assert any("frame #0" in line for line in only_frames)
+
+
+ACTIONS = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": "/home/runner/repo/"}
+_TRACE = (
+    "Traceback (most recent call last):\n"
+    '  File "/home/runner/repo/train.py", line 7, in <module>\n    step(1)\n'
+    '  File "/venv/lib/python3.11/site-packages/torch/nn/module.py", line 99, in forward\n    fail()\n'
+    "ValueError: 50%, of what: all\n"
+)
+
+
+def test_the_annotation_names_the_users_line() -> None:
+    """The command has the file below the checked-out repository, the line, a title, and the cause, all escaped."""
+    assert find_annotation(result(worker_end(1, 1, _TRACE), worker_end(0, 0)), ACTIONS) == (
+        "::error file=train.py,line=7,title=train.py failed::rank 1 on gpu07 (local 1, pid 4701) failed with exit "
+        "code 1 after 12.3 s: ValueError: 50%25, of what: all"
+    )
+
+
+def test_a_failure_without_a_traceback_has_no_place() -> None:
+    """A worker that was killed has a title and a message only; a comma and a colon in a title are escaped."""
+    job = result(worker_end(0, -9), entrypoint="a,b:c.py")
+    assert find_annotation(job, ACTIONS).startswith("::error title=a%2Cb%3Ac.py failed::rank 0 on gpu07")
+    lost = result(verdict="store_lost", detail="gone\nfor good")
+    assert find_annotation(lost, ACTIONS) == "::error title=train.py%3A the job's store can't be reached::gone for good"
+
+
+@pytest.mark.parametrize("environ", [{}, {"GITHUB_ACTIONS": "false"}])
+def test_there_is_none_elsewhere(environ: dict[str, str]) -> None:
+    """Without GITHUB_ACTIONS=true there is no such line, nor after a success or a stop by signal."""
+    assert not find_annotation(result(worker_end(0, 1, captured("value_error"))), environ)
+    assert not find_annotation(result(verdict="success"), ACTIONS)
+    assert not find_annotation(result(worker_end(0, 1), signal=15), ACTIONS)

@@ -274,17 +274,6 @@ def test_a_message_of_many_lines_shows_its_head_and_tail() -> None:
     assert root.exception is None
 
 
-def test_a_very_long_message_keeps_its_head_and_tail() -> None:
-    """Ten megabytes in one line become three lines, the ends of which are the message's."""
-    text = (
-        f'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nRuntimeError: {"x" * 200} the end\n'
-    )
-    lines = render(result(worker_end(0, 1, text.replace("x" * 200, "head " + "x" * 10_000))))
-    said = [line for line in lines if "RuntimeError" in line or "the end" in line]
-    assert "RuntimeError: head" in said[0]
-    assert said[-1].endswith("the end")
-
-
 def test_attempts_that_failed_alike_share_a_line() -> None:
     """Ten attempts take three lines at most."""
     one, other = worker_end(1, -11), worker_end(0, 1, captured("value_error"))
@@ -300,25 +289,6 @@ def test_attempts_that_failed_alike_share_a_line() -> None:
     same = tuple(Attempt(restart_count=number, root=None, started_at=NOON, uptime=1.0) for number in range(2))
     assert "attempts 0-1 failed after 1.0 s: no worker failed by itself" in report(result(attempts=same, detail="x"))
     assert "rank 0, ValueError: loss" in report(result(worker_end(2, 5), attempts=attempts[3:4]))
-
-
-def test_attempts_that_failed_otherwise_have_a_line_each() -> None:
-    """Of a cause A and then B, B there are two lines: only attempts that follow each other share one."""
-    one, other = worker_end(1, -11), worker_end(0, 1, captured("value_error"))
-    attempts = tuple(
-        Attempt(restart_count=number, root=root, started_at=NOON, uptime=1.0 + number)
-        for number, root in enumerate([one, other, other])
-    )
-    lines = render(result(worker_end(2, 5), attempts=attempts))
-    before = next(number for number, line in enumerate(lines) if line.startswith("before"))
-    assert lines[before] == "before   attempt 0 failed after 1.0 s: rank 1 was killed by SIGSEGV"
-    assert lines[before + 1].startswith("         attempts 1-2 failed after 2.0 s to 3.0 s: rank 0, Value")
-    alternating = tuple(
-        Attempt(restart_count=number, root=root, started_at=NOON, uptime=1.0)
-        for number, root in enumerate([one, other, one])
-    )
-    text = report(result(worker_end(2, 5), attempts=alternating))
-    assert [f"attempt {number} failed" in text for number in range(3)] == [True, True, True]
 
 
 def test_a_log_outside_of_the_log_directory_has_its_whole_path() -> None:

@@ -65,12 +65,6 @@ def test_the_table_has_a_row_for_each_worker_and_names_the_silent_one() -> None:
     ]
 
 
-@pytest.mark.parametrize(("round_uptime", "told"), [(61.0, ", round 2 for 61.0 s, "), (None, ", round 2, ")])
-def test_a_later_round_has_a_time_of_its_own(round_uptime: float | None, told: str) -> None:
-    """The first round's is the job's, and a round that has not begun to run has none."""
-    assert told in render_status([node(worker(0), round=2, round_uptime=round_uptime)], label="llama", width=80)[0]
-
-
 @pytest.mark.parametrize(
     ("workers", "expected"),
     [
@@ -96,13 +90,6 @@ def test_a_worker_stands_out_against_the_median_of_the_others(
     assert [(mark.rank, mark.word) for mark in find_marks(workers)] == expected
 
 
-def test_a_command_for_several_workers_that_stand_out_can_be_run() -> None:
-    """`stacks --rank` takes one rank; without it the command shows all of them."""
-    late = [worker(rank, silence=62.4) for rank in (1, 2)]
-    lines = render_status([node(*map(worker, (0, 3, 4)), *late)], label="llama", width=80)
-    assert lines[-1] == "`elastic-run stacks llama` shows where they are"
-
-
 def test_a_worker_that_is_stopped_is_told_with_what_lets_it_go_on() -> None:
     """The process is not in the wrong place, so its stacks would not help."""
     stopped = worker(1, state="stopped", cpu=0.0, silence=70)
@@ -112,27 +99,12 @@ def test_a_worker_that_is_stopped_is_told_with_what_lets_it_go_on() -> None:
     assert [line.count("!") for line in lines[3:6]] == [0, 1, 0]
 
 
-def test_ended_workers_show_how_they_ended() -> None:
-    """By a signal, with a code, or well."""
-    ended = [worker(rank, exit_code=code, state="ended", cpu=None, memory=None) for rank, code in enumerate((0, 3, -9))]
-    rows = render_status([node(*ended)], label="1", width=80)[3:]
-    assert all(word in row for word, row in zip(("done", "exit code 3", "SIGKILL"), rows, strict=True))
-
-
 def test_nothing_that_a_worker_writes_reaches_the_terminal_as_a_command() -> None:
     """A last line of escape sequences, wide characters and 10,000 columns fits the width."""
     nasty = worker(0, last_line="\x1b[2J\x07" + "漢" * 5000)
     lines = render_status([node(nasty)], label="1", width=80)
     assert "\x1b" not in "".join(lines)
     assert columns(lines[3]) <= 80
-
-
-def test_a_node_that_waits_says_so() -> None:
-    """Before the first round there are no workers, and nodes of one job show their names."""
-    waiting = node(host="n1", pid=7, state="joining", world_size=None)
-    lines = render_status([node(worker(0)), waiting], label="j", width=80)
-    assert "node n1 (pid 7) has no workers yet: joining" in lines
-    assert lines[3].startswith("NODE")
 
 
 def test_a_job_that_waits_says_for_which_nodes() -> None:

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from elastic_run import contract
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report.failure_sections import trace_lines
 from elastic_run.report.text import (
@@ -182,6 +183,9 @@ def test_an_end_is_told_by_exit_code_or_signal() -> None:
     assert [exit_text(worker_end(0, code)) for code in (128, 193)] == ["exit code 128", "exit code 193"]
     assert end_verb(worker_end(0, 3)) == "failed with exit code 3"
     assert end_verb(worker_end(0, -9)) == "was killed by SIGKILL"
+    hang, other = ExceptionText(contract.HANG, "no progress"), ExceptionText("ValueError", "x")
+    assert end_verb(worker_end(0, contract.EXIT_HUNG, exception=hang)) == "made no progress"
+    assert end_verb(worker_end(0, contract.EXIT_HUNG, exception=other)) == "failed with exit code 212"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.records import replace
 from elastic_run.rendezvous.session import Notice
-from elastic_run.report.waiting import NEW, READY, WaitNotices
+from elastic_run.report.waiting import NEW, WaitNotices
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous.session import Waiting
@@ -60,17 +60,6 @@ def test_a_line_that_says_the_same_comes_more_and_more_rarely() -> None:
         node.write(replace(_GATHERING, seconds_left=300.0 - seconds))
         node.look(float(seconds))
     assert node.told == [2.0, 12.0, 32.0, 72.0, 132.0, 192.0, 252.0]
-
-
-def test_a_line_names_a_launcher_that_came_for_another_job() -> None:
-    """One of many nodes may have a mistyped id: then the others are there, and wait for it."""
-    node = Node()
-    node.doubt = "c came to this store with --rdzv-id=typo, and this job has --rdzv-id=j"
-    node.write(replace(_GATHERING, present=2, hosts=("a", "b")))
-    node.look(0.0, 2.0)
-    (notice,) = node.events
-    assert isinstance(notice, Notice)
-    assert notice.text == f"waiting: 2/4 nodes (a, b), gives up in 0:30; {node.doubt}"
 
 
 @pytest.mark.parametrize(("most", "known"), [(256, 3), (257, 1)])
@@ -128,26 +117,6 @@ def test_a_coordinator_that_began_just_now_knows_nothing() -> None:
     node.look(0.0, 2.0)
     assert node.told == []
     assert node.notices.first_due(2.1) == 2.25
-
-
-def test_another_wait_begins_anew() -> None:
-    """After a round a node that waits again is told after 2 s, however long ago it waited before."""
-    node = Node()
-    node.write(_GATHERING)
-    node.look(0.0, 2.0)
-    node.state = None
-    node.look(3.0)
-    node.state = READY
-    node.look(4.0, 5.5, 6.0)
-    assert node.told == [2.0, 6.0]
-
-
-def test_a_spare_is_told_once() -> None:
-    """A node beyond the maximum hears once that it is a spare, however long it waits."""
-    node = Node()
-    node.write(WaitStatus("running", 1, 2, 4, 4, ("a", "b", "c", "d"), (), None))
-    node.look(0.0, 2.0, 12.0, 22.0)
-    assert node.told == [2.0]
 
 
 def test_each_node_that_is_missing_is_told_once_beside_the_line_that_is_rewritten() -> None:

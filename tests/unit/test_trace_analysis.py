@@ -216,14 +216,6 @@ def test_the_other_pairs_tell_which_rank_of_a_pair_has_skipped_its_collective() 
     )
 
 
-def test_a_group_of_another_kind_is_no_pair_to_compare_with() -> None:
-    """Only the collectives of groups with the pair's description and size are counted before the outer one."""
-    outer, third = call(number=1, state=RETIRED), call(group="3", description="all")
-    pair = [third, inner(1, pair="2"), inner(2, pair="2"), outer]
-    found = in_pairs([third, inner(1)], [third, outer], pair, pair, members={**NESTED, "3": (0, 1, 2, 3)})
-    assert [(finding.kind, finding.ranks) for finding in found.findings] == [(kinds.DIFFERENT_ORDER, (1,))]
-
-
 def test_the_other_pairs_tell_which_rank_of_a_pair_has_skipped_the_outer_collective() -> None:
     """Rank 1 is where ranks 2 and 3 are, and rank 0 goes on with its pair."""
     outer = call(number=1, state=RETIRED)
@@ -289,21 +281,6 @@ def test_the_rank_that_left_the_order_of_its_group_is_named() -> None:
     )
 
 
-def test_the_outer_group_follows_from_the_inner() -> None:
-    """A rank that is missing in the inner group only makes the outer one wait for the rank that it holds up."""
-    inner = call(number=3, state=OPEN, group="1")
-    found = analyse(
-        dumps(
-            [call(number=4), inner],
-            [call(number=4), call(number=5, state=RETIRED)],
-            [call(number=4), call(number=5, state=OPEN)],
-            [call(number=4), call(number=5, state=OPEN)],
-            members={**WORLD, "1": (0, 1)},
-        )
-    )
-    assert [(finding.kind, finding.ranks) for finding in found.findings] == [(kinds.DIFFERENT_ORDER, (0, 1))]
-
-
 @pytest.mark.parametrize(
     ("odd", "text"),
     [
@@ -318,13 +295,6 @@ def test_different_calls(odd: Collective, text: str) -> None:
     found = analyse(dumps(usual, usual, [call(), odd], usual))
     assert first_line(found).startswith(text)
     assert found.findings[0].ranks == (2,)
-
-
-def test_of_several_different_calls_the_first_is_told() -> None:
-    """The sentence names one rank and the majority; the details have the call of each rank."""
-    found = analyse(dumps([call("broadcast")], [call("all_gather")], [call()], [call()]))
-    assert first_line(found).startswith("rank 0 calls broadcast as collective number 1 of group 'default', ranks 2-3")
-    assert detail_lines(found.findings[0])[:3] == ["ranks 2-3: all_reduce", "rank 0: broadcast", "rank 1: all_gather"]
 
 
 def test_a_rank_that_waits_for_nobody() -> None:
@@ -433,15 +403,6 @@ def test_the_command_prints_one_screen(capfd: pytest.CaptureFixture[str]) -> Non
         "         rank 3's last: all_reduce number 3 of group 'default', at make.py:75 in _missing_rank",
         "dumps    4 dumps read, of ranks 0-3",
     ]
-
-
-def test_dumps_without_collectives_prove_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """Those of a job that hung, with torch 2.6 and gloo."""
-    assert run_trace([str(DATA / "nothing_recorded")]) == 0
-    assert capfd.readouterr().out == (
-        "cause    none found: the dumps have no collectives (torch before 2.8 records none of gloo)\n"
-        "dumps    3 dumps read, of ranks 0-2\n"
-    )
 
 
 def test_the_command_prints_json(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the rendezvous of several nodes tells the user."""
+"""The command with which other nodes join a job."""
 
 from __future__ import annotations
 
@@ -9,42 +9,6 @@ import pytest
 
 from elastic_run.core.job.node_config import JoinCommand
 from elastic_run.rendezvous.join_command import describe_join_command
-from elastic_run.report.waiting import describe_missing, describe_spare, describe_trouble, missing_texts, trouble_texts
-
-
-def test_missing_nodes() -> None:
-    """The line says how many of how many are there, which ones, and what the wait ends with."""
-    assert describe_missing(["a", "b"], 2, 3, 590.2) == "waiting: 2/3 nodes (a, b), gives up in 9:50"
-    assert describe_missing(["node[0-8]", "a"], 10, 16, None) == "waiting: 10/16 nodes (node[0-8], a)"
-    assert describe_missing(["a"], 1, 2, 28.0, starts=True) == "waiting: 1/2 nodes (a), starts in 0:28"
-    assert describe_missing([], 0, 2, -1.0) == "waiting: 0/2 nodes, gives up in 0:00"
-
-
-def test_trouble_with_the_store() -> None:
-    """The line says which store, for how long and why, and how long is left."""
-    line = describe_trouble("a:29400", "nothing answers at 10.0.0.1:29400", 12.4, 61.0)
-    assert line == (
-        "waiting: the store at a:29400 has been out of reach for 12 s: nothing answers at 10.0.0.1:29400, "
-        "gives up in 1:01"
-    )
-
-
-def test_shorter_forms() -> None:
-    """Where there is little room hosts go first; how many nodes, what is wrong and how long is left stay."""
-    assert missing_texts(["a", "b"], 2, 3, 61.0) == (
-        "waiting: 2/3 nodes (a, b), gives up in 1:01",
-        "waiting: 2/3 nodes, gives up in 1:01",
-    )
-    assert trouble_texts("a:29400", "nothing answers at 10.0.0.1:29400", 12.4, 61.0, reason="no answer")[1:] == (
-        "waiting: store a:29400: no answer, gives up in 1:01",
-        "waiting: store: no answer, gives up in 1:01",
-    )
-
-
-def test_a_spare() -> None:
-    """A node that the job has no room for learns when its turn comes; another one, that it comes soon."""
-    assert describe_spare(5, 4) == "waiting: as a spare, until one of the job's 4 nodes is lost"
-    assert describe_spare(3, 4) == "waiting: the job runs, and adds this node soon"
 
 
 @pytest.mark.parametrize(
