@@ -1,24 +1,19 @@
 """One loop over epoll: descriptors, timers, child exits, signals, and wake-ups from other threads.
 
 Rules
-- One thread runs the loop and owns everything registered with it. Other threads may only `call_soon_threadsafe`.
+- One thread runs the loop and owns everything registered with it. Other threads may only `call_soon_threadsafe`, at any
+  moment, also while the loop is closed: a lock keeps writing to the pipe and closing it apart.
 - Callbacks never block. An exception in a callback is a defect and leaves `run_until`; what was due behind it is called
   in the next turn.
-- Threads may wake the loop at any moment, also while it is closed: a lock keeps writing to the pipe and closing it
-  apart. A signal handler may take it again, in the middle of a wake-up of its own thread.
-- Nothing polls. A child's exit is a readable pidfd; where the kernel or a seccomp filter refuses pidfds, one thread
-  per child blocks in waitid(WNOWAIT), and where no thread can be had either the loop looks every `_LOOK` seconds.
-  Rejected: SIGCHLD alone (coalesced, main thread only, and inside somebody's process it belongs to them), wait4(-1)
-  (takes children that are not ours).
-- Signal handlers only note the number; the wake-up descriptor wakes the loop, which then acts. A signal that was
+- Nothing polls. A child's exit is a readable pidfd; where the kernel or a seccomp filter refuses pidfds, one thread per
+  child blocks in waitid(WNOWAIT). Rejected: SIGCHLD alone (coalesced, main thread only, and inside somebody's process
+  it belongs to them), wait4(-1) (takes children that are not ours).
+- Signal handlers only record the number; the wake-up descriptor wakes the loop, which then acts. A signal that was
   inherited as ignored stays ignored (`nohup`), and what was installed before is put back on `close`.
-- Where the launcher is the whole process, the signals are blocked and read from a descriptor, which tells who has sent
+- Where the launcher is the whole process, the signals are blocked and read from a descriptor, which tells the sender of
   each (`find_senders`). The handlers stay: a thread of somebody else's that doesn't block them may get one.
-- The clock is monotonic.
-- The file is longer than others: descriptors, timers, children and signals share one turn of the loop, and their
-  registers are one object's.
-- epoll itself, or poll where there is none, and not the `selectors` module above them: in a job of several nodes its
-  imports would come before the first worker.
+- epoll itself, and not the `selectors` module above it: in a job of several nodes its imports would come before the
+  first worker.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from __future__ import annotations
 import heapq
 import os
 import select
-import sys
 import time
 from _thread import RLock
 
@@ -48,18 +42,12 @@ _WRITABLE = select.POLLOUT
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 #: Seconds that one wait lasts: the kernel counts milliseconds in 32 bits. A timer beyond that is due in a later turn.
 _LONGEST_WAIT = 86400.0
-#: Seconds between two looks at a child for which there is neither a pidfd nor a thread.
-_LOOK = 0.05
 #: Seconds in which a plug-in that has started a process collects it itself.
 _PLUGIN_WAIT = 2.0
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: Stands for an exit status that other code of this process has taken; `Loop.lost_exits` tells it from a real 255.
 UNKNOWN_EXIT_CODE = 255
-#: PIDFD_GET_INFO of Linux 6.15 and later: a record of 64 bytes, a mask first, an exit status last.
-_PIDFD_GET_INFO = 0xC040FF0B
-_PIDFD_INFO_EXIT = 8
-_PIDFD_INFO_SIZE = 64
 
 
 class Timer:
@@ -86,7 +74,7 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._poll = _make_poll()
+        self._poll = select.epoll()
         self._registered: set[int] = set()
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
@@ -104,11 +92,7 @@ class Loop:
         self._previous_handlers: dict[int, Handler] = {}
         self._previous_wakeup_fd: int | None = None
         self._wake_lock = RLock()
-        try:
-            self._wake_read, self._wake_write = os.pipe()
-        except OSError:
-            self._poll.close()
-            raise
+        self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self.add_reader(self._wake_read, self._drain_wake_ups)
@@ -127,11 +111,7 @@ class Loop:
         return time.monotonic()
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
-        """Call once the clock has reached a time.
-
-        Returns:
-            The timer, which can be cancelled.
-        """
+        """Call once the clock has reached a time; returns the timer, which can be cancelled."""
         timer = Timer(callback)
         self._sequence += 1
         heapq.heappush(self._timers, (when, self._sequence, timer))
@@ -188,12 +168,7 @@ class Loop:
 
     # --- children ------------------------------------------------------------------------------------------------
     def watch_exit(self, pid: int, callback: Callable[[int], None]) -> None:
-        """Call once a child of this process has ended, after reaping it.
-
-        Args:
-            pid: The child.
-            callback: Gets the exit code, or minus the signal's number.
-        """
+        """Call once a child of this process has ended, after reaping it, with its code or minus the signal's number."""
         self._children[pid] = callback
         pidfd = open_pidfd(pid)
         if pidfd is None:
@@ -217,24 +192,13 @@ class Loop:
                 pass
             self.call_soon_threadsafe(lambda: self._reap(pid))
 
-        try:
-            threading.Thread(target=wait_exit, name=f"wait-{pid}", daemon=True).start()
-        except RuntimeError:
-            self._look_for_exit(pid)
-
-    def _look_for_exit(self, pid: int) -> None:
-        """Look now and then whether a child has ended, where the system refuses a thread that could wait for it."""
-        self._reap(pid)
-        if pid in self._children:
-            self.call_later(_LOOK, lambda: self._look_for_exit(pid))
+        threading.Thread(target=wait_exit, name=f"wait-{pid}", daemon=True).start()
 
     def _reap(self, pid: int) -> None:
         status = self._collect(pid)
         if status is None:
             return
         pidfd = self._pidfds.pop(pid, None)
-        if status < 0 and pidfd is not None:
-            status = _read_exit(pidfd)
         if pidfd is not None:
             self.remove_reader(pidfd)
             os.close(pidfd)
@@ -257,9 +221,6 @@ class Loop:
 
         A handler of the program still gets every SIGCHLD, after the statuses were taken. Harmless where SIGCHLD has
         its default action.
-
-        Raises:
-            ValueError: Outside the main thread.
         """
         if not signals.is_answered(signals.SIGCHLD):
             return
@@ -286,9 +247,6 @@ class Loop:
             own_session: A session whose processes are no strangers: plug-ins may have started them. Those of another
                 session a plug-in may have started too, so they are collected `_PLUGIN_WAIT` seconds after their
                 end. None to collect all at once.
-
-        Raises:
-            ValueError: Outside the main thread.
         """
         waiting: set[int] = set()
 
@@ -306,12 +264,12 @@ class Loop:
 
         def reap_all(number: int = signals.SIGCHLD) -> None:
             self._take_statuses(number)
-            for pid in _ended_children():
+            for pid in signals.list_ended_children():
                 if pid in self._children:
                     reap_first(pid)
                 elif own_session is None:
                     self._collect(pid)
-                elif pid not in waiting and _session(pid) not in (None, own_session):
+                elif pid not in waiting and _read_session(pid) not in (None, own_session):
                     waiting.add(pid)
                     self.call_later(_PLUGIN_WAIT, lambda pid=pid: collect_late(pid))  # type: ignore[misc]
 
@@ -320,35 +278,26 @@ class Loop:
 
     # --- signals -------------------------------------------------------------------------------------------------
     def watch_signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> None:
-        """Call for every one of these signals, unless it was inherited as ignored.
-
-        Args:
-            numbers: The signals.
-            callback: Gets the number.
-
-        Raises:
-            ValueError: Outside the main thread, where Python can't install handlers.
-        """
+        """Call with the number for every one of these signals that was not inherited as ignored."""
         for number in numbers:
             if not signals.is_ignored(number):
                 self._install(number, callback)
 
     def _install(self, number: int, callback: Callable[[int], None]) -> None:
-        previous = signals.install_handler(number, self._note_signal)
+        previous = signals.install_handler(number, self._record_signal)
         self._previous_handlers.setdefault(number, previous)
         self._signal_callbacks[number] = callback
         if self._previous_wakeup_fd is None:
             self._previous_wakeup_fd = signals.set_wakeup_fd(self._wake_write)
 
-    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+    def _record_signal(self, number: int, _frame: FrameType | None) -> None:
         self.senders.pop(number, None)
         self._signals.append(number)
 
     def find_senders(self) -> bool:
-        """Block the signals that are watched by now in this thread, also after `close`, and learn who sends them.
+        """Block the signals that are watched by now in this thread, also after `close`, and learn their senders.
 
-        Returns:
-            Whether the system can do that; otherwise nothing has changed.
+        Returns whether the system can do that; otherwise nothing has changed.
         """
         descriptor = signals.open_signal_descriptor(self._previous_handlers)
         if descriptor < 0:
@@ -395,25 +344,13 @@ class Loop:
 
     # --- running -------------------------------------------------------------------------------------------------
     def run_until(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Run the loop until a condition holds.
-
-        Args:
-            is_done: Asked after every turn; changes nothing.
-            deadline: Monotonic time in seconds after which to give up; None waits for ever.
-
-        Returns:
-            Whether the condition holds.
-        """
+        """Run the loop until a condition holds, or a monotonic time has come; returns whether the condition holds."""
         while not is_done():
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return False
             self._turn(self._timeout(now, deadline))
         return True
-
-    def run_once(self) -> None:
-        """Make the calls that are due, without waiting for more."""
-        self._turn(0.0)
 
     def _timeout(self, now: float, deadline: float | None) -> float | None:
         if self._soon or self._signals:
@@ -435,9 +372,7 @@ class Loop:
             self._signal_callbacks[number](number)
         for callback in _take_each(self._soon):
             callback()
-        self._fire_timers(time.monotonic())
-
-    def _fire_timers(self, now: float) -> None:
+        now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
@@ -499,95 +434,16 @@ def _take_each(queue: list[T]) -> Iterator[T]:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Open a descriptor that becomes readable when a process ends.
-
-    Args:
-        pid: Any process that this one may see.
-
-    Returns:
-        The descriptor, or None where the system has none to give (no such system call, seccomp, no such process).
-    """
+    """Open a descriptor that becomes readable when a process ends; None where the system has none to give."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
 
 
-def _ended_children() -> Iterator[int]:
-    """Find the children of this process that have ended; other threads may collect some meanwhile."""
-    last = None
-    while (pid := _find_ended(os.P_ALL, 0)) not in (None, last):
-        yield pid
-        last = pid
-    if pid is None:
-        return
-    # The kernel shows the one that was not collected again and again, so the others are looked for one by one.
-    for child in _list_children():
-        if child != last and _find_ended(os.P_PID, child) is not None:
-            yield child
-
-
-def _list_children() -> list[int]:
-    found: list[int] = []
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as children:
-                found += map(int, children.read().split())
-        except OSError:
-            continue  # the thread has ended
-    return found
-
-
-def _session(pid: int) -> int | None:
+def _read_session(pid: int) -> int | None:
     """Return the session of a child, or None where another thread has collected it."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
         return None
-
-
-def _find_ended(kind: int, pid: int) -> int | None:
-    """Return a child that has ended and is not collected yet, or None."""
-    try:
-        found = os.waitid(kind, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return None if found is None else found.si_pid
-
-
-def _read_exit(pidfd: int) -> int:
-    """Return the status of a process that was reaped already; -1 where the kernel doesn't keep it."""
-    import fcntl
-
-    record = bytearray(_PIDFD_INFO_SIZE)
-    record[0] = _PIDFD_INFO_EXIT
-    try:
-        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, record)
-    except OSError:
-        return -1
-    return int.from_bytes(record[-4:], sys.byteorder) if record[0] & _PIDFD_INFO_EXIT else -1
-
-
-class _Poll:
-    """poll(2) with epoll's interface, for systems without epoll."""
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        self.register = self._poll.register
-        self.modify = self._poll.modify
-        self.unregister = self._poll.unregister
-
-    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
-        """Wait; the timeout is in seconds."""
-        return self._poll.poll(None if timeout is None else timeout * 1000)
-
-    def fileno(self) -> int:
-        """Return -1: there is no descriptor."""
-        return -1
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def _make_poll() -> _Poll | select.epoll:
-    return select.epoll() if hasattr(select, "epoll") else _Poll()

@@ -23,10 +23,10 @@ from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import (
     choose_rendezvous,
     complete_arguments,
-    complete_from_cluster,
     complete_from_variables,
     get_use_env,
     keep_static_place,
+    may_have_scheduler,
     name_source,
     read_request,
     write_given,
@@ -164,7 +164,11 @@ def _prepare(args: Namespace, origins: Origins | None) -> tuple[Request, list[st
     complete_arguments(args)
     try:
         complete_from_variables(args, os.environ, recorded)
-        found = complete_from_cluster(args, os.environ, origins)
+        found = None
+        if may_have_scheduler(os.environ):
+            from elastic_run.cli.cluster_values import complete_from_cluster
+
+            found = complete_from_cluster(args, os.environ, origins)
         keep_static_place(args, recorded)
         workers = count_workers(args.nproc_per_node, os.environ)
         request = read_request(args, workers, os.environ, origins=recorded, found=found)

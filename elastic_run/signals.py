@@ -2,7 +2,7 @@
 
 That module wraps this C module's functions and numbers in enums, and its import takes a good part of the time in which
 two workers are started. Everything here takes and gives plain numbers. Code that runs when the workers do may import
-`signal` itself.
+`signal` itself. `call_libc` is here for the same reason: ctypes takes 5 to 9 ms.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import _signal  # type: ignore[import-not-found]  # the interpreter's own module
 import os
 import sys
 
+from elastic_run.records import dataclass
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     #: A function, a number for the default action or for none, None for code in C.
@@ -84,14 +86,7 @@ def signal_name(number: int) -> str:
 
 
 def block_signals(numbers: Iterable[int]) -> frozenset[int]:
-    """Hold signals of this thread back.
-
-    Args:
-        numbers: The signals, on top of those that are held back already; none to change nothing.
-
-    Returns:
-        Those that were held back before.
-    """
+    """Hold signals of this thread back, on top of those that are; returns those that were held back before."""
     return frozenset(_signal.pthread_sigmask(_signal.SIG_BLOCK, tuple(numbers)))
 
 
@@ -100,6 +95,7 @@ def restore_signals(numbers: Iterable[int]) -> None:
     _signal.pthread_sigmask(_signal.SIG_SETMASK, tuple(numbers))
 
 
+@dataclass(frozen=True, slots=True)
 class SignalInfo:
     """A signal that came, as the kernel tells of it.
 
@@ -110,13 +106,10 @@ class SignalInfo:
         uid: The user of that process.
     """
 
-    __slots__ = ("code", "number", "pid", "uid")
-
-    def __init__(self, number: int, *, code: int, pid: int, uid: int) -> None:
-        self.number = number
-        self.code = code
-        self.pid = pid
-        self.uid = uid
+    number: int
+    code: int
+    pid: int
+    uid: int
 
 
 def signal_pidfd(pidfd: int, number: int) -> None:
@@ -125,28 +118,30 @@ def signal_pidfd(pidfd: int, number: int) -> None:
 
 
 def open_signal_descriptor(numbers: Iterable[int]) -> int:
-    """Open a descriptor from which blocked signals are read; Python has no name for signalfd(2).
-
-    Args:
-        numbers: The signals.
-
-    Returns:
-        A descriptor that doesn't block, or -1 where the system has none.
-    """
+    """Open a descriptor from which blocked signals are read without waiting; -1 where the system has none."""
+    # A sigset_t: words of the size of a C long, with a bit for each signal from 1 on.
+    bits = sum(1 << number - 1 for number in numbers)
+    size = sys.maxsize.bit_length() // 8 + 1
+    words = (bits >> 8 * start & 2 * sys.maxsize + 1 for start in range(0, _SIGNAL_SET_BYTES, size))
+    mask = b"".join(word.to_bytes(size, sys.byteorder) for word in words)
     try:
-        from elastic_run import libc
-
-        return libc.call("signalfd", -1, _signal_set(numbers), _SIGNALFD_FLAGS)
+        return call_libc("signalfd", -1, mask, _SIGNALFD_FLAGS)
     except (ImportError, OSError, AttributeError):
         return -1
 
 
-def _signal_set(numbers: Iterable[int]) -> bytes:
-    """Return a sigset_t: words of the size of a C long, with a bit for each signal from 1 on."""
-    bits = sum(1 << number - 1 for number in numbers)
-    size = sys.maxsize.bit_length() // 8 + 1
-    words = (bits >> 8 * start & 2 * sys.maxsize + 1 for start in range(0, _SIGNAL_SET_BYTES, size))
-    return b"".join(word.to_bytes(size, sys.byteorder) for word in words)
+def call_libc(name: str, *arguments: int | bytes) -> int:
+    """Call a function of the C library that takes C ints and pointers to bytes to read, and returns a C int.
+
+    Raises:
+        ImportError: This Python was built without ctypes.
+        AttributeError: The C library has no such function.
+        OSError: Ditto.
+    """
+    import _ctypes
+
+    function = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]  # None as in CDLL(None)
+    return int(_ctypes.call_function(function, arguments))
 
 
 def read_signals(descriptor: int) -> list[SignalInfo]:
@@ -179,34 +174,16 @@ def is_ignored(number: int) -> bool:
 
 
 def install_handler(number: int, handler: Handler) -> Handler:
-    """Let something answer a signal.
+    """Let something answer a signal, and return what answered it until now; ValueError outside the main thread.
 
-    Args:
-        number: The signal.
-        handler: Code in C, which can't be named, becomes the default action.
-
-    Returns:
-        What answered it until now.
-
-    Raises:
-        ValueError: Outside the main thread.
+    Code in C, which can't be named, becomes the default action.
     """
     previous: Handler = _signal.signal(number, _signal.SIG_DFL if handler is None else handler)
     return previous
 
 
 def set_wakeup_fd(fd: int) -> int:
-    """Write a byte to a descriptor whenever a signal comes, unless it can't take more.
-
-    Args:
-        fd: A non-blocking descriptor, or -1 for none.
-
-    Returns:
-        The one until now, or -1.
-
-    Raises:
-        ValueError: Outside the main thread.
-    """
+    """Write a byte to a non-blocking descriptor at each signal; -1 is none; returns the descriptor until now."""
     previous: int = _signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
     return previous
 
@@ -240,3 +217,35 @@ def end_process(number: int, _: object) -> None:
 def has_usual_handler(number: int) -> bool:
     """Whether the handler of a signal is the one of every Python program, or of the launcher at its start."""
     return _signal.getsignal(number) in (_signal.default_int_handler, end_process)
+
+
+# --- the children for which SIGCHLD has come ----------------------------------------------------------------------
+
+
+def list_ended_children() -> Iterator[int]:
+    """Yield the children of this process that have ended; other threads may collect some meanwhile."""
+    last = None
+    while (pid := _find_ended(os.P_ALL, 0)) not in (None, last):
+        yield pid
+        last = pid
+    if pid is None:
+        return
+    # The kernel shows the one that was not collected again and again, so the others are looked for one by one.
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as children:
+                found = [int(child) for child in children.read().split()]
+        except OSError:
+            continue  # the thread has ended
+        for child in found:
+            if child != last and _find_ended(os.P_PID, child) is not None:
+                yield child
+
+
+def _find_ended(kind: int, pid: int) -> int | None:
+    """Return a child that has ended and is not collected yet, or None."""
+    try:
+        found = os.waitid(kind, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid

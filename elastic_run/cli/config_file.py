@@ -23,7 +23,7 @@ import os
 from elastic_run.cli.flags import CONFIGURATION
 from elastic_run.cli.request import FILE, Origin
 from elastic_run.cli.values import nearest, text_list
-from elastic_run.user_file import read_toml
+from elastic_run.files import read_toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_run.cli.values import Flag
     from elastic_run.core.job.node_config import LaunchStep
     from elastic_run.multiprocessing.output.logs import Streams
-    from elastic_run.schedulers.asked import Asked, Derivation
+    from elastic_run.schedulers.asked import Derivation
 
     #: Origins by the name of the value, as in the namespace.
     Origins = MutableMapping[str, "Origin"]
@@ -36,7 +36,6 @@ FLAG, VARIABLE, FILE = "flag", "variable", "file"
 SLURM, KUBERNETES, DERIVED = "Slurm", "Kubernetes", "derived"
 #: Shown in place of an id that is another one at each start.
 RANDOM = "(random)"
-_DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
 #: The variables by which a scheduler, or a program that starts launchers side by side, is known; see `schedulers`.
 _OF_SCHEDULERS = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"),
@@ -156,9 +155,9 @@ def read_request(
         least=least,
         most=most,
         workers=workers,
-        names_rendezvous=_names_rendezvous(args),
-        hosts_rendezvous=is_first and most > 1 and not _names_rendezvous(args),
-        endpoints=() if args.standalone or args.rdzv_backend not in BACKENDS else _read_endpoints(args),
+        names_rendezvous=names_rendezvous(args),
+        hosts_rendezvous=is_first and most > 1 and not names_rendezvous(args),
+        endpoints=() if args.standalone or args.rdzv_backend not in BACKENDS else read_endpoints(args),
         settings=_read_settings(args),
         redirects=parse_streams(args.redirects),
         tee=parse_streams(args.tee),
@@ -171,7 +170,8 @@ def read_request(
     )
 
 
-def _names_rendezvous(args: Namespace) -> bool:
+def names_rendezvous(args: Namespace) -> bool:
+    """Whether the user said how, or where, the nodes meet."""
     return bool(args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port)
 
 
@@ -183,8 +183,8 @@ def _read_settings(args: Namespace) -> dict[str, str]:
     return parse_rendezvous_config(args.rdzv_conf)
 
 
-def _read_endpoints(args: Namespace) -> tuple[tuple[str, int], ...]:
-    # The place of a file store is a path.
+def read_endpoints(args: Namespace) -> tuple[tuple[str, int], ...]:
+    """Return host and port of each endpoint; there is none where the place is the path of a file store."""
     if not args.rdzv_endpoint or (args.rdzv_backend == "c10d" and _read_settings(args).get("store_type") == "file"):
         return ()
     from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
@@ -211,7 +211,7 @@ def _read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
     if path is None:
         token = environ.get(contract.ENV_RDZV_TOKEN)
         return None if token is None else token.encode(errors="surrogateescape")
-    from elastic_run.user_file import read_user_file
+    from elastic_run.files import read_user_file
 
     try:
         content = read_user_file(path, _LONGEST_TOKEN + 1).strip()
@@ -230,7 +230,7 @@ def _read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
 # --- values that follow from others ----------------------------------------------------------------------------------
 
 
-def _derive(args: Namespace, origins: Origins, origin: Origin, **values: object) -> None:
+def derive(args: Namespace, origins: Origins, origin: Origin, **values: object) -> None:
     """Give values that follow from others, unless they are there already."""
     for dest, value in values.items():
         if getattr(args, dest) != value:
@@ -259,116 +259,12 @@ def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins
             except ValueError as error:
                 message = f"{flag.other_variable}: {text!r} {error}"
                 raise UsageError(message) from None
-            _derive(args, origins, Origin(VARIABLE, flag.other_variable, text), **{flag.dest: value})
+            derive(args, origins, Origin(VARIABLE, flag.other_variable, text), **{flag.dest: value})
 
 
-def complete_from_cluster(
-    args: Namespace, environ: Mapping[str, str], origins: Origins | None = None
-) -> Derivation | None:
-    """Fill in values that follow from this launcher's Slurm step or indexed Job, unless a flag gives them.
-
-    Schedulers start a launcher on each node: srun in a step of Slurm, Kubernetes in each pod of an indexed Job. All of
-    them are one job. Without the derived values each of them would train a model of its own.
-
-    Args:
-        args: The command line; it is changed.
-        environ: The environment.
-        origins: Origins of the values that the user gave; the origins of the derived values are added. None if a
-            program made the namespace: then values that differ from the defaults count as given, and the number of
-            workers always.
-
-    Returns:
-        What was found, with notices for the user; None outside of all schedulers.
-
-    Raises:
-        UsageError: The launchers would not become one job.
-    """
-    if not any(name in environ for name in _OF_SCHEDULERS):
-        return None
-    from elastic_run.schedulers.asked import Derivation
-
-    has_left_slurm = False
-    if "SLURM_STEP_ID" in environ:
-        from elastic_run.schedulers.slurm import is_left_over
-
-        has_left_slurm = is_left_over(environ)
-    nothing = Derivation(has_left_slurm=has_left_slurm)
-    # The scheduler's variables do not describe a launcher inside a worker. A plug-in may count nodes in its own way.
-    if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BACKENDS:
-        return nothing
-    from elastic_run.schedulers.starters import describe_idle_hosts, describe_starter
-
-    asked = _make_asked(args, origins)
-    if not asked.names_place and (notice := describe_starter(environ)):
-        return replace(nothing, notices=[notice] if asked.most == 1 else [])
-    if "SLURM_JOB_ID" in environ or "SLURM_STEP_ID" in environ:
-        from elastic_run.schedulers.slurm_job import derive_from_step
-
-        found = derive_from_step(asked, environ, has_left_slurm=has_left_slurm)
-    elif "JOB_COMPLETION_INDEX" in environ:
-        from elastic_run.schedulers.kubernetes import derive_from_indexed_job
-
-        found = derive_from_indexed_job(asked, environ)
-    else:
-        is_alone = not asked.names_place and asked.most == 1
-        notice = describe_idle_hosts(environ, os.uname().nodename) if is_alone else ""
-        return replace(nothing, notices=[notice] if notice else [])
-    _apply_derivation(found, asked, args, environ, {} if origins is None else origins)
-    return replace(found, has_left_slurm=has_left_slurm)
-
-
-def _apply_derivation(
-    found: Derivation, asked: Asked, args: Namespace, environ: Mapping[str, str], origins: Origins
-) -> None:
-    if found.is_per_gpu and "nproc_per_node" not in asked.given:
-        from elastic_run.cli.workers import count_node_gpus
-
-        workers, more = count_node_gpus(environ)
-        found.values["nproc_per_node"] = workers
-        found.notices.extend(more)
-    values = {dest: value for dest, value in found.values.items() if value != getattr(args, dest)}
-    for dest, value in values.items():
-        variables = ", ".join(name for name in found.variables[dest] if environ.get(name))
-        source = variables or ("GPUs of this node" if dest == "nproc_per_node" else "")
-        _derive(args, origins, Origin(found.kind, source, str(value)), **{dest: value})
-    if values and found.is_first:
-        told = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
-        found.notices.insert(0, f"from {found.source}: {told}")
-
-
-def _make_asked(args: Namespace, origins: Origins | None) -> Asked:
-    """Return what a scheduler has to know of the command line."""
-    from elastic_run.schedulers.asked import Asked
-
-    if origins is not None:
-        given = frozenset(origins)
-    else:
-        changed = {dest for dest, value in vars(args).items() if value != _DEFAULTS.get(dest, value)}
-        given = frozenset(changed | {"nproc_per_node"})
-    is_c10d = args.rdzv_backend == "c10d"
-    names_place = bool(args.rdzv_endpoint) if is_c10d else _names_rendezvous(args) or "master_addr" in given
-    least, most = node_range(args.nnodes)
-    flag = ""
-    hosts: tuple[str, ...] = ()
-    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
-        flag, hosts = "--master-addr", (args.master_addr,)
-    elif args.rdzv_backend in ("c10d", "static"):  # an etcd at localhost may be a proxy on each node
-        try:
-            hosts = tuple(host for host, _ in _read_endpoints(args))
-        except UsageError:
-            pass  # it is refused when it is read again
-        flag = "--rdzv-endpoint" if hosts else ""
-    return Asked(
-        nnodes=args.nnodes,
-        least=least,
-        most=most,
-        given=given,
-        names_place=names_place,
-        backend=args.rdzv_backend,
-        place_flag=flag,
-        hosts=hosts,
-        port=args.rdzv_endpoint.rpartition(":")[2],
-    )
+def may_have_scheduler(environ: Mapping[str, str]) -> bool:
+    """Whether a variable is there by which a scheduler, or a program that starts launchers side by side, is known."""
+    return any(name in environ for name in _OF_SCHEDULERS)
 
 
 def keep_static_place(args: Namespace, origins: Mapping[str, Origin]) -> None:
@@ -377,7 +273,7 @@ def keep_static_place(args: Namespace, origins: Mapping[str, Origin]) -> None:
     Without this, `--node-rank=0` would serve a store of its own while `--node-rank=1` waits at the default address.
     """
     is_told = any(name in origins and origins[name].is_given for name in ("node_rank", "master_addr"))
-    if is_told and not args.standalone and not _names_rendezvous(args) and node_range(args.nnodes)[1] > 1:
+    if is_told and not args.standalone and not names_rendezvous(args) and node_range(args.nnodes)[1] > 1:
         args.master_port = contract.DEFAULT_MASTER_PORT
 
 
@@ -391,16 +287,16 @@ def choose_rendezvous(request: Request) -> None:
     if args.standalone or (request.most == 1 and not request.names_rendezvous):
         reason = Origin(DERIVED, "--standalone" if args.standalone else "a job of one node")
         nodes = args.nnodes if request.most == 1 else "1:1"
-        _derive(args, origins, reason, nnodes=nodes, rdzv_backend="local", rdzv_endpoint="")
+        derive(args, origins, reason, nnodes=nodes, rdzv_backend="local", rdzv_endpoint="")
         request.least = request.most = 1
         request.has_random_id = args.rdzv_id in ("", contract.NO_RUN_ID)
         if request.has_random_id:
-            _derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id())
+            derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id())
     elif request.hosts_rendezvous:
         reason = Origin(DERIVED, "this node serves the store")
-        _derive(args, origins, reason, rdzv_backend="c10d")
+        derive(args, origins, reason, rdzv_backend="c10d")
         if args.rdzv_id == contract.NO_RUN_ID:
-            _derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id()[:8])
+            derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id()[:8])
     if not args.master_port:
         args.master_port = contract.DEFAULT_MASTER_PORT
 

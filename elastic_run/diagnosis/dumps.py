@@ -24,8 +24,8 @@ from contextlib import suppress
 
 from elastic_run import contract
 from elastic_run.core.failure.traceback_text import FOREIGN_PATHS
+from elastic_run.files import read_user_file
 from elastic_run.records import dataclass
-from elastic_run.user_file import read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,11 +8,17 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run import contract, libc
+from elastic_run import contract
 from elastic_run.core.diagnosis.stacks import IGNORES, STOPPED
 from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
-from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
+from elastic_run.signals import (
+    LOCK_STACK_SIGNAL,
+    MAIN_STACK_SIGNAL,
+    PYTHON_STACK_SIGNAL,
+    STACK_SIGNAL,
+    call_libc,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,7 +157,7 @@ def send_beside_main(pid: int, number: int) -> bool:
     for thread in _threads(pid):
         if thread != str(pid) and not read_masks(f"{pid}/task/{thread}").get("SigBlk", ~0) >> (number - 1) & 1:
             try:
-                return libc.call("tgkill", pid, int(thread), number) == 0
+                return call_libc("tgkill", pid, int(thread), number) == 0
             except (ImportError, AttributeError, OSError):  # no ctypes, or an old C library
                 return False
     return False

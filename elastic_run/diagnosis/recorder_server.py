@@ -25,7 +25,7 @@ from functools import partial
 
 from elastic_run import contract
 from elastic_run.diagnosis.worker_sockets import is_own_user, listen
-from elastic_run.new_files import replace_file
+from elastic_run.files import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

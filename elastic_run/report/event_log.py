@@ -22,7 +22,7 @@ import stat
 import threading
 from _queue import SimpleQueue
 
-from elastic_run.new_files import open_own
+from elastic_run.files import open_own
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False

@@ -28,7 +28,7 @@ from elastic_run.core.failure.root_cause import (
 )
 from elastic_run.core.protocol.codec import to_document
 from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank
-from elastic_run.new_files import replace_file
+from elastic_run.files import replace_file
 from elastic_run.records import fields
 from elastic_run.report.job_result import advice
 from elastic_run.report.lines import failed, failure_file_not_written

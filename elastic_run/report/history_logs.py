@@ -11,9 +11,9 @@ import os
 import stat
 
 from elastic_run.contract import EVENTS_FILE
+from elastic_run.files import open_user_file, read_user_file
 from elastic_run.records import dataclass, field
 from elastic_run.report.event_log import find_mistake
-from elastic_run.user_file import open_user_file, read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import re
 
 from elastic_run.core.failure.diagnose import LOG_DISK_FULL, Evidence, Rule, diagnose
 from elastic_run.core.job.restart_policy import RULE_DECISIONS
+from elastic_run.files import read_toml
 from elastic_run.records import dataclass
-from elastic_run.user_file import read_toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run import loop as loop_module
 from elastic_run.loop import Loop
 from tests.support.programs import write_program
 
@@ -112,34 +110,10 @@ except ChildProcessError: print("reaped by the handler")
     assert lines[1:] == ["True True", "reaped by the handler"], lines
 
 
-def _lose(loop: Loop, script: str) -> list[int]:
-    """Let other code reap a child of a loop; return what the loop tells of it."""
-    seen: list[int] = []
-    reading, writing = os.pipe()
-    pid = os.posix_spawnp(
-        "sh", ["sh", "-c", f"read line; {script}"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)]
-    )
-    loop.watch_exit(pid, seen.append)
-    os.close(writing)
-    os.close(reading)
-    os.waitpid(pid, 0)
-    assert loop.run_until(lambda: bool(seen), loop.now() + 20)
-    return seen
-
-
-@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", -9)])
-def test_the_kernel_remembers_a_status(script: str, code: int) -> None:
-    """Where the kernel can tell how a reaped process ended, a stolen status is none; elsewhere it is known as lost."""
-    with Loop() as loop:
-        seen = _lose(loop, script)
-        assert seen == ([loop_module.UNKNOWN_EXIT_CODE] if loop.lost_exits else [code])
-
-
 def test_a_stolen_status_is_named(tmp_path: Path) -> None:
     """Where the kernel can't tell, the failure says who took the status, and a function's value counts."""
     thief = """
 from elastic_run import loop
-loop._read_exit = lambda _: -1
 import elastic_run.agent.history as history
 collect = loop.Loop._collect
 def steal(self, pid):

@@ -184,8 +184,8 @@ def test_an_exception_in_a_callback_loses_none_behind_it(loop: Loop) -> None:
     os.write(writing, b"x")
     for _ in range(3):
         with pytest.raises(ValueError, match="a defect"):
-            loop.run_once()
-    loop.run_once()
+            loop._turn(0.0)
+    loop._turn(0.0)
     assert {"signal", "soon", "timer", "reader"} <= set(seen)
     os.close(reading)
     os.close(writing)
@@ -209,7 +209,7 @@ def test_an_exception_at_one_exit_loses_no_other(loop: Loop) -> None:
         for _ in range(2):
             with pytest.raises(ValueError, match="a defect"):
                 loop.run_until(lambda: False, loop.now() + _DEADLINE)
-        loop.run_once()
+        loop._turn(0.0)
         assert sorted(map(str, set(seen))) == ["0", "handler"]
         assert seen.count(0) == 2
     finally:
@@ -228,7 +228,7 @@ def test_an_exception_while_strangers_are_collected_leaves_none(loop: Loop) -> N
     for _ in range(2):
         with pytest.raises(ValueError, match="a defect"):
             loop.run_until(lambda: False, loop.now() + _DEADLINE)
-    loop.run_once()
+    loop._turn(0.0)
     for pid in pids:
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, 0)
@@ -249,7 +249,7 @@ def test_no_wake_up_is_lost(loop: Loop, quick_switches: None) -> None:
     _run(loop, seen, 20_000)
     for thread in threads:
         thread.join()
-    loop.run_once()
+    loop._turn(0.0)
     assert len(seen) == 20_000
 
 

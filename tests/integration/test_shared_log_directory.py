@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.new_files import open_own, replace_file
+from elastic_run.files import open_own, replace_file
 from tests.support.launch import ELASTIC_RUN
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from elastic_run.cli import request
+from elastic_run.cli import cluster_values
 from elastic_run.schedulers.slurm_variables import step_port
 
 if TYPE_CHECKING:
@@ -62,5 +62,4 @@ def task_of(step: str) -> tuple[str, ...]:
 
 def complete_from_cluster(args: Namespace, environ: dict[str, str], origins: Origins | None = None) -> list[str]:
     """Fill in what follows from the scheduler, and return the notices."""
-    found = request.complete_from_cluster(args, environ, origins)
-    return [] if found is None else found.notices
+    return cluster_values.complete_from_cluster(args, environ, origins).notices

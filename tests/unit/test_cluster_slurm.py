@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from elastic_run.cli import request, workers
+from elastic_run.cli import cluster_values, workers
 from elastic_run.run import parse_args
 from elastic_run.schedulers.slurm import Step, StepError, count_idle_nodes, find_step
 from tests.support.slurm_variables import HOST, ONE_NODE, PLACE, PORT, STEP, TASKS_PER_NODE, complete_from_cluster
@@ -66,8 +66,7 @@ def test_ranks_by_switches_replace_the_place_in_the_list() -> None:
     switches = {"SLURM_TOPOLOGY_ADDR": "s1.node", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
     by_switch, by_hand = parse_args(["train.py"]), parse_args(["--node-rank=2", "train.py"])
     for args, expected in ((by_switch, (0, "s1/0000001")), (by_hand, (2, ""))):
-        found = request.complete_from_cluster(args, {**STEP, **switches})
-        assert found is not None
+        found = cluster_values.complete_from_cluster(args, {**STEP, **switches})
         assert (args.node_rank, found.location) == expected
 
 

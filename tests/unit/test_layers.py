@@ -19,8 +19,7 @@ ALLOWED: dict[str, set[str]] = {
         "contract",
         "errors",
         "notices",
-        "new_files",
-        "user_file",
+        "files",
         "cluster",
         "schedulers",
         "core",
@@ -39,17 +38,14 @@ ALLOWED: dict[str, set[str]] = {
     "timer": {"contract", "utils.logging"},
     "compat": {"contract"},
     "records": set(),
-    "libc": set(),
     "signals": set(),
-    "new_files": set(),
-    "user_file": set(),
+    "files": set(),
     "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
-    | {"new_files", "worker_start"},
-    "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
-    | {"rendezvous.session", "new_files", "user_file"},
-    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.waiting"} | {"user_file"},
+    | {"files", "worker_start"},
+    "report": {"contract", "core", "loop", "utils", "multiprocessing.output"} | {"rendezvous.session", "files"},
+    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.waiting"} | {"files"},
     "cluster": {"contract", "core", "utils"},
     "schedulers": {"contract", "errors", "core", "cluster", "rendezvous.addresses"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
@@ -75,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.utils",
         "rendezvous.addresses",
     }
-    | {"report.text", "new_files", "user_file", "schedulers.slurm"},
+    | {"report.text", "files", "schedulers.slurm"},
     "worker": {"contract", "schedulers.slurm_variables"},
 }
 #: What the command line's modules leave to the launcher, which alone sees all.
@@ -160,7 +156,7 @@ def _texts_of(node: ast.expr, tree: ast.Module) -> list[str]:
 def is_allowed(name: str, part: str) -> bool:
     """Tell whether a part may import a name below `elastic_run`, given without that prefix."""
     target = name.partition(".")[0]
-    if part in SEE_ALL or target in {part, "__version__", "lazy_names", "libc", "records", "signals"}:
+    if part in SEE_ALL or target in {part, "__version__", "lazy_names", "records", "signals"}:
         return True
     if part not in ALLOWED:
         return target not in INNER

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from elastic_run.cli import request, workers
+from elastic_run.cli import cluster_values, workers
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.core.job.node_config import LaunchStep
@@ -89,8 +89,7 @@ def test_launchers_that_all_need_each_other_at_a_place_of_the_users_are_compared
 ) -> None:
     """So that a place or an id that each node has for itself is refused."""
     args = parse_args([*words.split(), "train.py"])
-    found = request.complete_from_cluster(args, STEP)
-    assert found is not None
+    found = cluster_values.complete_from_cluster(args, STEP)
     assert found.launch_step == expected
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run import user_file
+from elastic_run import files
 from elastic_run.cli.request import _read_token
 from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.errors import UsageError
+from elastic_run.files import read_user_file
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.coordination.handler import create_handler
 from elastic_run.report.history_logs import read_logs
 from elastic_run.report.job_result import read_rules
-from elastic_run.user_file import read_user_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return a named pipe to which nobody writes, with a short wait for a writer."""
-    monkeypatch.setattr(user_file, "_WRITER_WAIT", 0.05)
+    monkeypatch.setattr(files, "_WRITER_WAIT", 0.05)
     os.mkfifo(tmp_path / "pipe")
     return str(tmp_path / "pipe")
 

@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 from elastic_run.cli.commands import CommandParser
 from elastic_run.errors import UsageError
-from elastic_run.new_files import replace_file
+from elastic_run.files import replace_file
 from elastic_run.notices import escape_unprintable, print_text
 from elastic_run.report.history_logs import read_logs
 from elastic_run.report.history_page import render_page

@@ -16,7 +16,7 @@ import stat
 from elastic_run.contract import ENV_ERROR_FILE
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, ExceptionText
 from elastic_run.core.failure.traceback_text import parse_exception
-from elastic_run.new_files import open_own
+from elastic_run.files import open_own
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False

@@ -13,7 +13,7 @@ import time
 
 from elastic_run import lazy_names
 from elastic_run.contract import ENV_ERROR_FILE
-from elastic_run.new_files import open_own
+from elastic_run.files import open_own
 
 __getattr__ = lazy_names(__name__, {}, logger="logger")
 

@@ -24,9 +24,9 @@ import fcntl
 import os
 import stat
 
+from elastic_run.files import open_own
 from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors
 from elastic_run.multiprocessing.process.stack_pipe import LOWEST_DESCRIPTOR, StackPipe
-from elastic_run.new_files import open_own
 from elastic_run.records import dataclass
 
 STDOUT = 1

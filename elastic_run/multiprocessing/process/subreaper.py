@@ -13,7 +13,7 @@ from __future__ import annotations
 import _thread
 import os
 
-from elastic_run import libc
+from elastic_run.signals import call_libc
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -22,7 +22,7 @@ _PR_GET_CHILD_SUBREAPER = 37
 def become_subreaper() -> bool:
     """Make this process a subreaper."""
     try:
-        return libc.call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        return call_libc("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     except (ImportError, AttributeError, OSError):
         return False  # another system, or a Python without it
 

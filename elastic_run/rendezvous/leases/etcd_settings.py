@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_run.files import read_user_file
 from elastic_run.records import dataclass
-from elastic_run.user_file import read_user_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

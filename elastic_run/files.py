@@ -1,9 +1,9 @@
-"""Opens and reads a file that the user names, also of TOML, and gives up a named pipe that no process opens to write.
+"""Files that the user names, and files in directories to which other users may write.
 
-A shell's `<(command)` is a pipe as well. The wait for its command has no limit.
-
-Python's parser of TOML takes a time that grows with the square of a key's parts (`a.a.a…`): 30 s for 200 KB. No line of
-a sensible file has a hundred dots, so a longer one is refused before it is parsed.
+A named pipe to which nothing is written is given up; a shell's `<(command)` is a pipe as well, and may take any time.
+Files are made anew or replaced by a rename, so that a write never goes through a link of another user's to a file
+elsewhere. What this user or root has put there is taken: a program may name a device, a named pipe or a file that is
+to be appended to.
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ _LONGEST_TOML, _MOST_DOTS = 256 << 10, 100
 
 
 def read_user_file(path: str, most: int) -> bytes:
-    """Read a file.
-
-    Args:
-        path: The file.
-        most: Bytes to read at most.
-
-    Returns:
-        Its content, and no more than `most` bytes of it.
+    """Return the content of a file, and no more than `most` bytes of it.
 
     Raises:
         OSError: It can't be read, or it is a pipe to which nothing was written.
@@ -50,7 +43,15 @@ def open_user_file(path: str) -> BufferedReader:
     file = open(path, "rb", opener=_open_without_wait)  # noqa: SIM115 - the caller closes it
     try:
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            _wait_content(file)
+            import select
+
+            poll = select.poll()
+            poll.register(file, select.POLLIN)
+            poll.poll(_WRITER_WAIT * 1000)
+            # From here on, a writer that has the pipe open may take any time. A pipe without a writer is at its end.
+            os.set_blocking(file.fileno(), True)
+            if not file.peek(1):
+                raise OSError(errno.ENODATA, "nothing was written to this pipe")  # noqa: TRY301 - closes the file
         os.set_blocking(file.fileno(), True)
     except BaseException:
         file.close()
@@ -58,30 +59,15 @@ def open_user_file(path: str) -> BufferedReader:
     return file
 
 
-def _wait_content(file: BufferedReader) -> None:
-    import select
-
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    poll.poll(_WRITER_WAIT * 1000)
-    # From here on, a writer that has the pipe open may take any time. A pipe without a writer is at its end.
-    os.set_blocking(file.fileno(), True)
-    if not file.peek(1):
-        raise OSError(errno.ENODATA, "nothing was written to this pipe")
-
-
 def _open_without_wait(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_toml(path: str) -> tuple[dict[str, Any], str]:
-    """Read a file.
+    """Return what stands in a file of TOML, and its text.
 
-    Args:
-        path: The file.
-
-    Returns:
-        What stands in it, and its text.
+    Python's parser takes a time that grows with the square of a key's parts (`a.a.a…`): 30 s for 200 KB. No line of a
+    sensible file has a hundred dots, so a longer one is refused before it is parsed.
 
     Raises:
         ValueError: The file can't be read, or is not TOML; the message, one line, names the file.
@@ -121,3 +107,36 @@ def _read_text(path: str) -> str:
     except UnicodeDecodeError:
         message = f"{path}: is not TOML: it is not UTF-8"
         raise ValueError(message) from None
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a file with flags such as `os.O_WRONLY | os.O_APPEND`, made anew if nothing has its name; closed on exec.
+
+    Raises:
+        OSError: It can't be opened, or belongs to another user than this one and root.
+    """
+    flags |= os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        owner = os.lstat(path).st_uid
+        if owner in (0, os.geteuid()):
+            return os.open(path, flags)
+    raise PermissionError(errno.EPERM, f"it belongs to another user (uid {owner})", path)
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Write beside the file and rename, so that a reader never sees a part of it; a link is replaced, not followed.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    draft = f"{path}.{os.urandom(4).hex()}"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.replace(draft, path)
+    except OSError:
+        os.unlink(draft)
+        raise
