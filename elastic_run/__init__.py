@@ -57,14 +57,14 @@ def lazy_names(module: str, homes: "Mapping[str, str]", *, logger: str = "") -> 
 
     Args:
         module: The module's `__name__`.
-        homes: For each name the module that has it, relative to this one unless it begins with `elastic_run`.
-            `MODULE:OTHER` has it under another name, and `MODULE:` is the module itself.
+        homes: For each name the module that has it, relative to this one unless it begins with `elastic_run` or
+            `torch`. `MODULE:OTHER` has it under another name, and `MODULE:` is the module itself.
         logger: A name under which the module's logger can be had, as in torch's module of the same kind.
     """
 
     def load(name: str) -> object:
         if name == logger:
-            from elastic_run.utils.logging import get_logger
+            from elastic_run.utils import get_logger
 
             return get_logger(module)
         if name not in homes:
@@ -74,7 +74,8 @@ def lazy_names(module: str, homes: "Mapping[str, str]", *, logger: str = "") -> 
         import sys
 
         home, colon, other = homes[name].partition(":")
-        found = importlib.import_module(home if home.partition(".")[0] == "elastic_run" else f"{module}.{home}")
+        is_absolute = home.partition(".")[0] in ("elastic_run", "torch")
+        found = importlib.import_module(home if is_absolute else f"{module}.{home}")
         value = found if colon and not other else getattr(found, other or name)
         setattr(sys.modules[module], name, value)
         return value

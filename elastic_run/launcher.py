@@ -45,7 +45,7 @@ __getattr__ = lazy_names(
         "WorkerSpec": "elastic_run.agent",
         "create_healthcheck_server": "elastic_run.agent.health_check_server",
         "events": "elastic_run.events:",
-        "get_logger": "elastic_run.utils.logging",
+        "get_logger": "elastic_run.utils",
         "metrics": "elastic_run.metrics:",
         "parse_rendezvous_endpoint": "elastic_run.rendezvous",
         "rdzv_registry": "elastic_run.rendezvous.registry:",

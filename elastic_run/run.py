@@ -73,7 +73,7 @@ __getattr__ = lazy_names(
         "LogsSpecs": "elastic_run.multiprocessing",
         "Std": "elastic_run.multiprocessing",
         "elastic_launch": "elastic_run.launcher",
-        "get_logger": "elastic_run.utils.logging",
+        "get_logger": "elastic_run.utils",
         "macros": "elastic_run.utils",
         "record": "elastic_run.multiprocessing.errors",
     },
@@ -251,7 +251,7 @@ def _report_error(error: Exception, origins: Mapping[str, Origin]) -> int:
         return contract.EXIT_RENDEZVOUS
     from elastic_run.multiprocessing.errors.error_handler import find_foreign_place
     from elastic_run.multiprocessing.output.logs import LogsPluginError
-    from elastic_run.utils.exceptions import describe_exception
+    from elastic_run.utils import describe_exception
 
     told = describe_exception(error)
     place = find_foreign_place(error)

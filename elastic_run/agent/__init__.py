@@ -72,12 +72,12 @@ _BORROWED = {
     "SignalException": "elastic_run.multiprocessing",
     "TORCHELASTIC_ENABLE_FILE_TIMER": "local_elastic_agent",
     "TORCHELASTIC_TIMER_FILE": "local_elastic_agent",
-    "get_logger": "elastic_run.utils.logging",
+    "get_logger": "elastic_run.utils",
     "prof": "elastic_run.metrics",
     "put_metric": "elastic_run.metrics",
     "rdzv": "elastic_run.rendezvous:",
     "record": "elastic_run.events",
-    "store_util": "elastic_run.utils.store:",
+    "store_util": "torch.distributed.elastic.utils.store:",
 }
 
 __getattr__ = lazy_names(__name__, _HOMES | _BORROWED, logger="logger")

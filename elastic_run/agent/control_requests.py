@@ -22,7 +22,7 @@ from elastic_run.core.diagnosis.stacks import shorten_stacks
 from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, count_members, kind_of
 from elastic_run.records import dataclass, field
 from elastic_run.signals import SIGTERM
-from elastic_run.utils.exceptions import describe_exception
+from elastic_run.utils import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

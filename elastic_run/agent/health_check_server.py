@@ -23,7 +23,7 @@ __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 __getattr__ = lazy_names(
     __name__,
     {
-        "get_logger": "elastic_run.utils.logging",
+        "get_logger": "elastic_run.utils",
     },
     logger="log",
 )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult
     from elastic_run.timer import FileTimerServer
-    from elastic_run.timer.requests import FileTimerRequest
+    from elastic_run.timer.timer_file import FileTimerRequest
 
 
 TORCHELASTIC_ENABLE_FILE_TIMER = contract.ENV_ENABLE_FILE_TIMER
@@ -55,12 +55,12 @@ __getattr__ = lazy_names(
         "WorkerSpec": "elastic_run.agent.api",
         "create_healthcheck_server": "elastic_run.agent.health_check_server",
         "events": "elastic_run.events:",
-        "get_logger": "elastic_run.utils.logging",
-        "is_uninterruptible_state": "elastic_run.utils.process_state",
-        "macros": "elastic_run.utils.api",
+        "get_logger": "elastic_run.utils",
+        "is_uninterruptible_state": "torch.distributed.elastic.utils.process_state",
+        "macros": "elastic_run.utils",
         "prof": "elastic_run.metrics",
-        "read_proc_state": "elastic_run.utils.process_state",
-        "safe_substitute": "elastic_run.utils.api",
+        "read_proc_state": "torch.distributed.elastic.utils.process_state",
+        "safe_substitute": "elastic_run.utils",
         "start_processes": "elastic_run.multiprocessing",
         "timer": "elastic_run.timer:",
     },
@@ -261,7 +261,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         from elastic_run.multiprocessing.functions.start_processes import start_processes
-        from elastic_run.utils.api import macros
+        from elastic_run.utils import macros
 
         spec, options = worker_group.spec, self._context.options
         envs = worker_environments(
@@ -319,7 +319,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         template = self._log_line_prefix_template
         if template is None:
             return None
-        from elastic_run.utils.api import safe_substitute
+        from elastic_run.utils import safe_substitute
 
         return {
             worker.local_rank: safe_substitute(

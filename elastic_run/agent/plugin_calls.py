@@ -81,7 +81,7 @@ def _log_error(name: str, error: BaseException) -> None:
     import logging
 
     from elastic_run.multiprocessing.errors.error_handler import find_foreign_place
-    from elastic_run.utils.exceptions import describe_exception
+    from elastic_run.utils import describe_exception
 
     place = find_foreign_place(error)
     text = "elastic-run: %s has raised %s%s; the job's result stands"

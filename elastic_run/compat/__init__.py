@@ -10,20 +10,10 @@ Rules
   ``except`` and pickles agree, whichever path they came by.
 - Modules of torch's that aren't in the table, and private names that we lack, are torch's own: torch itself uses some
   of them in workers. A public name that we lack is an AttributeError which says so; ours never runs half of torch's.
-- Children of multiprocessing follow (`children`): by spawn and forkserver an object that they unpickle first does it.
-- Names that a module of torch's has from others are in ours as well, or else torch's own (`borrowed_names`).
+- Children of multiprocessing follow: by spawn and forkserver an object that they unpickle first does it.
+- Names that a module of torch's has from others are in ours as well, or else torch's own.
 - The variable is read by a .pth file of one line that the wheel brings: the only way in which a variable can act on
   programs that know nothing of us. It costs each start of Python 0.15 ms of 7, and imports nothing unless it is set.
-
-| module | what it holds |
-|---|---|
-| `alias` | a module under torch's name with our names, and the finder that makes it |
-| `borrowed_names` | public names that torch's modules import from other modules of torch's |
-| `children` | torch's paths in the children of multiprocessing |
-| `paths` | the table: torch's path to ours |
-| `private_names` | private names that torch's own modules take from the replaced modules |
-| `replacing` | replaces imported modules of torch's, and restores them |
-| `torchrun_command` | installs a command `torchrun` that is elastic-run |
 """
 
 from __future__ import annotations
@@ -33,8 +23,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.compat.children import ChildrenHook
-    from elastic_run.compat.replacing import Replacement
+    from elastic_run.compat.replacing import ChildrenHook, Replacement
 
 __all__ = ["install", "install_if_asked_for", "is_installed", "uninstall"]
 
@@ -51,7 +40,7 @@ def install() -> None:
     can't be replaced (a class derived from one of torch's) is told in a warning.
     """
     if not _hooks:
-        from elastic_run.compat.children import ChildrenHook
+        from elastic_run.compat.replacing import ChildrenHook
 
         _hooks.append(ChildrenHook())
     _replace()

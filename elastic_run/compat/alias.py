@@ -12,9 +12,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from elastic_run.compat.borrowed_names import find_home
-from elastic_run.compat.paths import PATHS
-from elastic_run.compat.private_names import PRIVATE_NAMES
+from elastic_run.compat.paths import PATHS, PRIVATE_NAMES, find_home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,10 +1,15 @@
-"""Which of torch's paths mean which of ours.
+"""Which of torch's paths mean which of ours, and which names of theirs come from elsewhere.
 
-Everything in this table is public in torch 2.13 and promised by us. `torch.distributed.elastic` itself and its
-`agent` are empty packages: they stay torch's.
+Everything in the table of paths is public in torch 2.13 and promised by us. `torch.distributed.elastic` itself and its
+`agent` are empty packages; its `timer` and `utils` run in workers and in programs: they stay torch's. A test holds the
+tables against torch.
 """
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Below these lie all of torch's modules that have to do with launching.
 ROOTS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "torch.distributed.elastic")
@@ -21,9 +26,9 @@ PATHS: dict[str, str] = {
     "torch.distributed.elastic.control_plane": "elastic_run.control_plane",
     "torch.distributed.elastic.events": "elastic_run.events",
     "torch.distributed.elastic.events.api": "elastic_run.events.api",
-    "torch.distributed.elastic.events.handlers": "elastic_run.events.handlers",
+    "torch.distributed.elastic.events.handlers": "elastic_run.events",
     "torch.distributed.elastic.metrics": "elastic_run.metrics",
-    "torch.distributed.elastic.metrics.api": "elastic_run.metrics.api",
+    "torch.distributed.elastic.metrics.api": "elastic_run.metrics",
     "torch.distributed.elastic.multiprocessing": "elastic_run.multiprocessing",
     "torch.distributed.elastic.multiprocessing.api": "elastic_run.multiprocessing",
     "torch.distributed.elastic.multiprocessing.errors": "elastic_run.multiprocessing.errors",
@@ -36,21 +41,42 @@ PATHS: dict[str, str] = {
     "torch.distributed.elastic.rendezvous.etcd_server": "elastic_run.rendezvous.etcd_server",
     "torch.distributed.elastic.rendezvous.registry": "elastic_run.rendezvous.registry",
     "torch.distributed.elastic.rendezvous.utils": "elastic_run.rendezvous.utils",
-    "torch.distributed.elastic.timer": "elastic_run.timer",
-    "torch.distributed.elastic.timer.api": "elastic_run.timer.api",
-    "torch.distributed.elastic.timer.debug_info_logging": "elastic_run.timer.debug_info_logging",
-    "torch.distributed.elastic.timer.file_based_local_timer": "elastic_run.timer.file_based_local_timer",
-    "torch.distributed.elastic.timer.local_timer": "elastic_run.timer.local_timer",
-    "torch.distributed.elastic.utils": "elastic_run.utils",
-    "torch.distributed.elastic.utils.api": "elastic_run.utils.api",
-    "torch.distributed.elastic.utils.data": "elastic_run.utils.data",
-    "torch.distributed.elastic.utils.data.cycling_iterator": "elastic_run.utils.data.cycling_iterator",
-    "torch.distributed.elastic.utils.data.elastic_distributed_sampler": (
-        "elastic_run.utils.data.elastic_distributed_sampler"
-    ),
-    "torch.distributed.elastic.utils.distributed": "elastic_run.utils.distributed",
-    "torch.distributed.elastic.utils.log_level": "elastic_run.utils.log_level",
-    "torch.distributed.elastic.utils.logging": "elastic_run.utils.logging",
-    "torch.distributed.elastic.utils.process_state": "elastic_run.utils.process_state",
-    "torch.distributed.elastic.utils.store": "elastic_run.utils.store",
+}
+
+_ELASTIC = "torch.distributed.elastic"
+_AGENT = f"{_ELASTIC}.agent.server"
+
+#: Public names that torch's modules import from torch's other modules, and that programs take from there: they are
+#: torch's own, so an alias gives them out and our modules don't. Torch's path -> where to get them -> their names.
+BORROWED_NAMES: dict[str, dict[str, str]] = {
+    "torch.distributed.run": {"argparse": "REMAINDER", "torch.distributed.argparse_util": "check_env env"},
+    "torch.distributed.launcher.api": {"torch._utils_internal": "get_default_numa_options justknobs_check"},
+    f"{_AGENT}.local_elastic_agent": {"torch._utils_internal": "justknobs_check"},
+    f"{_ELASTIC}.multiprocessing.api": {
+        f"{_ELASTIC}.multiprocessing.redirects": "IS_MACOS IS_WINDOWS redirect_stderr redirect_stdout",
+        f"{_ELASTIC}.multiprocessing.subprocess_handler": "SubprocessHandler get_subprocess_handler",
+        f"{_ELASTIC}.multiprocessing.tail_log": "TailLog",
+    },
+    f"{_ELASTIC}.rendezvous.api": {"torch.distributed": "Store"},
+    f"{_ELASTIC}.rendezvous.registry": {f"{_ELASTIC}.rendezvous.dynamic_rendezvous": "create_handler"},
+}
+
+
+def find_home(path: str, name: str) -> str | None:
+    """Return the module from which a module of torch's has a name, or None if the name is its own."""
+    homes = BORROWED_NAMES.get(path, {})
+    return next((home for home, names in homes.items() if name in names.split()), None)
+
+
+def get_fully_qualified_hostname() -> str:
+    """Return this host's name with its domain, as the resolver knows it."""
+    import socket
+
+    return socket.getfqdn(socket.gethostname())
+
+
+#: Private names that torch's own modules take from the modules in whose place ours stand. Workers import these modules
+#: (torch.distributed.checkpoint of torch 2.5 to 2.13 is one), and must not load torch's launcher for them.
+PRIVATE_NAMES: dict[tuple[str, str], Callable[..., object]] = {
+    ("torch.distributed.elastic.agent.server.api", "_get_fq_hostname"): get_fully_qualified_hostname,
 }

@@ -1,7 +1,8 @@
-"""Putting aliases in the place of torch's modules, also of imported ones, and taking them away again."""
+"""Puts aliases in the place of torch's modules, also of imported ones and in children, and takes them away again."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -11,7 +12,8 @@ from elastic_run.compat.paths import PATHS, ROOTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 
 class Replacement:
@@ -128,3 +130,53 @@ def _take_from_package(name: str, module: ModuleType) -> None:
     holder = vars(sys.modules[package]) if package in sys.modules else {}
     if holder.get(child) is module:
         del holder[child]
+
+
+# --- children --------------------------------------------------------------------------------------------------------
+# A fork has what its parent has. A process of spawn or forkserver begins with what `multiprocessing.spawn` prepares for
+# it: a dictionary, whose unpickling is the first thing that happens in the child, before it imports the program's main
+# file. An object in that dictionary installs the aliases when it is unpickled. The child's own children get it in turn.
+# Other Python children have ELASTIC_RUN_COMPAT=1.
+_KEY = "elastic-run compat"
+#: Runs in the child, whose `sys.path` is not the program's yet.
+_ARRIVAL = """
+import sys
+sys.path.append({directory!r})
+try:
+    from elastic_run import compat
+    compat.install()
+finally:
+    sys.path.remove({directory!r})
+"""
+
+
+class Arrival:
+    """Installs the aliases in the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        return exec, (_ARRIVAL.format(directory=os.path.dirname(package)),)
+
+
+class ChildrenHook:
+    """Puts the object into what multiprocessing prepares for each child, from its making until `undo`."""
+
+    def __init__(self) -> None:
+        from multiprocessing import spawn
+
+        self._original = spawn.get_preparation_data
+        self._is_active = True
+        spawn.get_preparation_data = self._prepare
+
+    def _prepare(self, name: str) -> dict[str, Any]:
+        data = self._original(name)
+        # First, so that it is unpickled first.
+        return {_KEY: Arrival(), **data} if self._is_active else data
+
+    def undo(self) -> None:
+        """Take it out again; another program's function that was put over this one meanwhile stays."""
+        from multiprocessing import spawn
+
+        self._is_active = False
+        if spawn.get_preparation_data == self._prepare:
+            spawn.get_preparation_data = self._original

@@ -1,15 +1,12 @@
 """Events of a job's life, written to a logging handler that is chosen by name: torch's names and format.
 
-With the destination "null", the default, nothing is built, imported or written: neither logging nor the event's class.
-Ask `is_recorded` before building an event on the way to the first worker.
+With the destination "null", the default, nothing is built, imported or written: neither logging nor the event's class
+(`api`). Ask `is_recorded` before building an event on the way to the first worker.
 
-A handler that raises loses the event that it raised on: that is said once, in the log, and the job goes on. (With torch
-it ends the job.)
-
-| module | what it holds |
-|---|---|
-| `api` | torch's event classes and their JSON |
-| `handlers` | the handlers by name: torch's three, and the handlers of plug-ins |
+Torch's three handlers are "console", "null" and "dynamic_rendezvous". A program may put a handler of its own into
+`_log_handlers`, as into torch's. A package offers one as an entry point of the group `elastic_run.event_handlers`: a
+function or class that returns a `logging.Handler`. A handler that raises loses the event that it raised on: that is
+said once, in the log, and the job goes on. (With torch it ends the job.)
 """
 
 from __future__ import annotations
@@ -18,11 +15,13 @@ import os
 import sys
 
 from elastic_run import lazy_names
-from elastic_run.events.handlers import get_logging_handler, is_recorded, logger_name
+from elastic_run.contract import EVENT_HANDLERS_ENTRY_POINTS
+from elastic_run.utils import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
+    from importlib.metadata import EntryPoint
 
     from elastic_run.events.api import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
 
@@ -39,7 +38,18 @@ __all__ = [
     "record_rdzv_event",
 ]
 
+#: Their module imports json, and nothing of it is needed without a handler. `handlers` is a module of torch's.
+__getattr__ = lazy_names(
+    __name__,
+    dict.fromkeys(("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"), "api")
+    | {"handlers": "elastic_run.events:"},
+)
+
 _RENDEZVOUS = "dynamic_rendezvous"
+_SILENT = (_RENDEZVOUS, "null")
+_NAMES = ("console", *_SILENT)
+_LOGGER_PREFIX = "torchelastic-events-"
+_log_handlers: dict[str, logging.Handler] = {}
 _events_loggers: dict[str, logging.Logger] = {}
 #: Destinations whose handlers have raised, and of which that was said.
 _broken: set[str] = set()
@@ -60,11 +70,7 @@ def record(event: Event, destination: str = "null") -> None:
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
-    """Write an event of a rendezvous to the handler "dynamic_rendezvous".
-
-    Args:
-        event: The event.
-    """
+    """Write an event of a rendezvous to the handler "dynamic_rendezvous"."""
     if is_recorded(_RENDEZVOUS):
         _write(_RENDEZVOUS, event.serialize())
 
@@ -95,8 +101,10 @@ def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signatu
     """
     if not is_recorded(_RENDEZVOUS):
         return
+    import traceback
+
     from elastic_run.events.api import NodeState, RdzvEvent
-    from elastic_run.utils.distributed import get_hostname
+    from elastic_run.utils import get_hostname
 
     caller = sys._getframe(1).f_code  # noqa: SLF001 - inspect.stack reads the source of every frame
     record_rdzv_event(
@@ -110,15 +118,90 @@ def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signatu
             master_endpoint=master_endpoint,
             rank=rank,
             local_id=local_id,
-            error_trace=_current_traceback() if node_state == NodeState.FAILED else "",
+            error_trace=traceback.format_exc() if node_state == NodeState.FAILED else "",
         )
     )
 
 
-def _current_traceback() -> str:
-    import traceback
+def is_recorded(destination: str = "null") -> bool:
+    """Tell whether an event that is recorded there has a reader; ask it before you build one.
 
-    return traceback.format_exc()
+    Args:
+        destination: Name of the handler.
+
+    Returns:
+        False if everything is dropped and no program has added another handler to the destination's logger.
+
+    Raises:
+        ValueError: There is no handler of that name, or the plug-in is broken.
+    """
+    if destination not in _NAMES:
+        get_logging_handler(destination)
+    logging = sys.modules.get("logging")
+    if logging is None:
+        return destination not in _SILENT
+    handlers = [get_logging_handler(destination), *logging.getLogger(_LOGGER_PREFIX + destination).handlers]
+    return any(not isinstance(handler, logging.NullHandler) for handler in handlers)
+
+
+def get_logging_handler(destination: str = "null") -> logging.Handler:
+    """Return the handler of that name, always the same one.
+
+    Args:
+        destination: "console" (the standard error of the moment when it is first asked for), "null" or
+            "dynamic_rendezvous" (both drop everything), or the name of a plug-in.
+
+    Raises:
+        ValueError: There is no handler of that name (torch: KeyError), or the plug-in is broken.
+    """
+    if destination not in _log_handlers:
+        import logging
+
+        if destination in _SILENT:
+            _log_handlers[destination] = logging.NullHandler()
+        elif destination in _NAMES:
+            _log_handlers[destination] = logging.StreamHandler()
+        else:
+            _log_handlers[destination] = _load_plugin(destination)
+    return _log_handlers[destination]
+
+
+def _load_plugin(destination: str) -> logging.Handler:
+    """Load the installed plug-in of that name, and no other."""
+    import logging
+    from importlib.metadata import entry_points
+
+    plugins = entry_points(group=EVENT_HANDLERS_ENTRY_POINTS)
+    plugin = next((plugin for plugin in plugins if plugin.name == destination), None)
+    if plugin is None:
+        known = ", ".join(sorted({*_NAMES, *_log_handlers, *plugins.names}))
+        message = f"unknown event handler {destination!r}; known: {known}"
+        raise ValueError(message)
+    try:
+        handler = plugin.load()()
+    except Exception as error:  # whatever foreign code raises is told to the user as its package's
+        raise ValueError(_describe(plugin, f"can't be loaded: {describe_exception(error)}")) from error
+    if not isinstance(handler, logging.Handler):
+        raise ValueError(_describe(plugin, f"returned {handler!r}, not a logging.Handler"))  # noqa: TRY004 - the plug-in's mistake
+    return handler
+
+
+def _describe(plugin: EntryPoint, problem: str) -> str:
+    package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
+    return " ".join(f"event handler {plugin.name!r}: plug-in {package} ({plugin.value}) {problem}".split())
+
+
+def _write(destination: str, text: str) -> None:
+    logger = _get_or_create_logger(destination)
+    try:
+        logger.info(text)
+    except Exception as error:  # noqa: BLE001 - whatever foreign code raises
+        if destination not in _broken:
+            import logging
+
+            _broken.add(destination)
+            message = "event handler %r raised %s: %s; the job goes on (shown once)"
+            logging.getLogger(__name__).warning(message, destination, type(error).__name__, error)
 
 
 def _get_or_create_logger(destination: str) -> logging.Logger:
@@ -126,7 +209,7 @@ def _get_or_create_logger(destination: str) -> logging.Logger:
     if destination not in _events_loggers:
         import logging
 
-        logger = logging.getLogger(logger_name(destination))
+        logger = logging.getLogger(_LOGGER_PREFIX + destination)
         logger.setLevel(_read_level(os.environ.get("LOGLEVEL", "")))
         logger.propagate = False
         logger.addHandler(get_logging_handler(destination))
@@ -145,30 +228,3 @@ def _read_level(text: str) -> int:
         message = "elastic-run: LOGLEVEL=%r is not a log level: events are written as with INFO"
         logging.getLogger(__name__).warning(message, text)
     return logging.INFO
-
-
-def _write(destination: str, text: str) -> None:
-    logger = _get_or_create_logger(destination)
-    try:
-        logger.info(text)
-    except Exception as error:  # noqa: BLE001 - whatever foreign code raises
-        if destination not in _broken:
-            _broken.add(destination)
-            _say_broken(destination, error)
-
-
-def _say_broken(destination: str, error: Exception) -> None:
-    import logging
-
-    logging.getLogger(__name__).warning(
-        "event handler %r raised %s: %s; the job goes on (shown once)",
-        destination,
-        type(error).__name__,
-        error,
-    )
-
-
-#: Their module imports json, and nothing of it is needed without a handler.
-__getattr__ = lazy_names(
-    __name__, dict.fromkeys(("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"), "api")
-)

@@ -19,13 +19,13 @@ import logging
 import re
 import threading
 
-from elastic_run.metrics.api import MetricHandler
+from elastic_run.metrics import MetricHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
-    from elastic_run.metrics.api import MetricData
+    from elastic_run.metrics import MetricData
 
 __all__ = ["PrometheusMetricHandler"]
 

@@ -52,7 +52,7 @@ __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
 #: Names that torch's modules have from others, and that programs take from there.
 _BORROWED = {
     "NumaOptions": "elastic_run.cluster.numa",
-    "get_logger": "elastic_run.utils.logging",
+    "get_logger": "elastic_run.utils",
     "record": "errors",
 }
 

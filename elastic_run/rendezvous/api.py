@@ -84,7 +84,7 @@ class RendezvousStoreInfo:
         if rank == 0:
             import socket
 
-            from elastic_run.utils.distributed import get_free_port
+            from elastic_run.utils import get_free_port
 
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, (local_addr or socket.getfqdn()).encode())
             store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()).encode())
@@ -321,7 +321,7 @@ def __getattr__(name: str) -> object:
 
         return Callable[[RendezvousParameters], RendezvousHandler]
     if name == "get_free_port":
-        from elastic_run.utils.distributed import get_free_port
+        from elastic_run.utils import get_free_port
 
         return get_free_port
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -16,7 +16,7 @@ import tempfile
 import time
 
 from elastic_run import lazy_names
-from elastic_run.utils.distributed import get_free_port, get_socket_with_port
+from elastic_run.utils import get_free_port, get_socket_with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

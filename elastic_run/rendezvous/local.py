@@ -110,7 +110,7 @@ class LocalRendezvousHandler(RendezvousHandler):
 
 
 def _find_port() -> int:
-    from elastic_run.utils.distributed import get_free_port
+    from elastic_run.utils import get_free_port
 
     return get_free_port()
 

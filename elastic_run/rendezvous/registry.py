@@ -145,7 +145,7 @@ def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
         loaded = _quieten(plugin.load)
         creator: RendezvousHandlerCreator = loaded if _takes_parameters(loaded) else _quieten(loaded)
     except Exception as error:  # whatever foreign code raises is told to the user as its package's
-        from elastic_run.utils.exceptions import describe_exception
+        from elastic_run.utils import describe_exception
 
         raise ValueError(_broken(plugin, f"can't be loaded: {describe_exception(error)}")) from error
     if not callable(creator):

@@ -7,54 +7,86 @@ In the worker::
     with timer.expires(after=60, scope="train_step"):
         train_step()
 
-With TORCHELASTIC_ENABLE_FILE_TIMER=1 elastic-run serves the workers' timers itself, and its report names the scope that
-expired. A program that starts workers by itself serves them with a `LocalTimerServer` or a `FileTimerServer`.
-
-| module | what it holds |
-|---|---|
-| `api` | the interface of servers, and `expires` |
-| `countdowns` | the timers that a server counts down |
-| `debug_info_logging` | torch's hook for logging more about expired timers |
-| `expiries` | which timer has ended which process, for the report |
-| `file_based_local_timer` | timers through a named pipe |
-| `local_timer` | timers through a `multiprocessing.Queue` |
-| `requests` | a worker's request to a timer server, and the interface of its client |
-| `signal_process` | the signal that ends a process |
-| `timer_file` | the server's end of the named pipe |
+With TORCHELASTIC_ENABLE_FILE_TIMER=1 elastic-run serves the workers' timers itself (`agent.driver.timers`), and its
+report names the scope that expired. A program that starts workers by itself serves them with a `LocalTimerServer` or a
+`FileTimerServer`. The clients, and what programs derive servers of their own from, are torch's.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+
 from elastic_run import lazy_names
+from elastic_run.contract import ENV_TIMER_FILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.timer.api import RequestQueue as RequestQueue
-    from elastic_run.timer.api import TimerServer as TimerServer
-    from elastic_run.timer.api import configure as configure
-    from elastic_run.timer.api import expires as expires
-    from elastic_run.timer.file_based_local_timer import FileTimerClient as FileTimerClient
-    from elastic_run.timer.file_based_local_timer import FileTimerServer as FileTimerServer
-    from elastic_run.timer.local_timer import LocalTimerClient as LocalTimerClient
-    from elastic_run.timer.local_timer import LocalTimerServer as LocalTimerServer
-    from elastic_run.timer.requests import FileTimerRequest as FileTimerRequest
-    from elastic_run.timer.requests import TimerClient as TimerClient
-    from elastic_run.timer.requests import TimerRequest as TimerRequest
+    from contextlib import _GeneratorContextManager
+
+    from torch.distributed.elastic.timer.api import RequestQueue as RequestQueue
+    from torch.distributed.elastic.timer.api import TimerClient as TimerClient
+    from torch.distributed.elastic.timer.api import TimerRequest as TimerRequest
+    from torch.distributed.elastic.timer.api import TimerServer as TimerServer
+    from torch.distributed.elastic.timer.api import configure as configure
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerClient as FileTimerClient
+    from torch.distributed.elastic.timer.local_timer import LocalTimerClient as LocalTimerClient
+
+    from elastic_run.timer.file_timer_server import FileTimerServer as FileTimerServer
+    from elastic_run.timer.local_timer_server import LocalTimerServer as LocalTimerServer
+    from elastic_run.timer.timer_file import FileTimerRequest as FileTimerRequest
 
 _HOMES = {
-    "FileTimerClient": "file_based_local_timer",
-    "FileTimerRequest": "requests",
-    "FileTimerServer": "file_based_local_timer",
-    "LocalTimerClient": "local_timer",
-    "LocalTimerServer": "local_timer",
-    "RequestQueue": "api",
-    "TimerClient": "requests",
-    "TimerRequest": "requests",
-    "TimerServer": "api",
-    "configure": "api",
-    "expires": "api",
+    "FileTimerClient": "torch.distributed.elastic.timer.file_based_local_timer",
+    "FileTimerRequest": "timer_file",
+    "FileTimerServer": "file_timer_server",
+    "LocalTimerClient": "torch.distributed.elastic.timer.local_timer",
+    "LocalTimerServer": "local_timer_server",
+    "RequestQueue": "torch.distributed.elastic.timer.api",
+    "TimerClient": "torch.distributed.elastic.timer.api",
+    "TimerRequest": "torch.distributed.elastic.timer.api",
+    "TimerServer": "torch.distributed.elastic.timer.api",
+    "configure": "torch.distributed.elastic.timer.api",
 }
 
-__all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
+__all__ = ["expires", *_HOMES]  # noqa: PLE0604 - the keys are the names
 
 __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def expires(
+    after: float, scope: str | None = None, client: TimerClient | None = None
+) -> _GeneratorContextManager[None]:
+    """Let this worker be ended unless a block of code is left in time; usable as a decorator, too.
+
+    The server decides: the worker may live a little longer. It is torch's function, but for two things: a scope without
+    a name is called after the line that opened it (torch: a line of contextlib, the same for all), and without a client
+    the file is used that elastic-run serves.
+
+    Args:
+        after: Seconds that the block may take.
+        scope: Its name, for the report; None for ``file#line`` of the caller.
+        client: The client that tells the server; None for the one given to `configure`.
+
+    Returns:
+        The context manager.
+
+    Raises:
+        RuntimeError: There is no client.
+    """
+    from torch.distributed.elastic.timer import api, file_based_local_timer
+
+    if scope is None:
+        caller = sys._getframe(1)  # noqa: SLF001 - inspect.stack reads the source of every frame
+        scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"
+    if client is None and api._timer_client is None:  # noqa: SLF001 - torch has no function that tells it
+        path = os.environ.get(ENV_TIMER_FILE)
+        if not path:
+            message = (
+                "no timer client: call timer.configure(client) before timer.expires, "
+                "or start the job with TORCHELASTIC_ENABLE_FILE_TIMER=1"
+            )
+            raise RuntimeError(message)
+        api.configure(file_based_local_timer.FileTimerClient(path))
+    expiring: _GeneratorContextManager[None] = api.expires(after, scope, client)
+    return expiring

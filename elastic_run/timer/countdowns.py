@@ -1,4 +1,4 @@
-"""The timers that a server counts down.
+"""The timers that a server counts down, and which process they have ended.
 
 A request says when it expires on the wall clock, which may be set while it runs. So the time that is left is taken when
 the request comes, and the monotonic clock decides from then on. A process that has died is told from one that was
@@ -11,22 +11,38 @@ import time
 
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.records import dataclass
-from elastic_run.timer.requests import is_moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
-    from typing import Any
 
     import psutil
 
-    from elastic_run.timer.requests import TimerRequest
+    from elastic_run.timer.timer_file import FileTimerRequest
 
 #: Two clocks are read one after the other; a timer that expires at this very moment has expired.
 _TOLERANCE = 0.001
 #: Seconds from which on a span is told in whole seconds, and in tenths.
 _LONG = 10.0
 _SHORT = 0.1
+_MOST_NOTES = 1024
+
+#: Why timers have ended processes, by pid. A server and the agent that watches the same workers know nothing of each
+#: other, so what they share is kept here, for the process.
+_ended: dict[int, str] = {}
+
+
+def record_expiry(pid: int, text: str) -> None:
+    """Record why a process is about to be ended: `scope 'train_step' expired after 60 s`; the last ones are kept."""
+    _ended.pop(pid, None)
+    while len(_ended) >= _MOST_NOTES:
+        del _ended[next(iter(_ended))]
+    _ended[pid] = text
+
+
+def take_expiry(pid: int) -> str:
+    """Return why a process that has ended was ended, once; "" if no timer did it."""
+    return _ended.pop(pid, "")
 
 
 @dataclass(slots=True)
@@ -40,7 +56,7 @@ class Countdown:
         process: The process that asked; None if it had ended before its request was read.
     """
 
-    request: TimerRequest
+    request: FileTimerRequest
     deadline: float
     span: float
     process: psutil.Process | None
@@ -75,82 +91,57 @@ class Countdowns:
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
-        self._running: dict[tuple[Any, str], Countdown] = {}
+        self._running: dict[tuple[int, str], Countdown] = {}
 
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def register(self, requests: Iterable[TimerRequest]) -> None:
-        """Start, renew or end timers.
-
-        Args:
-            requests: In the order in which they came.
-
-        Raises:
-            ValueError: One has no time that can be compared; those before it count.
-        """
+    def register(self, requests: Iterable[FileTimerRequest]) -> None:
+        """Start, renew or end timers, in the order in which the requests came."""
         for request in requests:
-            if not is_moment(request.expiration_time):
-                message = f"timer of scope {request.scope_id!r}: its expiration time is {request.expiration_time!r}"
-                raise ValueError(message)
-            key = (request.worker_id, request.scope_id)
+            key = (request.worker_pid, request.scope_id)
             if request.expiration_time < 0:
                 self._running.pop(key, None)
                 continue
             span = request.expiration_time - self._wall_clock()
-            self._running[key] = Countdown(request, self._clock() + span, span, _find_process(request.worker_id))
+            self._running[key] = Countdown(request, self._clock() + span, span, _find_process(request.worker_pid))
 
-    def clear(self, worker_ids: Collection[Any]) -> None:
-        """Forget the timers of some workers."""
-        for key in [key for key in self._running if key[0] in worker_ids]:
+    def clear(self, pids: Collection[int] | None = None) -> None:
+        """Forget the timers of some workers, or of all."""
+        for key in [key for key in self._running if pids is None or key[0] in pids]:
             del self._running[key]
 
-    def clear_all(self) -> None:
-        """Forget all timers."""
-        self._running.clear()
-
-    def expired(self, deadline: float | None = None) -> dict[Any, list[Countdown]]:
-        """Return the timers that have expired, the earliest first; they are not forgotten.
+    def expired(self, deadline: float | None = None) -> dict[int, list[Countdown]]:
+        """Return the timers that have expired by pid, the earliest first; they are not forgotten.
 
         Args:
             deadline: Seconds since the epoch by which they do; None for now.
-
-        Returns:
-            Timers by worker.
         """
         moment = self._clock() + _TOLERANCE
         if deadline is not None:
             moment += deadline - self._wall_clock()
-        found: dict[Any, list[Countdown]] = {}
+        found: dict[int, list[Countdown]] = {}
         for countdown in sorted(self._running.values(), key=lambda countdown: countdown.deadline):
             if countdown.deadline <= moment:
-                found.setdefault(countdown.request.worker_id, []).append(countdown)
+                found.setdefault(countdown.request.worker_pid, []).append(countdown)
         return found
 
-    def take_expired(self) -> dict[Any, list[Countdown]]:
+    def take_expired(self) -> dict[int, list[Countdown]]:
         """Return the timers that have expired by now, the earliest first, and forget them; a worker's others go on."""
         found = self.expired()
         for countdowns in found.values():
             for countdown in countdowns:
-                del self._running[countdown.request.worker_id, countdown.request.scope_id]
+                del self._running[countdown.request.worker_pid, countdown.request.scope_id]
         return found
-
-    @property
-    def next_deadline(self) -> float | None:
-        """Monotonic seconds at which the next timer expires; None if none runs."""
-        return min((countdown.deadline for countdown in self._running.values()), default=None)
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the next timer expires, no more than a system call can express; None if none runs."""
-        deadline = self.next_deadline
+        deadline = min((countdown.deadline for countdown in self._running.values()), default=None)
         return None if deadline is None else min(LONGEST_WAIT, max(0.0, deadline - self._clock()))
 
 
-def _find_process(worker_id: Any) -> psutil.Process | None:
+def _find_process(pid: int) -> psutil.Process | None:
     import psutil
 
     try:
-        return psutil.Process(worker_id) if isinstance(worker_id, int) else None
+        return psutil.Process(pid)
     except (psutil.Error, OSError, ValueError):
         return None

@@ -1,41 +1,126 @@
-"""The named pipe through which workers tell a server of their timers: the server's end.
+"""The named pipe through which workers tell a server of their timers: the requests, and the server's end.
 
 Rules
-- It is opened for reading and writing: so it never comes to an end when the last client closes it, and to wait for a
-  request is to wait for the descriptor.
+- The pipe is opened for reading and writing: so it never comes to an end when the last client closes it, and to wait
+  for a request is to wait for the descriptor.
 - Clients write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. What else arrives is counted,
   told once, and dropped.
-- A pipe that another server reads is never taken from it: a lock on the directory (flock) lets one agent at a time make
-  or remove a pipe there. Agents hold the lock for less than a millisecond. In a shared directory, a process of another
-  user can hold it for ever. So an agent waits one second for the lock, and then goes on without it. In this case, two
-  agents that start at the same moment with the same path may both make a pipe.
+- A pipe that another server reads is never taken from it: a pipe has a reader before it stands under its path.
+
+Source of `FileTimerRequest` and of the JSON: torch 2.13, torch.distributed.elastic.timer.file_based_local_timer. The
+clients are torch's.
 """
 
 from __future__ import annotations
 
-import fcntl
+import json
+import math
 import os
-import select
 import stat
-import time
-from contextlib import contextmanager
-
-from elastic_run.timer.requests import read_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from elastic_run.timer.requests import FileTimerRequest
+#: The only version of requests that there is.
+_VERSION = 1
+_MOST_SIGNAL = 64
+_MOST_PID = 1 << 31
 
 _CHUNK = 1 << 16
 _MOST_CHUNKS = 16
 #: Bytes without an end of line that are kept; no request is as long.
 _MOST = 1 << 16
 _SHOWN = 80
-#: Attempts to get the lock on a directory, and the seconds between two of them.
-_LOCK_TRIES = 100
-_LOCK_PAUSE = 0.01
+
+
+class FileTimerRequest:
+    """A request that goes through a named pipe: to count down to a moment for a scope of code, or to stop counting.
+
+    Args:
+        worker_pid: The process that asks.
+        scope_id: Name of the scope.
+        expiration_time: When it expires, seconds since the epoch; negative to stop counting.
+        signal: What the process gets when it expires; nothing if that isn't above 0.
+    """
+
+    __slots__ = ("expiration_time", "scope_id", "signal", "version", "worker_id")
+
+    def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
+        self.worker_id = worker_pid
+        self.scope_id = scope_id
+        self.expiration_time = expiration_time
+        self.version = _VERSION
+        self.signal = signal
+
+    @property
+    def worker_pid(self) -> int:
+        """The process that asks."""
+        return self.worker_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileTimerRequest) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment] # as torch's: its fields may be changed
+
+    def to_json(self) -> str:
+        """Return the request as one line of JSON, without the end of the line."""
+        return json.dumps(
+            {
+                "version": self.version,
+                "pid": self.worker_pid,
+                "scope_id": self.scope_id,
+                "expiration_time": self.expiration_time,
+                "signal": self.signal,
+            }
+        )
+
+
+def read_request(line: bytes) -> FileTimerRequest:
+    """Read a request from the pipe; a beginning that is no JSON, such as half a line of another writer, is passed over.
+
+    Raises:
+        ValueError: It is no request; the message says why.
+    """
+    # A quote inside a JSON text has a backslash before it, so this can only be where the request begins.
+    start = line.rfind(b'{"')
+    try:
+        fields = json.loads(line[max(0, start) :])
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        message = "not JSON"
+        raise ValueError(message)  # noqa: TRY004 - all that is wrong with a line is one kind of error
+    if fields.get("version", _VERSION) != _VERSION:
+        message = f"of version {fields['version']!r}, and only {_VERSION} is known"
+        raise ValueError(message)
+    for name, is_good in _CHECKS.items():
+        if not is_good(fields.get(name)):
+            message = f"its {name} is {fields.get(name, 'missing')!r}"
+            raise ValueError(message)
+    return FileTimerRequest(fields["pid"], fields["scope_id"], fields["expiration_time"], fields["signal"])
+
+
+def _is_integer(value: object, least: float, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_moment(value: object) -> bool:
+    """Whether a value is a time that can be compared with others."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return not math.isnan(float(value))
+    except OverflowError:
+        return False
+
+
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    "pid": lambda value: _is_integer(value, 1, _MOST_PID - 1),
+    "scope_id": lambda value: isinstance(value, str),
+    "expiration_time": _is_moment,
+    "signal": lambda value: _is_integer(value, -math.inf, _MOST_SIGNAL),
+}
 
 
 class TimerFile:
@@ -46,7 +131,7 @@ class TimerFile:
         say: Is told, once, what is wrong with a line that is no request.
 
     Raises:
-        OSError: It can't be made; FileExistsError where something else stands there.
+        OSError: It can't be made; FileExistsError if something else stands there.
     """
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
@@ -54,23 +139,16 @@ class TimerFile:
         self.say = say
         self._has_said = False
         self._rest = b""
-        with _alone(self.path):
-            make_pipe(self.path)
-            self.fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self.fd = _make_pipe(self.path)
+        except OSError as error:
+            reason = f"the timers' pipe can't be made: {error.strerror}"
+            raise type(error)(error.errno, reason, self.path) from error
         status = os.fstat(self.fd)
         self._identity = (status.st_dev, status.st_ino)
 
     def read(self) -> list[FileTimerRequest]:
         """Return the requests that are there, of very many a part; never waits."""
-        found = []
-        for line in self._lines():
-            try:
-                found.append(read_request(line))
-            except ValueError as error:
-                self._tell(line, str(error))
-        return found
-
-    def _lines(self) -> list[bytes]:
         chunks = [self._rest]
         # No more than the pipe can hold at a time: a client that never stops to write must not keep us here.
         for _ in range(_MOST_CHUNKS):
@@ -80,16 +158,21 @@ class TimerFile:
                 break
         *lines, self._rest = b"".join(chunks).split(b"\n")
         if len(self._rest) > _MOST:
-            self._tell(self._rest, "too long")
+            self._refuse(self._rest, "too long")
             self._rest = b""
-        return [line for line in lines if line.strip()]
+        requests = []
+        for line in filter(bytes.strip, lines):
+            try:
+                requests.append(read_request(line))
+            except ValueError as error:
+                self._refuse(line, str(error))
+        return requests
 
-    def _tell(self, line: bytes, reason: str) -> None:
-        if self._has_said:
-            return
-        self._has_said = True
-        shown = ascii(line[:_SHOWN].decode(errors="replace"))
-        self.say(f"{self.path}: a line there is not a timer request, and is ignored ({reason}): {shown}")
+    def _refuse(self, line: bytes, reason: str) -> None:
+        if not self._has_said:
+            self._has_said = True
+            shown = ascii(line[:_SHOWN].decode(errors="replace"))
+            self.say(f"{self.path}: a line there is not a timer request, and is ignored ({reason}): {shown}")
 
     def close(self) -> None:
         """Close and remove the pipe; harmless when that was done."""
@@ -98,69 +181,44 @@ class TimerFile:
         os.close(self.fd)
         self.fd = -1
         try:
-            with _alone(self.path):
-                status = os.stat(self.path)
-                if (status.st_dev, status.st_ino) == self._identity:
-                    os.unlink(self.path)
+            status = os.stat(self.path)
+            if (status.st_dev, status.st_ino) == self._identity:
+                os.unlink(self.path)
         except OSError:
             pass  # another process has removed it, or has put a file there
 
 
-@contextmanager
-def _alone(path: str) -> Iterator[None]:
-    """Let one process at a time make, open or remove a pipe in a directory: two agents may be given the same path."""
+def _make_pipe(path: str) -> int:
+    """Make a named pipe that only this user can open; return a descriptor that reads it."""
+    # Two agents may be given the same path at the same moment: the pipe has its reader before it gets its name, and a
+    # link is made only if no other is there.
+    own = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    os.mkfifo(own, 0o600)
     try:
-        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        yield  # there is no such directory, or it can't be read: what follows says so where it matters
-        return
-    try:
-        _lock(directory)
-        yield
-    finally:
-        os.close(directory)
-
-
-def _lock(directory: int) -> None:
-    """Lock a directory, unless another process keeps it locked."""
-    for _ in range(_LOCK_TRIES):
+        fd = os.open(own, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_PAUSE)  # a wait for a lock has no deadline
-        except OSError:
-            return  # a file system without locks
-        else:
-            return
+            try:
+                os.link(own, path)
+            except FileExistsError:
+                _remove_stale(path)
+                os.link(own, path)
+        except BaseException:
+            os.close(fd)
+            raise
+    finally:
+        os.unlink(own)
+    return fd
 
 
-def make_pipe(path: str) -> None:
-    """Make a named pipe that only this user can open.
-
-    Args:
-        path: Where; an empty file or a pipe that nobody reads is replaced.
-
-    Raises:
-        OSError: It can't be made; FileExistsError where something else stands there.
-    """
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        pass
-    else:
-        is_empty = stat.S_ISREG(status.st_mode) and not status.st_size
-        if not is_empty and not stat.S_ISFIFO(status.st_mode):
-            reason = "the timers' pipe can't be made: something else stands there"
-            raise FileExistsError(17, reason, path)
-        if has_reader(path):
-            reason = "the timers' pipe can't be made: another timer server reads there"
-            raise FileExistsError(17, reason, path)
-        os.unlink(path)
-    try:
-        os.mkfifo(path, 0o600)
-    except OSError as error:
-        reason = f"the timers' pipe can't be made: {error.strerror}"
-        raise OSError(error.errno, reason, path) from error
+def _remove_stale(path: str) -> None:
+    status = os.lstat(path)
+    if not stat.S_ISFIFO(status.st_mode) and not (stat.S_ISREG(status.st_mode) and not status.st_size):
+        reason = "something else stands there"
+        raise FileExistsError(17, reason)
+    if has_reader(path):
+        reason = "another timer server reads there"
+        raise FileExistsError(17, reason)
+    os.unlink(path)
 
 
 def has_reader(path: str) -> bool:
@@ -172,25 +230,3 @@ def has_reader(path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def write_line(path: str, line: bytes, wait_limit: float) -> None:
-    """Write a line into a named pipe at once and whole.
-
-    Args:
-        path: The pipe.
-        line: The line, with its end, no longer than PIPE_BUF.
-        wait_limit: Seconds to wait at most while the pipe is full.
-
-    Raises:
-        OSError: Nobody reads there, or the pipe stays full (BlockingIOError).
-    """
-    # Without O_NONBLOCK this would wait for a server that may never come.
-    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLOUT)
-        poll.poll(wait_limit * 1000)
-        os.write(fd, line)
-    finally:
-        os.close(fd)

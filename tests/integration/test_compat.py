@@ -15,9 +15,6 @@ from tests.support.torch_python import TorchPython
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Names that torch's modules have and an alias doesn't: a type variable.
-LEFT_OUT = ("torch.distributed.elastic.utils.data.elastic_distributed_sampler T",)
-
 #: Torch's own modules below the same paths, which are not in our table.
 OUTSIDE = (
     "torch.distributed.elastic.multiprocessing.redirects",
@@ -149,7 +146,7 @@ for path in {list(PATHS)!r}:
             print(path, name, home)
 """
     )
-    wanted = [line.split() for line in names.splitlines() if line.rpartition(" ")[0] not in LEFT_OUT]
+    wanted = [line.split() for line in names.splitlines()]
     assert ["torch.distributed.run", "elastic_launch", "torch.distributed.launcher.api"] in wanted
     check_installed(f"""
 from importlib import import_module

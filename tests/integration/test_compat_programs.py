@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import elastic_run
-from elastic_run.compat.torchrun_command import write_command
+from elastic_run.compat.__main__ import write_command
 from tests.support.compat import PTH, VARIABLE, run
 from tests.support.launch import clean_environment
 from tests.support.sessions import free_port

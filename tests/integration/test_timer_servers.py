@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import os
 import re
 import select
@@ -9,13 +10,14 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer import expiries, file_based_local_timer
-from elastic_run.timer.timer_file import TimerFile, has_reader, write_line
+from elastic_run.timer.countdowns import take_expiry
+from elastic_run.timer.timer_file import TimerFile
+from tests.support.timers import write_line
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def test_garbage_in_the_pipe_is_said_once(tmp_path: Path) -> None:
     request = timer.FileTimerRequest(7, "x", 1, 9)
     line = request.to_json().encode() + b"\n"
     for piece in (line, b"\x80\x04garbage\n\n", b"more", line, b"{}\n", line[:9], line[9:]):
-        write_line(pipe.path, piece, 1)
+        write_line(pipe.path, piece)
     assert pipe.read() == [request] * 3
     (text,) = said
     assert text.startswith(
@@ -50,10 +52,10 @@ def test_a_line_without_an_end_is_not_kept_for_ever(tmp_path: Path) -> None:
     said: list[str] = []
     pipe = TimerFile(str(tmp_path / "pipe"), said.append)
     for _ in range(20):
-        write_line(pipe.path, b"x" * 60_000, 1)
+        write_line(pipe.path, b"x" * 60_000)
         pipe.read()
     request = timer.FileTimerRequest(7, "x", 1, 9)
-    write_line(pipe.path, b"\n" + request.to_json().encode() + b"\n", 1)
+    write_line(pipe.path, b"\n" + request.to_json().encode() + b"\n")
     assert pipe.read() == [request]
     assert len(said) == 1
     pipe.close()
@@ -132,104 +134,6 @@ def test_a_pipe_that_somebody_replaced_is_left_alone(tmp_path: Path) -> None:
     assert path.exists()
 
 
-# --- the client of the pipe ------------------------------------------------------------------------------------------
-def test_a_client_without_a_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pipe, or nobody who reads it: BrokenPipeError with the path, after a second's wait_limit."""
-    monkeypatch.setattr(file_based_local_timer, "_PAUSE", 0.001)
-    path = tmp_path / "pipe"
-    for _ in range(2):
-        with pytest.raises(BrokenPipeError, match=f"no timer server reads {path}"):
-            timer.FileTimerClient(str(path)).acquire("x", 1)
-        if not path.exists():
-            os.mkfifo(path)
-
-
-def test_a_client_waits_a_second_for_a_server_that_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tries ten times, a tenth of a second apart; a server that is there at the last try gets the request."""
-    path = tmp_path / "pipe"
-    pauses: list[float] = []
-    pipes: list[TimerFile] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 18:
-            pipes.append(TimerFile(str(path), pytest.fail))
-
-    monkeypatch.setattr("elastic_run.timer.file_based_local_timer.time.sleep", sleep)
-    client = timer.FileTimerClient(str(path))
-    with pytest.raises(BrokenPipeError):
-        client.release("x")
-    assert pauses == [0.1] * 9
-    client.release("y")
-    assert pauses == [0.1] * 18
-    (pipe,) = pipes
-    assert [request.scope_id for request in pipe.read()] == ["y"]
-    pipe.close()
-
-
-def _write_for_ever(path: str, line: bytes) -> None:
-    while True:
-        write_line(path, line, 0)
-
-
-def test_a_client_waits_a_second_for_room_in_the_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request is written when the server has read enough of a full pipe; that may take one second."""
-    pipe = TimerFile(str(tmp_path / "pipe"), lambda _: None)
-    with pytest.raises(BlockingIOError):
-        _write_for_ever(pipe.path, b"x" * (select.PIPE_BUF - 1) + b"\n")
-    waits: list[float] = []
-    make = select.poll
-
-    class ReadingPoll:
-        def __init__(self) -> None:
-            self.register = make().register
-
-        def poll(self, timeout: float) -> None:
-            waits.append(timeout)
-            pipe.read()
-
-    monkeypatch.setattr(select, "poll", ReadingPoll)
-    timer.FileTimerClient(pipe.path).release("x")
-    assert waits == [1000]
-    assert [request.scope_id for request in pipe.read()] == ["x"]
-    pipe.close()
-
-
-def _release_for_ever(client: timer.TimerClient) -> None:
-    while True:
-        client.release("x")
-
-
-def test_a_client_waits_for_a_full_pipe_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that has stopped to read doesn't hold the training up for ever."""
-    monkeypatch.setattr(file_based_local_timer, "_PAUSE", 0.001)
-    monkeypatch.setattr(file_based_local_timer, "_WAIT_LIMIT", 0.001)
-    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
-    client = timer.FileTimerClient(pipe.path)
-    with pytest.raises(BrokenPipeError, match="temporarily unavailable"):
-        _release_for_ever(client)
-    assert len(pipe.read()) > 100
-    pipe.close()
-
-
-def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    """A request has to fit into one atomic write."""
-    with pytest.raises(RuntimeError, match=f"of {select.PIPE_BUF} bytes"):
-        timer.FileTimerClient(str(tmp_path)).acquire("x" * select.PIPE_BUF, 1)
-
-
-def test_the_longest_name_that_fits_is_taken(tmp_path: Path) -> None:
-    """A request of exactly one atomic write arrives; with one more letter it is refused."""
-    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
-    client = timer.FileTimerClient(pipe.path)
-    room = select.PIPE_BUF - len(timer.FileTimerRequest(os.getpid(), "", -1, 0).to_json()) - len("\n")
-    client.release("x" * room)
-    assert [request.scope_id for request in pipe.read()] == ["x" * room]
-    with pytest.raises(RuntimeError, match=f"has {select.PIPE_BUF + 1} of {select.PIPE_BUF} bytes"):
-        client.release("x" * (room + 1))
-    pipe.close()
-
-
 # --- the server of the pipe ------------------------------------------------------------------------------------------
 @pytest.fixture
 def events() -> list[Event]:
@@ -254,7 +158,7 @@ def _request(pid: int, scope: str, after: float, number: int = signal.SIGKILL) -
 def _send(path: Path, pid: int, scope: str, after: float, number: int = signal.SIGKILL) -> timer.FileTimerRequest:
     """Write what a client in that process would."""
     request = _request(pid, scope, after, number)
-    write_line(str(path / "pipe"), request.to_json().encode() + b"\n", 1)
+    write_line(str(path / "pipe"), request.to_json().encode() + b"\n")
     return request
 
 
@@ -268,7 +172,7 @@ def test_the_server_ends_the_process_and_nobody_else(
     request = _send(tmp_path, sleeper.pid, "step", 0.1, signal.SIGTERM)
     assert sleeper.wait(DEADLINE) == -signal.SIGTERM
     wait_until(lambda: ("kill worker process", request) in events)
-    assert re.fullmatch(r"scope 'step' expired after 0(\.\d+)? s", expiries.take(sleeper.pid))
+    assert re.fullmatch(r"scope 'step' expired after 0(\.\d+)? s", take_expiry(sleeper.pid))
     assert [name for name, _ in events] == ["watchdog started", "timer expired", "timer expired", "kill worker process"]
     assert abs(server.get_last_progress_time() - time.time()) < DEADLINE
     started = time.monotonic()
@@ -312,7 +216,7 @@ def test_a_released_timer_does_not_expire(
         pass
     server.start()
     left_in_time = [_request(sleeper.pid, "step", after).to_json() for after in (0.05, -1)]
-    write_line(str(tmp_path / "pipe"), "".join(f"{line}\n" for line in left_in_time).encode(), 1)
+    write_line(str(tmp_path / "pipe"), "".join(f"{line}\n" for line in left_in_time).encode())
     _send(tmp_path, ended.pid, "gone", 0.1)
     _send(tmp_path, sleeper.pid, "last", 0.2, 0)
     wait_until(lambda: ("timer expired", "last") in [(name, request and request.scope_id) for name, request in events])
@@ -356,26 +260,6 @@ def test_a_stopped_server_ends_no_process_any_more(tmp_path: Path, sleeper: subp
     assert sleeper.poll() is None
 
 
-def test_a_callback_that_raises_does_not_end_the_server(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is logged, and the next timer expires all the same."""
-    names: list[str] = []
-
-    def fail(name: str, _request: object) -> None:
-        names.append(name)
-        if names.count("timer expired") == 1 and name == "timer expired":
-            raise KeyError(name)
-
-    server = timer.FileTimerServer(str(tmp_path / "pipe"), "run", log_event=fail)
-    server.start()
-    _send(tmp_path, sleeper.pid, "first", 0)
-    wait_until(lambda: "error in a timer server's loop" in caplog.text)
-    _send(tmp_path, sleeper.pid, "second", 0)
-    assert sleeper.wait(DEADLINE) == -signal.SIGKILL
-    server.stop()
-
-
 def test_progress_is_told_of_a_server_that_hangs(tmp_path: Path) -> None:
     """While it is busy with one batch of requests, its last progress lies behind."""
     is_held = threading.Event()
@@ -395,25 +279,26 @@ def test_progress_is_told_of_a_server_that_hangs(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_the_server_answers_questions_about_its_timers(server: timer.FileTimerServer) -> None:
-    """The methods of torch's server work on the server's timers without its thread."""
-    now = time.time()
-    requests = [timer.FileTimerRequest(os.getpid(), scope, now + after) for scope, after in (("a", 10), ("b", 20))]
-    server.register_timers(requests)
-    assert server.get_expired_timers(now + 15) == {os.getpid(): requests[:1]}
-    assert server.get_expired_timers(now + 25) == {os.getpid(): requests}
-    server.clear_timers({os.getpid()})
-    assert server.get_expired_timers(now + 25) == {}
-    assert server.is_process_running(os.getpid())
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    assert not server.is_process_running(ended.pid)
+# --- the server of a queue -------------------------------------------------------------------------------------------
+def _hang(requests: mp.Queue[Any], after: float) -> None:
+    timer.configure(timer.LocalTimerClient(requests))  # type: ignore[no-untyped-call] # as is torch
+    with timer.expires(after=60, scope="outer"), timer.expires(after=after, scope="step"):
+        signal.pause()
 
 
-def test_a_pipe_that_has_a_reader_is_known(server: timer.FileTimerServer, tmp_path: Path) -> None:
-    """A server holds its pipe from the first moment to the last."""
-    assert has_reader(str(tmp_path / "pipe"))
+def test_the_queue_s_server_kills_the_process_that_hangs() -> None:
+    """At its deadline and no later, though max_interval is a minute; and its stop does not wait for a request."""
+    context = mp.get_context("fork")
+    requests: mp.Queue[Any] = context.Queue()
+    server = timer.LocalTimerServer(requests, max_interval=60)
+    server.start()
+    hanging = context.Process(target=_hang, args=(requests, 0.2))
+    hanging.start()
+    hanging.join(DEADLINE)
+    started = time.monotonic()
     server.stop()
-    assert not has_reader(str(tmp_path / "pipe"))
-    (tmp_path / "file").touch()
-    assert not has_reader(str(tmp_path / "file"))
+    assert time.monotonic() - started < stretched(DEADLINE)
+    assert hanging.exitcode == -signal.SIGKILL
+    assert take_expiry(hanging.pid or 0) == "scope 'step' expired"
+    requests.close()
+    requests.join_thread()

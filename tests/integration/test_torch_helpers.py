@@ -4,137 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pytest
-import torch.distributed as dist
-from torch.distributed.elastic.utils import store as torchs_meeting
 
 from elastic_run.agent.health_check_server import HealthCheckServer, create_healthcheck_server
 from elastic_run.rendezvous import EtcdServer
 from elastic_run.rendezvous.etcd_server import stop_etcd
-from elastic_run.utils import distributed, process_state
-from elastic_run.utils import store as meeting
-from tests.support.wait import DEADLINE, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.wait import DEADLINE
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def store() -> Any:
-    """Give a store of torch's that all threads may use."""
-    return dist.HashStore()  # type: ignore[attr-defined] # not in torch's stubs
-
-
-def in_threads(count: int, call: Callable[[int], object]) -> list[Any]:
-    """Call a function once for each rank, at the same time; an exception is the result."""
-    results: list[Any] = [None] * count
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = call(rank)
-        except Exception as error:  # noqa: BLE001 - it is looked at
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    return results
-
-
-def test_ranks_exchange_values_with_ranks_of_torchs(store: Any) -> None:
-    """Half of the ranks call torch's function, half ours, and all get the values of all."""
-
-    def exchange(rank: int) -> list[bytes]:
-        module = (meeting, torchs_meeting)[rank % 2]
-        values: list[bytes] = module.synchronize(store, str(rank).encode(), rank, 4, "exchange", timeout=DEADLINE)
-        return values
-
-    assert in_threads(4, exchange) == [[b"0", b"1", b"2", b"3"]] * 4
-
-
-def test_a_timeout_is_put_back(store: Any) -> None:
-    """A store has its own timeout after a meeting, and after one that failed."""
-    before = store.timeout
-    with pytest.raises(ValueError, match="not 0:00:07"), meeting.store_timeout(store, 7):
-        raise ValueError(f"not {store.timeout}")  # noqa: EM102, TRY003 - it is looked at below
-    assert store.timeout == before
-
-
-def test_a_barrier_says_who_is_missing(store: Any) -> None:
-    """Rank 0 names the ranks that did not come, the others point to rank 0; without ranks it is torch's timeout."""
-
-    def come(rank: int) -> None:
-        if rank != 1:
-            meeting.barrier(
-                store, 3, "door", 0.2, rank=rank, rank_tracing_decoder=lambda n: f"host{n}", trace_timeout=1
-            )
-
-    first, absent, third = in_threads(3, come)
-    assert absent is None
-    assert "missing_ranks=[host1]" in str(first)
-    assert "missing_ranks=[<rank 0 (host0) knows>]" in str(third)
-    assert isinstance(first, meeting.DistStoreError)
-    with pytest.raises(meeting.DistStoreError):
-        meeting.barrier(store, 2, "other", 0.1)
-    with pytest.raises(AssertionError, match="needs rank"):
-        meeting.barrier(store, 2, "third", rank_tracing_decoder=str)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        meeting.nothing  # noqa: B018 - that is the point
-
-
-def test_a_barrier_opens_when_all_are_there(store: Any) -> None:
-    """All ranks leave it, whoever's function they called."""
-    modules = (meeting, torchs_meeting)
-    assert in_threads(4, lambda rank: modules[rank % 2].barrier(store, 4, "door", DEADLINE)) == [None] * 4
-
-
-def test_torchs_store_is_made_for_those_who_want_it() -> None:
-    """On a free port for one, on a given port for several; a taken port and a missing one are said so."""
-    single = distributed.create_c10d_store(is_server=True, server_addr="127.0.0.1", timeout=DEADLINE)
-    single.set("key", "value")
-    assert single.get("key") == b"value"
-    port = distributed.get_free_port()
-    kept = []  # a server that is forgotten ends, and others may still read
-
-    def connect(rank: int) -> bytes:
-        made = distributed.create_c10d_store(rank == 0, "127.0.0.1", port, 2, DEADLINE)
-        kept.append(made)
-        made.set(str(rank), "there")
-        meeting.barrier(made, 2, "end", DEADLINE)
-        value: bytes = made.get(str(1 - rank))
-        return value
-
-    assert in_threads(2, connect) == [b"there"] * 2
-    with pytest.raises(RuntimeError, match=f"port {single.port} of 127.0.0.1 is taken"):
-        distributed.create_c10d_store(True, "127.0.0.1", single.port)
-    with pytest.raises(ValueError, match="server_port has to be given for a world of 2"):
-        distributed.create_c10d_store(True, "127.0.0.1", world_size=2)
-    with pytest.raises(ValueError, match="retries must be at least 1"):
-        distributed.create_c10d_store(True, "127.0.0.1", retries=0)
-
-
-def test_a_process_s_state_is_a_letter() -> None:
-    """A sleeping, a stopped and an ended process; state D is the uninterruptible one."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        wait_until(lambda: process_state.read_proc_state(process.pid) == "S")
-        process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: process_state.read_proc_state(process.pid) == "T")
-        process.kill()
-    assert process_state.read_proc_state(process.pid) is None
-    states = ("D", "D+", "S", None)
-    assert [process_state.is_uninterruptible_state(state) for state in states] == [True, True, False, False]
 
 
 def test_the_health_check_server_is_a_seam(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,7 +34,7 @@ def test_registered_backends_are_torchs_and_more() -> None:
 def test_event_handlers_are_torchs() -> None:
     """The event handlers that torch knows by name are there, of the same classes."""
     theirs = import_module(f"{_TORCH}.events.handlers")
-    ours = import_module(f"{_OURS}.events.handlers")
+    ours = import_module(f"{_OURS}.events").handlers
     for name, handler in theirs._log_handlers.items():
         assert type(ours.get_logging_handler(name)) is type(handler)
 
@@ -90,35 +90,6 @@ def test_settings_are_read_as_torch_reads_them(settings: str) -> None:
     """Every text of settings that torch understands means the same."""
     theirs, ours = (import_module(f"{package}.rendezvous.utils") for package in (_TORCH, _OURS))
     assert ours._parse_rendezvous_config(settings) == theirs._parse_rendezvous_config(settings)
-
-
-@pytest.mark.parametrize(("size", "replicas", "start"), [(10, 2, 0), (10, 3, 4), (11, 4, 1), (100, 7, 50), (4, 4, 0)])
-@pytest.mark.parametrize("epoch", [0, 3])
-def test_samples_are_shared_out_as_torch_does(size: int, replicas: int, start: int, epoch: int) -> None:
-    """Each worker gets the same samples in the same order as from torch's sampler."""
-    shares = []
-    for package in (_TORCH, _OURS):
-        sampler_class = import_module(f"{package}.utils.data").ElasticDistributedSampler
-        samplers = [sampler_class(range(size), replicas, rank, start) for rank in range(replicas)]
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        shares.append([(len(sampler), list(sampler)) for sampler in samplers])
-    assert shares[0] == shares[1]
-
-
-def test_fewer_samples_than_workers_are_shared_out() -> None:
-    """With one sample left for four workers each gets that one (torch: AssertionError)."""
-    sampler_class = import_module(f"{_OURS}.utils.data").ElasticDistributedSampler
-    assert [list(sampler_class(range(10), 4, rank, 9)) for rank in range(4)] == [[9]] * 4
-
-
-def test_wrong_data_sets_are_refused() -> None:
-    """A start behind the end and data without a length are refused."""
-    sampler_class = import_module(f"{_OURS}.utils.data").ElasticDistributedSampler
-    with pytest.raises(ValueError, match=r"^start index 10 is not below the data set's size, 10$"):
-        sampler_class(range(10), 2, 0, 10)
-    with pytest.raises(TypeError, match="has no length"):
-        sampler_class(iter([1]), 2, 0)
 
 
 # --- the store of a round --------------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.compat.borrowed_names import BORROWED_NAMES
-from elastic_run.compat.paths import PATHS, ROOTS
+from elastic_run.compat.paths import BORROWED_NAMES, PATHS, ROOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -142,6 +141,7 @@ _TORCH = "torch.distributed"
 
 _ENGINE = "a part of torch's own rendezvous; ours is another, behind the same registry, backend names and --rdzv-conf"
 _OUTPUT = "a part of how torch takes the workers' output; ours does without files and threads in between"
+_HELPER = "runs in workers and programs, which have torch; elastic_run.timer and .utils have its names"
 #: Modules of torch's for which none of ours stands. Whoever imports one gets torch's.
 _MODULES_WITHOUT_TWIN = {
     "elastic": "an empty package",
@@ -158,6 +158,21 @@ _MODULES_WITHOUT_TWIN = {
     "elastic.rendezvous.etcd_rendezvous_backend": _ENGINE,
     "elastic.rendezvous.etcd_store": _ENGINE,
     "elastic.rendezvous.static_tcp_rendezvous": _ENGINE,
+    "elastic.timer": _HELPER,
+    "elastic.timer.api": _HELPER,
+    "elastic.timer.debug_info_logging": _HELPER,
+    "elastic.timer.file_based_local_timer": _HELPER,
+    "elastic.timer.local_timer": _HELPER,
+    "elastic.utils": _HELPER,
+    "elastic.utils.api": _HELPER,
+    "elastic.utils.data": _HELPER,
+    "elastic.utils.data.cycling_iterator": _HELPER,
+    "elastic.utils.data.elastic_distributed_sampler": _HELPER,
+    "elastic.utils.distributed": _HELPER,
+    "elastic.utils.log_level": _HELPER,
+    "elastic.utils.logging": _HELPER,
+    "elastic.utils.process_state": _HELPER,
+    "elastic.utils.store": _HELPER,
 }
 
 _LAUNCH_CONFIG = "also is made with (forward_signals, job_config, node_config, agent_config)"
@@ -183,11 +198,12 @@ _LEFT_TO_TORCH = {
         for names in homes.values()
         for name in names.split()
     },
-    (f"{_TORCH}.elastic.utils.data.elastic_distributed_sampler", "T"): "a type variable",
-    (f"{_TORCH}.elastic.utils.data.elastic_distributed_sampler", "Dataset"): "torch's own, for an annotation",
 }
 
-_PAIRS = sorted(PATHS.items())
+#: Packages of torch's that stay torch's under `elastic_run.compat`, with ours that have their names.
+_BESIDE = {f"{_TORCH}.elastic.{name}": f"elastic_run.{name}" for name in ("timer", "utils", "utils.data")}
+_OURS = PATHS | _BESIDE
+_PAIRS = sorted(_OURS.items())
 
 
 def _public_names(path: str) -> list[str]:
@@ -218,12 +234,12 @@ def _differences(torch_path: str, our_path: str) -> set[tuple[str, str]]:
 
 def _compare(torch_path: str, name: str, theirs: object, ours: object) -> list[str]:
     if isinstance(theirs, ModuleType):
-        return [] if ours is import_module(PATHS[theirs.__name__]) else ["is another module"]
+        return [] if ours is import_module(_OURS[theirs.__name__]) else ["is another module"]
     home = theirs.__module__ if inspect.isclass(theirs) or inspect.isroutine(theirs) else ""
-    if PATHS.get(home) in {None, PATHS[torch_path]}:
+    if _OURS.get(home) in {None, _OURS[torch_path]}:
         return compare(theirs, ours)
     # Its signature is compared where it is at home.
-    return [] if ours is getattr(import_module(PATHS[home]), name) else [f"is not the {name} of {PATHS[home]}"]
+    return [] if ours is getattr(import_module(_OURS[home]), name) else [f"is not the {name} of {_OURS[home]}"]
 
 
 @pytest.mark.parametrize(("torch_path", "our_path"), _PAIRS, ids=[path.removeprefix("torch.") for path, _ in _PAIRS])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-
-from elastic_run.timer import api
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def no_timer_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin without a client, whatever a test before it has configured."""
-    monkeypatch.setattr(api, "_timer_client", None)
+    monkeypatch.setattr("torch.distributed.elastic.timer.api._timer_client", None)
     monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
 
 
@@ -26,3 +25,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
+
+
+def write_line(path: str, line: bytes) -> None:
+    """Write into a named pipe that a server reads, as a client does."""
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(fd, line)
+    os.close(fd)

@@ -12,7 +12,6 @@ from elastic_run import metrics
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from elastic_run.agent.driver.round_join import assign_ranks
 from elastic_run.agent.driver.worker_launch import worker_environments
-from elastic_run.metrics import api as metrics_api
 from elastic_run.multiprocessing.errors import ProcessFailure
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 from tests.support.wait import DEADLINE
@@ -114,7 +113,7 @@ def test_a_run_is_measured_as_torch_measures_it(
 ) -> None:
     """Flakiness is the used part of the restarts and one, in percent; exactly one of the four outcomes is 1."""
     collector = Collector()
-    monkeypatch.setattr(metrics_api, "_metrics_map", {"torchelastic": collector})
+    monkeypatch.setattr(metrics, "_metrics_map", {"torchelastic": collector})
     agent = ScriptedAgent(_spec(max_restarts=3), [*[FAILED] * restarts, final])
     agent.run()
     values = collector.values

@@ -9,7 +9,6 @@ import pytest
 
 from elastic_run import metrics
 from elastic_run.agent.steps import FAILED, RENDEZVOUS, START, STOP, StepRecorder
-from elastic_run.metrics import api
 
 
 class _Heard(metrics.MetricHandler):
@@ -33,7 +32,7 @@ def _call(name: str, duration_ms: int) -> list[tuple[str, int]]:
 def test_each_step_of_a_round_is_one_call_of_torchs_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second start is a restart; the state is told once per round, as a look at the workers that took no time."""
     heard = _Heard()
-    monkeypatch.setattr(api, "_metrics_map", {"torchelastic": heard})
+    monkeypatch.setattr(metrics, "_metrics_map", {"torchelastic": heard})
     spec = SimpleNamespace(role="trainer", event_log_handler="null")
     agent: Any = SimpleNamespace(get_worker_group=lambda: SimpleNamespace(spec=spec), put_metric=metrics.put_metric)
     remaining = iter([3, 3, 2])
@@ -64,7 +63,7 @@ def test_each_step_of_a_round_is_one_call_of_torchs_methods(monkeypatch: pytest.
 def test_a_run_is_measured_in_milliseconds(monkeypatch: pytest.MonkeyPatch, *, is_success: bool, outcome: str) -> None:
     """From the agent's beginning to its end."""
     heard = _Heard()
-    monkeypatch.setattr(api, "_metrics_map", {"torchelastic": heard})
+    monkeypatch.setattr(metrics, "_metrics_map", {"torchelastic": heard})
     clock = iter([50.0, 52.5])
     monkeypatch.setattr("elastic_run.agent.steps.time", SimpleNamespace(monotonic=lambda: next(clock)))
     spec = SimpleNamespace(role="trainer", event_log_handler="null")

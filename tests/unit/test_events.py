@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import events
-from elastic_run.events import Event, EventSource, NodeState, RdzvEvent, handlers
+from elastic_run.events import Event, EventSource, NodeState, RdzvEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,18 +26,18 @@ _RENDEZVOUS_EVENT = RdzvEvent(
 @pytest.fixture(autouse=True)
 def _fresh_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget handlers and loggers, so that each test finds what a new process finds."""
-    monkeypatch.setattr(handlers, "_log_handlers", {})
+    monkeypatch.setattr(events, "_log_handlers", {})
     monkeypatch.setattr(events, "_events_loggers", {})
     monkeypatch.setattr(events, "_broken", set())
     yield
     for name in ("console", "null", "dynamic_rendezvous", "mine"):
-        logging.getLogger(handlers.logger_name(name)).handlers.clear()
+        logging.getLogger(events._LOGGER_PREFIX + name).handlers.clear()
 
 
 def _listen(destination: str) -> io.StringIO:
     """Put a handler of one's own in a destination's place, as programs that embed torch's launcher do."""
     heard = io.StringIO()
-    handlers._log_handlers[destination] = logging.StreamHandler(heard)
+    events._log_handlers[destination] = logging.StreamHandler(heard)
     return heard
 
 
@@ -183,7 +183,7 @@ def test_a_handler_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture) -
             raise ConnectionError
 
     handler = Failing()
-    handlers._log_handlers["mine"] = handler
+    events._log_handlers["mine"] = handler
     for _ in range(3):
         events.record(Event("started", EventSource.AGENT), "mine")
     assert handler.seen == 3

@@ -30,12 +30,3 @@ def test_each_package_lists_its_modules() -> None:
         if listed(package) and set(listed(package)) != modules(package):
             wrong[name] = set(listed(package)) ^ modules(package)
     assert wrong == {}
-
-
-def test_what_contributing_points_to_is_there() -> None:
-    """The table `to change X, go to Y` names files and directories that exist."""
-    page = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = page.partition("## Where things are")[2].partition("\n## ")[0]
-    places = re.findall(r"`([\w/]+(?:\.py|/))`", table)
-    assert len(places) > len(table.splitlines()) / 2
-    assert [place for place in places if not (ROOT / place).exists()] == []

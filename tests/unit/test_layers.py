@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "utils": {"contract"},
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
-    "timer": {"contract", "utils.logging"},
+    "timer": {"contract"},
     "compat": {"contract"},
     "records": set(),
     "signals": set(),
@@ -79,7 +79,7 @@ INNER = {"agent", "loop", "store"}
 SEE_ALL = {"__init__", "agent_setup", "launcher", "launch_config"}
 
 #: Subclasses of torch's classes, for training scripts; the launcher never imports them.
-FOR_WORKERS = {("utils", "data", "elastic_distributed_sampler"), ("worker", "sampler")}
+FOR_WORKERS = {("timer", "local_timer_server"), ("worker", "sampler")}
 
 #: The one way from a training script to the launcher, taken when the script starts its own workers.
 LAUNCHES_ITSELF = ("worker", "launching")

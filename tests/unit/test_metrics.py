@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastic_run import metrics
-from elastic_run.metrics import MetricData, api
+from elastic_run.metrics import MetricData
 
 
 class _Heard(metrics.MetricHandler):
@@ -28,8 +28,8 @@ class _Heard(metrics.MetricHandler):
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> _Heard:
     """Hear the group of the launcher; the settings of the process are put back at the end."""
-    monkeypatch.setattr(api, "_metrics_map", {})
-    monkeypatch.setattr(api, "_default_metrics_handler", metrics.NullMetricHandler())
+    monkeypatch.setattr(metrics, "_metrics_map", {})
+    monkeypatch.setattr(metrics, "_default_metrics_handler", metrics.NullMetricHandler())
     handler = _Heard()
     metrics.configure(handler, "torchelastic")
     return handler
@@ -66,7 +66,7 @@ def test_a_handler_that_raises_harms_nothing(
             super().emit(metric_data)
             raise ConnectionError
 
-    monkeypatch.setattr(api, "_broken_handlers", [])
+    monkeypatch.setattr(metrics, "_broken_handlers", [])
     failing = Failing()
     metrics.configure(failing, "theirs")
     for value in range(3):
@@ -137,7 +137,7 @@ def test_a_measured_method_tells_failure(heard: _Heard, error: BaseException, ex
 def test_durations_are_in_milliseconds(heard: _Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour is 3600000."""
     moments = [100.0, 3700.0]
-    monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=lambda: moments.pop(0), time=lambda: 4600.0))
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: moments.pop(0), time=lambda: 4600.0))
     _double(4)
     assert heard.values()["test_metrics._double.duration.ms"] == 3_600_000
     assert metrics.get_elapsed_time_ms(1000.0) == 3_600_000
@@ -167,5 +167,5 @@ def test_settings_are_kept_and_ignored() -> None:
 
 def test_every_public_name_is_there() -> None:
     """Everything that __all__ promises can be had."""
-    for module in (metrics, api):
+    for module in (metrics,):
         assert all(re.match(r"\w+$", name) and hasattr(module, name) for name in module.__all__)

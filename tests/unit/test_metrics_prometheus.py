@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from elastic_run import metrics
-from elastic_run.metrics import api
 from elastic_run.metrics.prometheus import PrometheusMetricHandler
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 def registry() -> Iterator[CollectorRegistry]:
     """Give a registry that takes all metrics of this process."""
     made = CollectorRegistry()
-    before = api._default_metrics_handler
+    before = metrics._default_metrics_handler
     metrics.configure(PrometheusMetricHandler(made))
     yield made
     metrics.configure(before)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 import pytest
 
-from elastic_run import timer
 from elastic_run.agent.background import _read_command
 from elastic_run.agent.driver.fault_injection import _find_child
 from elastic_run.agent.driver.watches import _is_uninterruptible
@@ -19,6 +18,7 @@ from elastic_run.agent.driver.worker_readings import read_usage
 from elastic_run.diagnosis.doctor import host_checks
 from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner
 from elastic_run.timer.countdowns import Countdowns
+from elastic_run.timer.timer_file import FileTimerRequest
 
 if TYPE_CHECKING:
     import subprocess
@@ -55,7 +55,7 @@ def test_a_process_that_ends_while_it_is_read_is_no_error(
 ) -> None:
     """Each reader of a process answers that nothing is known of it."""
     countdowns = Countdowns()
-    countdowns.register([timer.TimerRequest(sleeper.pid, "x", 1)])
+    countdowns.register([FileTimerRequest(sleeper.pid, "x", 1)])
     for name in _METHODS:
         monkeypatch.setattr(psutil.Process, name, _raise(error))
     assert read_usage(_round_of(sleeper.pid)) == {}
@@ -86,7 +86,7 @@ def test_a_pid_that_no_process_has_is_no_error() -> None:
     assert _read_command(missing) == ""
     assert _find_child(missing) is None
     countdowns = Countdowns()
-    countdowns.register([timer.TimerRequest(pid, "x", 1) for pid in (missing, -1, 2**70)])
+    countdowns.register([FileTimerRequest(pid, "x", 1) for pid in (missing, -1, 2**70)])
     assert [found.is_orphan for (found,) in countdowns.expired().values()] == [True] * 3
 
 

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import os
-import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer import expiries, timer_file
-from elastic_run.timer.countdowns import Countdowns
-from elastic_run.timer.file_based_local_timer import choose
-from elastic_run.timer.local_timer import MultiprocessingRequestQueue
-from elastic_run.timer.requests import read_request
-from elastic_run.timer.signal_process import signal_process
-from elastic_run.timer.timer_file import TimerFile, _alone, has_reader, write_line
+from elastic_run.timer.countdowns import Countdowns, record_expiry, take_expiry
+from elastic_run.timer.file_timer_server import choose_countdown
+from elastic_run.timer.timer_file import FileTimerRequest, TimerFile, read_request
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
-    Event = tuple[str, timer.FileTimerRequest | None]
+    Event = tuple[str, FileTimerRequest | None]
 
 
 class _Recorded(timer.TimerClient):
@@ -121,11 +111,10 @@ def test_under_elastic_run_nothing_has_to_be_configured(tmp_path: Path, monkeypa
 # --- requests --------------------------------------------------------------------------------------------------------
 def test_a_request_survives_its_json() -> None:
     """A request that is written and read again is the same; one with another signal is not."""
-    request = timer.FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGTERM)
+    request = FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGTERM)
     assert read_request(request.to_json().encode()) == request
     assert read_request(b"half a li" + request.to_json().encode()) == request
-    assert request != timer.FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGKILL)
-    assert timer.TimerRequest(7, "a", 1) == timer.TimerRequest(7, "a", 1) != timer.TimerRequest(8, "a", 1)
+    assert request != FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -163,13 +152,13 @@ def test_the_monotonic_clock_decides() -> None:
     """Setting the wall clock neither ends a timer nor makes one last."""
     clocks = _Clocks()
     countdowns = clocks.countdowns()
-    countdowns.register([timer.TimerRequest("a", "step", clocks.wall + 10)])
+    countdowns.register([FileTimerRequest(1, "step", clocks.wall + 10)])
     clocks.wall += 86400
     assert not countdowns.expired()
     assert countdowns.seconds_left == 10
     clocks.wall -= 2 * 86400
     clocks.now += 10
-    (found,) = countdowns.expired()["a"]
+    (found,) = countdowns.expired()[1]
     assert str(found) == "scope 'step' expired after 10 s"
     assert countdowns.seconds_left == 0
 
@@ -179,46 +168,35 @@ def test_timers_are_renewed_released_and_cleared() -> None:
     clocks = _Clocks()
     countdowns = clocks.countdowns()
     wall = clocks.wall
-    countdowns.register(timer.TimerRequest(*args) for args in [("a", "x", wall + 5), ("a", "y", wall + 3)])
-    countdowns.register(timer.TimerRequest(*args) for args in [("a", "x", wall + 9), ("b", "x", wall + 1)])
-    countdowns.register([timer.TimerRequest("c", "x", -1)])
+    countdowns.register(FileTimerRequest(*args) for args in [(1, "x", wall + 5), (1, "y", wall + 3)])
+    countdowns.register(FileTimerRequest(*args) for args in [(1, "x", wall + 9), (2, "x", wall + 1)])
+    countdowns.register([FileTimerRequest(3, "x", -1)])
     clocks.pass_time(20)
     scopes = {who: [one.request.scope_id for one in found] for who, found in countdowns.expired().items()}
-    assert scopes == {"a": ["y", "x"], "b": ["x"]}
-    assert set(countdowns.expired(wall + 3)) == {"a", "b"}
-    assert set(countdowns.expired(wall + 1)) == {"b"}
-    countdowns.register([timer.TimerRequest("a", "y", -1)])
-    countdowns.clear({"b"})
-    assert len(countdowns) == 1
-    assert set(countdowns.expired()) == {"a"}
-    countdowns.clear_all()
-    assert countdowns.next_deadline is None
+    assert scopes == {1: ["y", "x"], 2: ["x"]}
+    assert set(countdowns.expired(wall + 3)) == {1, 2}
+    assert set(countdowns.expired(wall + 1)) == {2}
+    countdowns.register([FileTimerRequest(1, "y", -1)])
+    countdowns.clear({2})
+    assert set(countdowns.expired()) == {1}
+    countdowns.clear()
+    assert countdowns.seconds_left is None
 
 
 def test_only_a_negative_time_ends_a_timer() -> None:
     """A timer that expires at time 0, the beginning of the epoch, has expired."""
     countdowns = _Clocks().countdowns()
-    countdowns.register([timer.TimerRequest("a", "x", 0), timer.TimerRequest("b", "x", -0.5)])
-    assert set(countdowns.expired()) == {"a"}
+    countdowns.register([FileTimerRequest(1, "x", 0), FileTimerRequest(2, "x", -0.5)])
+    assert set(countdowns.expired()) == {1}
 
 
 @pytest.mark.parametrize(("signals", "chosen"), [((0, 1), 1), ((-1, 0), None), ((15, 9), 15), ((), None)])
 def test_a_process_is_ended_by_its_first_timer_with_a_signal(signals: tuple[int, ...], chosen: int | None) -> None:
     """A signal is any number above 0, SIGHUP (1) too."""
     countdowns = _Clocks().countdowns()
-    countdowns.register(timer.FileTimerRequest(7, str(at), 1 + at, number) for at, number in enumerate(signals))
-    found = choose(countdowns.expired().get(7, []))
-    assert (None if found is None else cast("timer.FileTimerRequest", found.request).signal) == chosen
-
-
-def test_a_timer_without_end_is_waited_for_in_pieces() -> None:
-    """An infinite or huge span is no error of a system call."""
-    clocks = _Clocks()
-    countdowns = clocks.countdowns()
-    countdowns.register([timer.TimerRequest("a", "x", math.inf), timer.TimerRequest("b", "x", 1e300)])
-    assert 0 < (countdowns.seconds_left or 0) < 2**31 / 1000
-    with pytest.raises(ValueError, match="'x': its expiration time is nan"):
-        countdowns.register([timer.TimerRequest("a", "x", math.nan)])
+    countdowns.register(FileTimerRequest(7, str(at), 1 + at, number) for at, number in enumerate(signals))
+    found = choose_countdown(countdowns.expired().get(7, []))
+    assert (None if found is None else found.request.signal) == chosen
 
 
 def test_a_pid_that_was_given_again_is_another_process(
@@ -226,7 +204,7 @@ def test_a_pid_that_was_given_again_is_another_process(
 ) -> None:
     """The timer of a process that has ended is nobody else's."""
     countdowns = Countdowns()
-    countdowns.register([timer.TimerRequest(sleeper.pid, "x", 1)])
+    countdowns.register([FileTimerRequest(sleeper.pid, "x", 1)])
     (found,) = countdowns.expired()[sleeper.pid]
     assert not found.is_orphan
     monkeypatch.setattr(found.process, "_ident", (sleeper.pid, 0.0))
@@ -240,164 +218,15 @@ def test_a_span_is_as_exact_as_it_can_be(span: float, told: str) -> None:
     """What the request's way took is not told."""
     clocks = _Clocks()
     countdowns = clocks.countdowns()
-    countdowns.register([timer.TimerRequest("a", "x", clocks.wall + span)])
+    countdowns.register([FileTimerRequest(1, "x", clocks.wall + span)])
     clocks.pass_time(100)
-    assert str(countdowns.expired()["a"][0]) == f"scope 'x' expired after {told}"
-
-
-def test_a_process_that_may_not_be_signalled_is_not_done_with(
-    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that got the signal, or has ended, needs no other; another user's process counts as not ended."""
-    assert signal_process(sleeper.pid, signal.SIGKILL)
-    sleeper.wait()
-    assert signal_process(sleeper.pid, signal.SIGKILL)
-
-    def refuse(_pid: int, _number: int) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "kill", refuse)
-    assert not signal_process(sleeper.pid, signal.SIGKILL)
+    assert str(countdowns.expired()[1][0]) == f"scope 'x' expired after {told}"
 
 
 def test_only_the_last_expiries_are_kept() -> None:
     """What is noted for the report is bounded, and told once."""
     for pid in range(5000):
-        expiries.note(pid, str(pid))
-    assert (expiries.take(4999), expiries.take(4999), expiries.take(1)) == ("4999", "", "")
+        record_expiry(pid, str(pid))
+    assert (take_expiry(4999), take_expiry(4999), take_expiry(1)) == ("4999", "", "")
     for pid in range(5000):
-        expiries.take(pid)
-
-
-def test_an_expiry_that_is_noted_again_is_the_last_one() -> None:
-    """Of two notes about one process, the later one counts."""
-    for pid in (1, 2, 1, *range(3, 1026)):
-        expiries.note(pid, str(pid))
-    assert (expiries.take(1), expiries.take(2)) == ("1", "")
-    for pid in range(5000):
-        expiries.take(pid)
-
-
-def test_a_request_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    """A training sends two requests in each step, so an open descriptor for each would use them up."""
-    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
-    before = psutil.Process().num_fds()
-    write_line(pipe.path, b"\n", 1.0)
-    assert psutil.Process().num_fds() == before
-    pipe.close()
-
-
-def test_the_question_whether_a_process_runs_does_not_end_it(sleeper: subprocess.Popen[bytes]) -> None:
-    """A process that has ended does not run."""
-    assert timer.FileTimerServer.is_process_running(sleeper.pid)
-    with pytest.raises(subprocess.TimeoutExpired):
-        sleeper.wait(0.05)
-    sleeper.kill()
-    sleeper.wait()
-    assert not timer.FileTimerServer.is_process_running(sleeper.pid)
-
-
-@pytest.mark.parametrize("is_relative", [False, True])
-def test_one_process_at_a_time_makes_a_pipe_in_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_relative: bool
-) -> None:
-    """The lock is on the directory of the pipe, so other directories are not locked."""
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path if is_relative else tmp_path / "other")
-    descriptors = [os.open(path, os.O_RDONLY) for path in (tmp_path, tmp_path / "other")]
-    try:
-        with _alone("pipe" if is_relative else str(tmp_path / "pipe")):
-            fcntl.flock(descriptors[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def test_another_lock_on_the_directory_delays_a_pipe_and_does_not_prevent_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any user who can read a shared directory can lock it, for ever; an agent's lock ends at once."""
-    pauses: list[float] = []
-    held = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    monkeypatch.setattr(timer_file, "time", SimpleNamespace(sleep=pauses.append))
-    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
-    assert has_reader(pipe.path)
-    assert sum(pauses) == pytest.approx(1.0)
-
-    def release(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            os.close(held)
-
-    pauses.clear()
-    monkeypatch.setattr(timer_file, "time", SimpleNamespace(sleep=release))
-    pipe.close()
-    assert len(pauses) == 3
-    assert not (tmp_path / "pipe").exists()
-
-
-def test_a_queue_that_is_asked_without_a_wait_is_not_waited_for() -> None:
-    """A server that has an expired timer looks into the queue and goes on."""
-    waits: list[float] = []
-
-    class Empty:
-        """A program's own queue, which has no requests."""
-
-        def get(self, timeout: float) -> None:
-            """Refuse."""
-            waits.append(timeout)
-            raise queue.Empty
-
-    asked: Any = Empty()
-    assert MultiprocessingRequestQueue(asked).get(1, 0.0) == []
-    assert waits == [0.0]
-
-
-class _Server(timer.TimerServer):
-    """A program's own server. One worker has a timer that has expired."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.has_ended = False
-        super().__init__(cast("Any", self), 20.0)
-
-    def size(self) -> int:
-        """Return that there are no requests."""
-        return 0
-
-    def get(self, _size: int, _timeout: float) -> list[timer.TimerRequest]:
-        """Wait for the end."""
-        self.gate.wait(20)
-        time.sleep(0.05)
-        self.has_ended = True
-        return []
-
-    def register_timers(self, timer_requests: list[timer.TimerRequest]) -> None:
-        """Forget them."""
-
-    def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Do nothing."""
-
-    def get_expired_timers(self, deadline: float) -> dict[str, list[timer.TimerRequest]]:
-        """Return one worker with two."""
-        return {"worker 7": [timer.TimerRequest("worker 7", scope, deadline) for scope in ("step", "save")]}
-
-    def _reap_worker(self, worker_id: object) -> bool:
-        return bool(worker_id)
-
-    def _wake(self) -> None:
-        self.gate.set()
-
-
-def test_a_server_has_ended_when_stop_returns(caplog: pytest.LogCaptureFixture) -> None:
-    """Its thread uses the queue no more; the log has told which scopes of a worker expired."""
-    caplog.set_level("INFO")
-    server = _Server()
-    server.start()
-    server.stop()
-    assert server.has_ended
-    assert "worker worker 7 is ended: its timers ['step', 'save'] expired" in caplog.messages
+        take_expiry(pid)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers, timer_exception
 from elastic_run.contract import TIMER_EXPIRED
 from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.timer import expiries
-from elastic_run.timer.requests import FileTimerRequest
+from elastic_run.timer.countdowns import record_expiry
+from elastic_run.timer.timer_file import FileTimerRequest
 from tests.support.stream_bench import Clockwork
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_a_worker_that_no_timer_has_ended_has_its_own_exception() -> None:
     """One that a timer has ended has the timer, once, with the lines of its exception."""
     said = ExceptionText("ValueError", "no", ("a line",), "train.py:3 in main")
     assert timer_exception(4711, said) is said
-    expiries.note(4711, "scope 'a' expired after 3 s")
+    record_expiry(4711, "scope 'a' expired after 3 s")
     told = timer_exception(4711, said)
     assert told == ExceptionText(TIMER_EXPIRED, "scope 'a' expired after 3 s", ("a line",), "train.py:3 in main")
     assert timer_exception(4711, None) is None

@@ -1,22 +1,25 @@
-"""Macros, free ports, the environment, loggers, and several epochs of data as one."""
+"""Macros, free ports, the environment, and loggers."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import socket
+from importlib import import_module
 from string import Template
-from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import utils
-from elastic_run.utils import api, data, distributed, get_free_port, get_socket_with_port, macros
-from elastic_run.utils.exceptions import describe_exception
-from elastic_run.utils.logging import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from elastic_run.utils import (
+    describe_exception,
+    get_free_port,
+    get_hostname,
+    get_logger,
+    get_socket_with_port,
+    macros,
+    safe_substitute,
+)
 
 
 def test_the_local_rank_is_put_into_arguments() -> None:
@@ -35,7 +38,7 @@ def test_substitution_is_that_of_string_template() -> None:
     ):
         for chosen in itertools.product(pieces, repeat=length):
             text = "".join(chosen)
-            assert api.safe_substitute(text, values) == Template(text).safe_substitute(values), text
+            assert safe_substitute(text, values) == Template(text).safe_substitute(values), text
 
 
 def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +52,7 @@ def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reserved_port_can_be_connected_to() -> None:
     """The socket listens on the loopback address and on a port of its own."""
-    with get_socket_with_port() as first, api.get_socket_with_port() as second:
+    with get_socket_with_port() as first, get_socket_with_port() as second:
         assert first.getsockname() != second.getsockname()
         with socket.create_connection(first.getsockname()[:2], timeout=5):
             pass
@@ -63,18 +66,17 @@ def test_a_free_port_can_be_taken() -> None:
 
 def test_a_machine_without_ipv4_gives_an_ipv6_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next address family is tried, and with none left the error says what went wrong with each."""
-    unknown = (socket.AF_INET, "192.0.2.1")
-    monkeypatch.setattr(distributed, "_LOOPBACK", (unknown, (socket.AF_INET, "127.0.0.1")))
+    monkeypatch.setattr(utils, "_LOOPBACK", ("192.0.2.1", "127.0.0.1"))
     with get_socket_with_port() as found:
         assert found.getsockname()[0] == "127.0.0.1"
-    monkeypatch.setattr(distributed, "_LOOPBACK", (unknown,))
+    monkeypatch.setattr(utils, "_LOOPBACK", ("192.0.2.1",))
     with pytest.raises(RuntimeError, match=r"no free port on the loopback address \(192\.0\.2\.1: .+\)"):
         get_free_port()
 
 
 def test_the_hostname_is_the_kernels() -> None:
     """The machine's name is the one that the kernel has."""
-    assert distributed.get_hostname() == socket.gethostname()
+    assert get_hostname() == socket.gethostname()
 
 
 def test_a_logger_takes_its_level_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,39 +107,9 @@ def test_an_exception_is_told_in_one_line(error: Exception, text: str) -> None:
     assert describe_exception(error) == text
 
 
-def test_epochs_follow_each_other() -> None:
-    """The data of each epoch is asked for with its number, from the first to the last one."""
-    cycle = data.CyclingIterator(3, lambda epoch: iter([f"{epoch}a", f"{epoch}b"]), start_epoch=1)
-    assert iter(cycle) is cycle
-    assert list(cycle) == ["1a", "1b", "2a", "2b"]
-    assert list(cycle) == []
-
-
-def test_epochs_begin_with_the_first_and_each_is_opened_once() -> None:
-    """Without a start the first epoch is 0; an epoch is opened when the one before has ended."""
-    opened: list[int] = []
-
-    def open_epoch(epoch: int) -> Iterator[int]:
-        opened.append(epoch)
-        return iter([epoch])
-
-    cycle = data.CyclingIterator(2, open_epoch)
-    assert opened == [0]
-    assert [next(cycle), opened] == [0, [0]]
-    assert [next(cycle), opened] == [1, [0, 1]]
-    assert list(cycle) == []
-    assert opened == [0, 1]
-    assert list(data.CyclingIterator(2, open_epoch, start_epoch=5)) == [5]
-
-
-def test_many_empty_epochs_are_passed_over() -> None:
-    """Ten thousand epochs without data end in the next one that has some (torch: RecursionError)."""
-    cycle = data.CyclingIterator(10_000, lambda epoch: iter([epoch] if epoch == 9_999 else []))
-    assert list(cycle) == [9_999]
-
-
-@pytest.mark.parametrize("module", [utils, api, data])
-def test_names_that_are_not_there_are_told(module: object) -> None:
-    """A name that doesn't exist is an AttributeError that says so."""
+def test_the_other_modules_are_torchs() -> None:
+    """What only programs with torch need is torch's own; a name that doesn't exist is an AttributeError."""
+    theirs = import_module("torch.distributed.elastic.utils.store")
+    assert utils.store is theirs
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        module.nonsense  # type: ignore[attr-defined] # noqa: B018 - asking for it is the test
+        utils.nonsense  # noqa: B018 - asking for it is the test

@@ -326,7 +326,7 @@ class Round:
 
 def _with_timer(end: WorkerEnd) -> WorkerEnd:
     """Add the timer that ended the worker, if one did; it can be asked for once."""
-    if end.exitcode and "elastic_run.timer.expiries" in sys.modules:
+    if end.exitcode and "elastic_run.timer.countdowns" in sys.modules:
         from elastic_run.agent.driver.timers import timer_exception
 
         end.exception = timer_exception(end.pid, end.exception)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.job.restart_policy import Failure
-    from elastic_run.timer.requests import FileTimerRequest
+    from elastic_run.timer.timer_file import FileTimerRequest
 
 #: Seconds in which only the workers' first lines count: programs that are quick to start have written some by then.
 _FIRST_LINES = 0.05

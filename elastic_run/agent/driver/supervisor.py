@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_launch import EarlyStart
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.report import JobResult
-    from elastic_run.timer.requests import FileTimerRequest
+    from elastic_run.timer.timer_file import FileTimerRequest
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
 _MOMENT = 2.0
@@ -233,7 +233,7 @@ class Supervisor:
         if isinstance(error, KeyboardInterrupt):
             self._feed(messages.Signalled(SIGINT))
         else:
-            from elastic_run.utils.exceptions import describe_exception
+            from elastic_run.utils import describe_exception
 
             # The caller tells the exception; a line says before why workers that run are stopped.
             self._is_quiet = current is None or not current.workers.alive
@@ -425,7 +425,7 @@ class Supervisor:
             self._round_join.take_place()
             event = messages.RoundFormed(number)
         except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
-            from elastic_run.utils.exceptions import describe_exception
+            from elastic_run.utils import describe_exception
 
             self._handler_error = error
             is_exit = is_kind(error, RendezvousGracefulExitError)

@@ -17,8 +17,7 @@ from elastic_run import contract
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
 from elastic_run.signals import signal_name
-from elastic_run.timer import expiries
-from elastic_run.timer.countdowns import Countdowns
+from elastic_run.timer.countdowns import Countdowns, record_expiry, take_expiry
 from elastic_run.timer.timer_file import TimerFile, has_reader
 
 TYPE_CHECKING = False
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.timer import FileTimerServer
     from elastic_run.timer.countdowns import Countdown
-    from elastic_run.timer.requests import FileTimerRequest
+    from elastic_run.timer.timer_file import FileTimerRequest
 
 _PIPE = "timers"
 
@@ -118,13 +117,13 @@ class TimerWatch:
     def clear(self) -> None:
         """Forget the timers that run, as the round ends."""
         self._countdowns.register(self._file.read())
-        self._countdowns.clear_all()
+        self._countdowns.clear()
         self._wait()
 
     def close(self) -> None:
         """Stop counting; the pipe stays."""
         self._loop.remove_reader(self._file.fd)
-        self._countdowns.clear_all()
+        self._countdowns.clear()
         self._wait()
         self._on_event("watchdog stopped", None)
 
@@ -154,20 +153,20 @@ class TimerWatch:
             return
         who = f"rank {rank} (pid {pid})"
         for countdown in countdowns:
-            self._on_event("timer expired", _request(countdown))
-        chosen = next((countdown for countdown in countdowns if _request(countdown).signal > 0), None)
+            self._on_event("timer expired", countdown.request)
+        chosen = next((countdown for countdown in countdowns if countdown.request.signal > 0), None)
         if chosen is None:
             self._say(f"{who}: timer {countdowns[0]}; it names no signal, so the worker goes on")
             return
-        number = _request(chosen).signal
-        expiries.note(leader, str(chosen) if leader == pid else f"{chosen} in its process {pid}")
+        number = chosen.request.signal
+        record_expiry(leader, str(chosen) if leader == pid else f"{chosen} in its process {pid}")
         self._say(f"{who}: timer {chosen}; it gets {signal_name(number)}")
         try:
             os.kill(pid, number)
         except OSError as error:
             self._say(f"{who} can't be sent {signal_name(number)}: {error.strerror}")
             return
-        self._on_event("kill worker process", _request(chosen))
+        self._on_event("kill worker process", chosen.request)
 
     def _find_worker(self, pid: int) -> tuple[int, int | None]:
         """Return the worker to which a process belongs and its rank; each worker leads a session."""
@@ -219,12 +218,7 @@ def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) ->
 
 def timer_exception(pid: int, said: ExceptionText | None) -> ExceptionText | None:
     """Return the exception that ended a worker, for the report: its timer, or else what the worker recorded."""
-    text = expiries.take(pid)
+    text = take_expiry(pid)
     if not text:
         return said
     return ExceptionText(contract.TIMER_EXPIRED, text, said.lines if said else (), said.where if said else "")
-
-
-def _request(countdown: Countdown) -> FileTimerRequest:
-    request: FileTimerRequest = countdown.request  # type: ignore[assignment] # only such come through the pipe
-    return request

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.stack_reports import StackReports
     from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
     from elastic_run.loop import Loop, Timer
-    from elastic_run.timer.requests import FileTimerRequest
+    from elastic_run.timer.timer_file import FileTimerRequest
 
 #: Seconds after which workers are past their own start.
 _SETTLED = 1.0

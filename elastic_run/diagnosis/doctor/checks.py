@@ -11,7 +11,7 @@ import time
 
 from elastic_run.diagnosis.doctor import environment_checks, host_checks, network_checks
 from elastic_run.diagnosis.doctor.findings import PROBLEM, problem, warning
-from elastic_run.utils.exceptions import describe_exception
+from elastic_run.utils import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

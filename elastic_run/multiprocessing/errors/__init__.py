@@ -39,6 +39,6 @@ _HOMES = {
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
 
 #: Names that torch's module has beside its public ones, and that programs take from there.
-_BORROWED = {"GlobalRank": "failures", "JSON": "failures", "get_logger": "elastic_run.utils.logging"}
+_BORROWED = {"GlobalRank": "failures", "JSON": "failures", "get_logger": "elastic_run.utils"}
 
 __getattr__ = lazy_names(__name__, _HOMES | _BORROWED, logger="logger")

@@ -27,7 +27,7 @@ from elastic_run.multiprocessing.process import stack_pipe
 from elastic_run.multiprocessing.process.process_title import ProcessTitle
 from elastic_run.multiprocessing.warm import fork_setup, messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
-from elastic_run.utils.exceptions import describe_exception
+from elastic_run.utils import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
