@@ -170,7 +170,7 @@ def test_timer_queue(launch: Launch) -> None:
     """Functions as workers, timers by queue: the exception names the scope."""
     job = launch(EXAMPLES / "timer_queue.py", program=[sys.executable])
     assert job.wait_exit() == 0, job.stderr
-    assert re.fullmatch(r"rank 1: timer scope 'second step' expired after \S+ s\n", job.stdout)
+    assert job.stdout == "rank 1: timer scope 'second step' expired\n"
 
 
 def test_metrics(launch: Launch) -> None:
