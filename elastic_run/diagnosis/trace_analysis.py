@@ -1,6 +1,6 @@
 """Dumps to findings: which rank did not join which collective of which process group.
 
-Pure. First each process group is judged alone (`trace_group`), then the groups together: if a rank does not join
+Pure. First each process group is examined alone (`trace_group`), then the groups together: if a rank does not join
 because it waits in a collective of another group, the cause is in that group. A finding is the cause if none of its
 ranks waits in another group; if all findings wait for each other, the ranks call the groups in different orders.
 
@@ -31,7 +31,7 @@ from elastic_run.diagnosis.trace_findings import (
     Finding,
     Group,
 )
-from elastic_run.diagnosis.trace_group import judge_group
+from elastic_run.diagnosis.trace_group import check_group
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ def analyse(dumps: Sequence[Dump], aborted: Collection[int] = ()) -> Analysis:
     """Find the reasons why a job does not go on; `aborted` are ranks that gloo ended for data of another size."""
     by_rank = {dump.rank: dump for dump in dumps}
     groups = _find_groups(by_rank)
-    found = [finding for group in groups for finding in judge_group(group, by_rank)]
+    found = [finding for group in groups for finding in check_group(group, by_rank)]
     found += _find_other_sizes(groups, by_rank, aborted, found)
     causes, consequences = _separate(found)
     if consequences and not any(KINDS.index(cause.kind) <= KINDS.index(NO_DUMP) for cause in causes):

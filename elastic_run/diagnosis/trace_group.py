@@ -48,12 +48,12 @@ SIZES = "sizes"
 TYPES = "types"
 
 
-def judge_group(group: Group, dumps: Mapping[int, Dump]) -> list[Finding]:
+def check_group(group: Group, dumps: Mapping[int, Dump]) -> list[Finding]:
     """Return the first finding in the collectives of a group, as later ones follow from it; and those in its sends."""
-    return [*_judge_collectives(group, dumps), *_judge_p2p(group, dumps)]
+    return [*_check_collectives(group, dumps), *_check_p2p(group, dumps)]
 
 
-def _judge_collectives(group: Group, dumps: Mapping[int, Dump]) -> list[Finding]:
+def _check_collectives(group: Group, dumps: Mapping[int, Dump]) -> list[Finding]:
     if not any(group.calls.values()):
         return []
     if len(group.members) == 1:
@@ -203,7 +203,7 @@ def _group_equal(calls: dict[int, Calls]) -> list[tuple[int, ...]]:
     return [tuple(group) for group in sorted(groups, key=lambda group: (-len(group), group))]
 
 
-def _judge_p2p(group: Group, dumps: Mapping[int, Dump]) -> list[Finding]:
+def _check_p2p(group: Group, dumps: Mapping[int, Dump]) -> list[Finding]:
     """Find the sends and recvs of a group whose partner has no open call that matches.
 
     Only open calls are compared: the number of ended calls that a ring still holds differs from rank to rank.

@@ -226,7 +226,7 @@ def draw_resources(job: Job, span: Span) -> list[Chart]:
             for worker in member.workers.values():
                 if len(worker.readings) > 1:
                     cpu.setdefault(worker.rank, []).append(_find_shares(worker.readings))
-                    memory.setdefault(worker.rank, []).append([(one.at, one.memory) for one in worker.readings])
+                    memory.setdefault(worker.rank, []).append([(each.at, each.memory) for each in worker.readings])
     if not cpu:
         return []
     averages = {rank: mean(value for points in rounds for _, value in points) for rank, rounds in cpu.items()}

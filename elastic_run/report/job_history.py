@@ -125,7 +125,7 @@ def fold(events: Iterable[Event]) -> list[Job]:
         key = (event["agent"], event["monotonic"], event["event"], event.get("rank"))
         if key not in seen:
             seen.add(key)
-            of_agent.setdefault(event["agent"], _AgentFold(event)).take(event)
+            of_agent.setdefault(event["agent"], _AgentFold(event)).add(event)
     folds = sorted(of_agent.values(), key=lambda each: each.agent.first_at)
     return [_join(list(group)) for group in _group_by_job(folds)]
 
@@ -161,28 +161,28 @@ class _AgentFold:
         self._latest: Member | None = None
         self._member: Member | None = None
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Take the next event."""
         self.agent.last_at = max(self.agent.last_at, event["time"])
         # Of another round: the line that begins it is missing.
         is_of_latest = bool(self.rounds) and event["round"] in (None, self.rounds[-1].number)
         self._member = self._latest if is_of_latest else None
-        take = getattr(self, f"_take_{event['event']}", None)
-        if take is not None:
-            take(event)
+        add = getattr(self, f"_add_{event['event']}", None)
+        if add is not None:
+            add(event)
         if self._member is not None and event["event"] not in ("rendezvous_started", "agent_ended"):
             self._member.last_at = event["time"]
 
-    def _take_agent_started(self, event: Event) -> None:
+    def _add_agent_started(self, event: Event) -> None:
         self.agent.started = event
 
-    def _take_agent_ended(self, event: Event) -> None:
+    def _add_agent_ended(self, event: Event) -> None:
         self.agent.ended = event
 
-    def _take_lines_lost(self, event: Event) -> None:
+    def _add_lines_lost(self, event: Event) -> None:
         self.agent.lost_lines += event["lines"]
 
-    def _take_round_formed(self, event: Event) -> None:
+    def _add_round_formed(self, event: Event) -> None:
         self.agent.job = event["job"]
         self._latest = self._member = Member(
             self.agent.name, self.agent.node, event["node_rank"], event["time"], event["rendezvous_s"]
@@ -198,16 +198,16 @@ class _AgentFold:
         )
         self.rounds.append(found)
 
-    def _take_workers_started(self, event: Event) -> None:
+    def _add_workers_started(self, event: Event) -> None:
         if self._member is not None:
             self._member.started_at, self._member.recovery_s = event["time"], event["recovery_s"]
 
-    def _take_workers_stopping(self, event: Event) -> None:
+    def _add_workers_stopping(self, event: Event) -> None:
         if self._member is not None:
             self._member.stopping_at, self._member.stop_reason = event["time"], event["reason"]
             self._member.detail, self._member.detected_s = event["detail"], event["detected_s"]
 
-    def _take_workers_stopped(self, event: Event) -> None:
+    def _add_workers_stopped(self, event: Event) -> None:
         if self._member is not None:
             self._member.stopped_at = event["time"]
 
@@ -216,33 +216,33 @@ class _AgentFold:
         workers = {} if self._member is None else self._member.workers
         return workers.setdefault(event["rank"], Worker(event["rank"], event["pid"]))
 
-    def _take_worker_started(self, event: Event) -> None:
+    def _add_worker_started(self, event: Event) -> None:
         worker = self._find_worker(event)
         worker.started_at, worker.is_output_seen = event["time"], event["is_output_seen"]
 
-    def _take_first_output(self, event: Event) -> None:
+    def _add_first_output(self, event: Event) -> None:
         self._find_worker(event).first_output_s = event["after_s"]
 
-    def _take_silence(self, event: Event) -> None:
+    def _add_silence(self, event: Event) -> None:
         self._find_worker(event).silences.append((event["time"], event["silence_s"]))
 
-    def _take_resources(self, event: Event) -> None:
+    def _add_resources(self, event: Event) -> None:
         workers = {} if self._member is None else self._member.workers
         for rank, cpu, memory in zip(event["ranks"], event["cpu_s"], event["memory_mib"], strict=False):
             if rank in workers:
                 workers[rank].readings.append(Reading(event["time"], cpu, memory))
 
-    def _take_hang_found(self, event: Event) -> None:
+    def _add_hang_found(self, event: Event) -> None:
         if self._member is not None:
             self._member.hang = event
 
-    def _take_worker_exited(self, event: Event) -> None:
+    def _add_worker_exited(self, event: Event) -> None:
         worker = self._find_worker(event)
         worker.ended_at, worker.was_stopped = event["time"], event["was_stopped"]
         worker.exit_code, worker.signal = event["exit_code"], event["signal"]
         worker.silences.append((event["time"], event["silence_s"]))
 
-    def _take_worker_failed(self, event: Event) -> None:
+    def _add_worker_failed(self, event: Event) -> None:
         self._find_worker(event).failure = event
 
 

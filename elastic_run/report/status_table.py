@@ -127,25 +127,25 @@ def _advise(marks: Sequence[Mark], label: str) -> list[str]:
 def find_left_out(nodes: Sequence[Document]) -> list[Document]:
     """Return the nodes that the job goes on without, from the answer of the coordinator's node."""
     found = [node["left_out"] for node in nodes if isinstance(node.get("left_out"), list)]
-    return [one for one in (found and max(found, key=len)) or () if isinstance(one, dict) and _is_left_out(one)]
+    return [node for node in (found and max(found, key=len)) or () if isinstance(node, dict) and _is_left_out(node)]
 
 
-def _is_left_out(one: Document) -> bool:
-    times = (one.get("seconds"), one.get("expires"))
+def _is_left_out(node: Document) -> bool:
+    times = (node.get("seconds"), node.get("expires"))
     is_timed = all(time is None or (type(time) in (int, float) and abs(time) < _BEYOND) for time in times)
-    return is_timed and all(isinstance(one.get(name), str) for name in ("host", "kind", "reason"))
+    return is_timed and all(isinstance(node.get(name), str) for name in ("host", "kind", "reason"))
 
 
-def _describe_left_out(one: Document) -> str:
-    since = "" if one["seconds"] is None else f" for {span(one['seconds'])}"
-    what = f"left out: {printable(one['host'])} is {printable(one['kind'])}{since}"
-    if one["kind"] != "excluded":
+def _describe_left_out(node: Document) -> str:
+    since = "" if node["seconds"] is None else f" for {span(node['seconds'])}"
+    what = f"left out: {printable(node['host'])} is {printable(node['kind'])}{since}"
+    if node["kind"] != "excluded":
         end = "it may join again when its launcher is started"
-    elif one["expires"] is None:
+    elif node["expires"] is None:
         end = "it may not join this job again"
     else:
-        end = f"it may join again in {span(one['expires'])}"
-    reason = printable(one["reason"])
+        end = f"it may join again in {span(node['expires'])}"
+    reason = printable(node["reason"])
     return f"{what}: {reason}; {end}" if reason else f"{what}; {end}"
 
 

@@ -150,8 +150,8 @@ class WaitNotices:
         self._last_look = -math.inf
         self._repetition = Repetition()
         self._is_shown = False
-        self._told_spare = ""
-        self._told_lost: tuple[str, ...] = ()
+        self._shown_spare = ""
+        self._shown_lost: tuple[str, ...] = ()
         self.described = ""
 
     def first_due(self, now: float) -> float:
@@ -168,7 +168,7 @@ class WaitNotices:
         """Return the monotonic time at which to ask for the status, infinity while this node waits for nobody."""
         due = self.first_due(now)
         if not self._is_waiting:
-            self._told_spare = self.described = ""
+            self._shown_spare = self.described = ""
             self._is_shown = False  # the line is over with the event that ends the wait
         if self._status_at is None:
             return due
@@ -184,24 +184,24 @@ class WaitNotices:
         if status.present and self._is_waiting:
             self._status_at = now
             self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
-            self._tell(status, now)
+            self._show_status(status, now)
 
     @property
     def _is_waiting(self) -> bool:
         return self._state() is not None
 
-    def _tell(self, status: WaitStatus, now: float) -> None:
+    def _show_status(self, status: WaitStatus, now: float) -> None:
         is_spare = status.phase in _RUNNING and self._state() != READY
         self.described = ""
         if status.phase == _GATHERING:
-            self._told_spare = ""
-            self._tell_missing(status, now)
+            self._shown_spare = ""
+            self._show_missing(status, now)
         elif is_spare:
-            self._tell_spare(describe_spare(status.present, status.max_nodes))
+            self._show_spare(describe_spare(status.present, status.max_nodes))
         else:
             self._hide()
 
-    def _tell_missing(self, status: WaitStatus, now: float) -> None:
+    def _show_missing(self, status: WaitStatus, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
         starts = status.starts
         doubt = self._doubt(present == 1)
@@ -213,7 +213,7 @@ class WaitNotices:
                 line = describe_missing(hosts, present, wanted, left, starts=starts)
                 self._deliver(Notice("; ".join((line, *remarks))))
             return
-        self._tell_lost(status.lost)
+        self._show_lost(status.lost)
         until = None if left is None else now + left
 
         def texts(at: float) -> tuple[str, ...]:
@@ -222,21 +222,21 @@ class WaitNotices:
 
         self._show(Waiting(texts, is_for_nodes=True))
 
-    def _tell_lost(self, clauses: tuple[str, ...]) -> None:
+    def _show_lost(self, clauses: tuple[str, ...]) -> None:
         """Tell of each node that is missing in a line that stays, once: a line that is rewritten may have no room."""
         for clause in clauses:
-            if clause not in self._told_lost:
+            if clause not in self._shown_lost:
                 self._deliver(Notice(f"not in the job: {clause}"))
-        self._told_lost = clauses
+        self._shown_lost = clauses
 
-    def _tell_spare(self, line: str) -> None:
+    def _show_spare(self, line: str) -> None:
         if self._shows_waiting:
             self._show(Waiting(lambda _: (line,), is_for_nodes=True))
-        elif line != self._told_spare:
+        elif line != self._shown_spare:
             self._deliver(Notice(line))
-        if not self._told_spare and self._spare_hint:
+        if not self._shown_spare and self._spare_hint:
             self._deliver(Notice(self._spare_hint))
-        self._told_spare = line
+        self._shown_spare = line
 
     def _show(self, waiting: Waiting) -> None:
         self._is_shown = True

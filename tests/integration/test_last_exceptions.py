@@ -103,32 +103,6 @@ load()
     assert root["exception"]["type"] == "ValueError"
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("count", [100, pytest.param(30_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("before", "after"), [("", "step 3\\n"), ("step 3", ""), ("step 3", "step 4\\n")])
-def test_an_exception_is_found_in_lines_that_other_output_tears(
-    launch: Launch, worker: Worker, tmp_path: Path, flags: str, count: int, before: str, after: str
-) -> None:
-    """Something is written around each part that the interpreter writes; type and place are told, marked uncertain."""
-    path = worker(f"""
-{LINES}
-class Torn:
-    def write(self, text): os.write(2, f"{before}{{text}}{after}".encode())
-    def flush(self): pass
-def fill(): # after the interpreter has written its part
-    sys.stderr = sys.__stderr__
-    write_lines({count})
-atexit.register(fill)
-sys.stderr = Torn()
-load()
-""")
-    report, root = run(launch, path, tmp_path, flags)
-    assert (root["exception"]["type"], root["exception"]["is_certain"]) == ("ValueError", False)
-    assert root["exception"]["where"].endswith("in load")
-    assert UNCERTAIN in report
-    assert f"step {count - 1}" in report
-
-
 CHAIN = """
 try:
     try:

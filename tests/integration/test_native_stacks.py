@@ -130,12 +130,6 @@ def test_a_python_below_a_script_of_the_shell_is_shown(launch: Launch, tmp_path:
     _wait_stacks("<module> (<string>:1)")
 
 
-def test_what_py_spy_has_read_before_it_failed_is_shown(tmp_path: Path) -> None:
-    """It ends with an error at a child of a child that is not Python."""
-    program = _make_py_spy(tmp_path, f"echo 'Thread 7'; echo {'-' * 80}; echo {'-' * 80}; echo 'Error: no' >&2; exit 1")
-    assert native_stacks.read_native_stacks(program, {0: os.getpid()}, has_children=True)[0].text == "Thread 7\n"
-
-
 @pytest.mark.parametrize(
     ("complaint", "problem"),
     [
@@ -152,12 +146,6 @@ def test_a_complaint_of_py_spy_is_one_clause(complaint: str, problem: str, tmp_p
     dump = native_stacks.read_native_stacks(program, {3: os.getpid()})[3]
     assert dump.problem.startswith(problem)
     assert "\n" not in dump.problem
-
-
-def test_a_worker_that_has_ended_is_told_as_such(tmp_path: Path) -> None:
-    """Between the question for its pid and the reading."""
-    program = _make_py_spy(tmp_path, "exit 1")
-    assert native_stacks.read_native_stacks(program, {0: 1 << 30})[0].problem == "has ended"
 
 
 def test_a_reading_that_takes_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

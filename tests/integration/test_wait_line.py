@@ -266,24 +266,6 @@ def test_log_records_pass_through_the_console_during_a_wait(monkeypatch: pytest.
     assert logger.handlers == []
 
 
-def test_where_it_cant_be_shown_a_line_comes_every_ten_seconds() -> None:
-    """A console that can't show it gets the longest form as an ordinary line, at first and each ten seconds."""
-    loop, console = FakeLoop(), FakeConsole(shows=False)
-    line = WaitLine(loop, console)  # type: ignore[arg-type] # fakes
-    line.show(lambda now: (f"waiting for {now:.0f} s", "waiting"), is_live=True)
-    loop.run(35.0)
-    assert console.lines == [f"waiting for {seconds} s\n" for seconds in (0, 10, 20, 30)]
-
-
-def test_a_line_is_rewritten_every_second() -> None:
-    """A time that is left counts down as a clock does."""
-    loop, console = FakeLoop(), FakeConsole()
-    line = WaitLine(loop, console)  # type: ignore[arg-type] # fakes
-    line.show(lambda now: (f"{3 - now:.0f} s left",), is_live=True)
-    loop.run(2.0)
-    assert console.lines == [f"elastic-run: {seconds} s left" for seconds in (3, 2, 1)]
-
-
 def test_a_short_line_leaves_nothing_of_it() -> None:
     """Whatever is written next begins on an empty line, and nothing is shown within somebody's unfinished line."""
     reading, writing = os.pipe()

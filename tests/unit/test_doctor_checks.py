@@ -14,15 +14,15 @@ import pytest
 from elastic_run.diagnosis.doctor import host_checks, network_checks
 from elastic_run.diagnosis.doctor.checks import FAMILIES, run_checks
 from elastic_run.diagnosis.doctor.environment_checks import (
+    check_proxy,
     check_python,
     check_scheduler,
     check_variables,
-    judge_proxy,
 )
 from elastic_run.diagnosis.doctor.findings import Finding, Subject, problem, render_report
 from elastic_run.diagnosis.doctor.host_checks import check_control_groups, check_directories, check_gpus, parse_gpus
 from elastic_run.diagnosis.doctor.network_checks import Lookup, check_ports
-from elastic_run.diagnosis.doctor.node_reports import NodeReport, describe_network, judge_node_reports
+from elastic_run.diagnosis.doctor.node_reports import NodeReport, check_node_reports, describe_network
 from elastic_run.diagnosis.doctor.probe_worker import measure_rate
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_an_own_name_that_is_loopback_matters_between_nodes(
     severity: str | None,
 ) -> None:
     """Gloo offers that address to others, unless a variable names the interface."""
-    found = network_checks.judge_own_name(Lookup("node0", ("127.0.1.1",), 0.0), is_alone=is_alone, interface=interface)
+    found = network_checks.check_own_name(Lookup("node0", ("127.0.1.1",), 0.0), is_alone=is_alone, interface=interface)
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
@@ -63,7 +63,7 @@ def test_an_own_name_without_an_address_is_told(
 ) -> None:
     """A job of several nodes fails because of it, unless a variable names the interface."""
     lookup = Lookup("node0", (), 5.0, "no name server answers")
-    (found,) = network_checks.judge_own_name(lookup, is_alone=is_alone, interface=interface)
+    (found,) = network_checks.check_own_name(lookup, is_alone=is_alone, interface=interface)
     assert (found.severity, found.evidence) == (severity, "no name server answers")
 
 
@@ -135,20 +135,20 @@ def test_the_group_of_another_controller_does_not_count(tmp_path: Path) -> None:
 )
 def test_nccl_takes_prefixes_and_whole_names(value: str, count: int) -> None:
     """NCCL_SOCKET_IFNAME has a grammar of its own."""
-    assert len(network_checks.judge_nccl(value, _INTERFACES)) == count
+    assert len(network_checks.check_nccl(value, _INTERFACES)) == count
 
 
 def test_a_host_without_network_can_be_the_only_one() -> None:
     """With other nodes it is a problem, and the mend names the interface that is down."""
-    assert network_checks.judge_network({"lo": True, "ib0": False}, is_alone=True) == []
-    (found,) = network_checks.judge_network({"lo": True, "ib0": False}, is_alone=False)
+    assert network_checks.check_network({"lo": True, "ib0": False}, is_alone=True) == []
+    (found,) = network_checks.check_network({"lo": True, "ib0": False}, is_alone=False)
     assert "ip link set ib0 up" in found.remedy
 
 
 def test_a_hanging_driver_is_found_in_the_failure_of_nvidia_smi() -> None:
     """The remedy is not the same for a hang, a mismatch and another failure."""
     failures = ("no answer in 15 s", "Failed to initialize NVML: Driver/library version mismatch", "No devices")
-    assert len({host_checks.judge_smi_failure(failure).remedy for failure in failures}) == 3
+    assert len({host_checks.check_smi_failure(failure).remedy for failure in failures}) == 3
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_hanging_driver_is_found_in_the_failure_of_nvidia_smi() -> None:
 def test_masks_of_gpus(mask: str | None, count: int) -> None:
     """CUDA_VISIBLE_DEVICES has numbers, names that begin as GPUs', and parts of GPUs."""
     found = parse_gpus("0, GPU-aa, 0, 81559\n1, GPU-bb, [N/A], 81559\n")
-    assert len(host_checks.judge_mask({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, found)) == count
+    assert len(host_checks.check_mask({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, found)) == count
 
 
 def test_processes_on_a_gpu_are_named() -> None:
@@ -267,11 +267,11 @@ def test_settings_for_debugging_are_warnings() -> None:
 def test_a_proxy_matters_only_for_hosts_that_are_not_exempt() -> None:
     """Nothing is found without a proxy, without an endpoint, or if each endpoint is exempt."""
     proxy = {"http_proxy": "http://p:3128"}
-    assert judge_proxy({}, ["etcd.example.org"]) == []
-    assert judge_proxy(proxy, []) == []
-    assert judge_proxy({**proxy, "no_proxy": "x, .example.org"}, ["etcd.example.org"]) == []
-    assert len(judge_proxy(proxy, ["etcd.example.org"])) == 1
-    (found,) = judge_proxy({"https_proxy": "http://p:3128", "no_proxy": ".local"}, ["n0", "n1.local"])
+    assert check_proxy({}, ["etcd.example.org"]) == []
+    assert check_proxy(proxy, []) == []
+    assert check_proxy({**proxy, "no_proxy": "x, .example.org"}, ["etcd.example.org"]) == []
+    assert len(check_proxy(proxy, ["etcd.example.org"])) == 1
+    (found,) = check_proxy({"https_proxy": "http://p:3128", "no_proxy": ".local"}, ["n0", "n1.local"])
     assert found.remedy == "export no_proxy=.local,n0"
 
 
@@ -367,20 +367,20 @@ def test_a_pair_is_named_with_what_is_known_of_its_directions() -> None:
     """Datagrams tell the direction; without them the connections do, if one of the two fails."""
     silent = "no answer"
     lost = [report("a", failures={1: silent}, heard="1"), report("b", failures={0: silent}, heard="")]
-    assert texts(judge_node_reports(lost)) == ["problem: packets from a to b get lost"]
+    assert texts(check_node_reports(lost)) == ["problem: packets from a to b get lost"]
     refused = [report("a", failures={1: "nobody listens"}, heard="1"), report("b", heard="0")]
-    assert texts(judge_node_reports(refused)) == ["problem: a can't connect to b"]
+    assert texts(check_node_reports(refused)) == ["problem: a can't connect to b"]
     apart = [report("a", failures={1: silent}), report("b", failures={0: silent})]
-    assert texts(judge_node_reports(apart)) == ["problem: a and b can't reach each other"]
+    assert texts(check_node_reports(apart)) == ["problem: a and b can't reach each other"]
 
 
 def test_a_node_that_reaches_no_other_is_named_once() -> None:
     """Not each of its pairs; and of many pairs the first ones are named."""
     lonely = [report("a", failures={2: "no answer"}), report("b", failures={2: "no answer"}), report("c")]
-    (found,) = judge_node_reports(lonely)
+    (found,) = check_node_reports(lonely)
     assert found.what == "c and the other nodes can't reach each other, though all of them have met"
     many = [report(str(rank), failures={rank + 1 - 2 * (rank % 2): "no answer"}) for rank in range(12)]
-    assert texts(judge_node_reports(many))[-1] == "problem: 2 more pairs can't reach each other"
+    assert texts(check_node_reports(many))[-1] == "problem: 2 more pairs can't reach each other"
 
 
 def test_nodes_that_differ_are_named() -> None:
@@ -391,7 +391,7 @@ def test_nodes_that_differ_are_named() -> None:
         report("b", facts={"torch": "2.12", "Python": "3.12"}, findings=own, clock=50.0, reduction="timeout"),
         report("c", facts={"torch": "2.13", "Python": "3.11"}, clock=100.0, rate=1e8),
     ]
-    assert texts(judge_node_reports(nodes)) == [
+    assert texts(check_node_reports(nodes)) == [
         "problem: torch is not the same on all nodes: b 2.12, but 2.13 on 2",
         "problem: Python is not the same on all nodes: c 3.11, but 3.12 on 2",
         "problem: an all-reduce of all nodes fails on b",
@@ -405,6 +405,6 @@ def test_nodes_that_differ_are_named() -> None:
 def test_half_the_rate_of_the_others_is_not_less_than_half() -> None:
     """The doctor warns only of a rate below half of the others' rate."""
     rates = [report("a"), report("b"), report("c", rate=5e8)]
-    assert judge_node_reports(rates) == []
-    (found,) = judge_node_reports([*rates[:2], report("c", rate=4.9e8)])
+    assert check_node_reports(rates) == []
+    (found,) = check_node_reports([*rates[:2], report("c", rate=4.9e8)])
     assert found.what.startswith("c sends 490 MB/s to a")

@@ -64,11 +64,11 @@ def check_scheduler(subject: Subject) -> list[Finding]:
     """Check that the variables of Slurm or Kubernetes agree with each other and with this host."""
     environ = subject.environ
     if "SLURM_JOB_ID" in environ:
-        return _judge_slurm(environ, subject.hostname)
-    return _judge_kubernetes(environ, subject.hostname) if "JOB_COMPLETION_INDEX" in environ else []
+        return _check_slurm(environ, subject.hostname)
+    return _check_kubernetes(environ, subject.hostname) if "JOB_COMPLETION_INDEX" in environ else []
 
 
-def _judge_slurm(environ: Mapping[str, str], hostname: str) -> list[Finding]:
+def _check_slurm(environ: Mapping[str, str], hostname: str) -> list[Finding]:
     evidence = f"Slurm job {environ['SLURM_JOB_ID']}"
     if is_left_over(environ):
         what = "the variables of a Slurm step are left over: this process does not run in it, and they are not used"
@@ -88,7 +88,7 @@ def _judge_slurm(environ: Mapping[str, str], hostname: str) -> list[Finding]:
     return []
 
 
-def _judge_kubernetes(environ: Mapping[str, str], hostname: str) -> list[Finding]:
+def _check_kubernetes(environ: Mapping[str, str], hostname: str) -> list[Finding]:
     """Judge variables of an indexed Job in a pod of this name."""
     index, nodes = environ["JOB_COMPLETION_INDEX"], environ.get("PET_NNODES", "")
     evidence = f"JOB_COMPLETION_INDEX={index}"
@@ -125,7 +125,7 @@ _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 def check_variables(subject: Subject) -> list[Finding]:
     """Check for leftovers of other jobs, settings for debugging, names with a typing error, proxies and paths."""
-    environ, found = subject.environ, _judge_leftovers(subject.environ)
+    environ, found = subject.environ, _check_leftovers(subject.environ)
     found += [
         warning(f"{name}={environ[name]}: {effect}", "", f"unset {name}, unless you look for an error")
         for name, (value, effect) in _SLOW.items()
@@ -141,7 +141,7 @@ def check_variables(subject: Subject) -> list[Finding]:
             near = difflib.get_close_matches(name, known, 1)
             remedy = f"did you mean {near[0]}?" if near else f"unset {name}"
             found.append(problem(f"{name} is not a variable of elastic-run: its value is not used", "", remedy))
-    found += judge_proxy(environ, [host for host, _ in subject.endpoints])
+    found += check_proxy(environ, [host for host, _ in subject.endpoints])
     if environ.get("PYTHONHOME"):
         what = "PYTHONHOME is set: interpreters of other environments don't find their own modules"
         found.append(problem(what, _list(environ, ["PYTHONHOME"]), "unset PYTHONHOME"))
@@ -152,7 +152,7 @@ def check_variables(subject: Subject) -> list[Finding]:
     return found
 
 
-def _judge_leftovers(environ: Mapping[str, str]) -> list[Finding]:
+def _check_leftovers(environ: Mapping[str, str]) -> list[Finding]:
     """Judge variables of a worker of another job."""
     if "TORCHELASTIC_RUN_ID" in environ:
         what = "this process is a worker of a job: TORCHELASTIC_RUN_ID is set"
@@ -172,7 +172,7 @@ def _judge_leftovers(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def judge_proxy(environ: Mapping[str, str], hosts: list[str]) -> list[Finding]:
+def check_proxy(environ: Mapping[str, str], hosts: list[str]) -> list[Finding]:
     """Judge a proxy through which etcd would be asked."""
     proxy = next((name for name in _PROXIES if environ.get(name)), "")
     exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""

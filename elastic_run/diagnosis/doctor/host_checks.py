@@ -259,21 +259,21 @@ def check_gpus(subject: Subject) -> list[Finding]:
     program = find_program("nvidia-smi", subject.environ)
     has_driver = os.path.exists(subject.path("proc/driver/nvidia/version"))
     if program is None:
-        return [_judge_missing_program(subject)] if has_driver else judge_mask(subject.environ, [])
+        return [_describe_missing_program(subject)] if has_driver else check_mask(subject.environ, [])
     text, failure = ask_smi(program, "--query-gpu=index,uuid,memory.used,memory.total")
     if failure:
-        return [judge_smi_failure(failure)]
+        return [check_smi_failure(failure)]
     gpus = parse_gpus(text)
     text, _ = ask_smi(program, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
-    found = _judge_memory(gpus, parse_processes(text))
+    found = _check_memory(gpus, parse_processes(text))
     build = torch_build(subject.environ)
     if gpus and build is not None and not build & {"cuda", "hip"}:
         what = f"this host has {len(gpus)} GPUs, but the installed torch can't use them"
         found.append(problem(what, "it is built without CUDA", "install a build of torch with CUDA (pytorch.org)"))
-    return found + judge_mask(subject.environ, gpus)
+    return found + check_mask(subject.environ, gpus)
 
 
-def _judge_missing_program(subject: Subject) -> Finding:
+def _describe_missing_program(subject: Subject) -> Finding:
     files = [name for name in list_names(subject.path("dev")) if name[:6] == "nvidia" and name[6:].isdecimal()]
     if files:
         what = "this host has a GPU driver, but no nvidia-smi"
@@ -294,7 +294,7 @@ def ask_smi(program: str, query: str) -> tuple[str, str]:
     return done.stdout, "" if done.returncode == 0 else (done.stdout + done.stderr).strip() or "it failed"
 
 
-def judge_smi_failure(failure: str) -> Finding:
+def check_smi_failure(failure: str) -> Finding:
     """Return the finding about a failure of nvidia-smi."""
     if "Driver/library version mismatch" in failure:
         what = "the GPU driver and its libraries have different versions: the driver was updated without a restart"
@@ -306,7 +306,7 @@ def judge_smi_failure(failure: str) -> Finding:
     return problem(what, "", "look for NVRM and Xid in dmesg; nvidia-smi -q says more")
 
 
-def _judge_memory(gpus: Sequence[Gpu], processes: Mapping[str, Sequence[str]]) -> list[Finding]:
+def _check_memory(gpus: Sequence[Gpu], processes: Mapping[str, Sequence[str]]) -> list[Finding]:
     """Return the findings about GPU memory that is in use; `processes` has texts by the uuid of their GPU."""
     held = [gpu for gpu in gpus if gpu.used > _IDLE_MEMORY]
     if not held:
@@ -320,7 +320,7 @@ def _judge_memory(gpus: Sequence[Gpu], processes: Mapping[str, Sequence[str]]) -
     return [problem(what, "nvidia-smi names no process", remedy)]
 
 
-def judge_mask(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Finding]:
+def check_mask(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Finding]:
     """Judge CUDA_VISIBLE_DEVICES: numbers, names that begin as GPUs', and parts of GPUs."""
     value = environ.get(_MASK)
     if value is None:

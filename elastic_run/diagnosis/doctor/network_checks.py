@@ -51,11 +51,11 @@ class Lookup:
 def check_names(subject: Subject) -> list[Finding]:
     """Look up this machine's own name and the endpoints' hosts, and ask each name server."""
     own = _look_up(subject.hostname, subject.timeout)
-    found = judge_own_name(own, is_alone=subject.most_nodes == 1, interface=subject.environ.get(_GLOO, ""))
+    found = check_own_name(own, is_alone=subject.most_nodes == 1, interface=subject.environ.get(_GLOO, ""))
     for host in dict.fromkeys(host for host, _ in subject.endpoints):
         lookup = own if host == subject.hostname else _look_up(host, subject.timeout)
         if lookup.addresses:
-            found += _judge_time(lookup)
+            found += _check_time(lookup)
             continue
         what = f"the endpoint's host {host} has no address (asked for {lookup.seconds:.1f} s)"
         remedy = "check the spelling, add it to /etc/hosts, or give its address: --rdzv-endpoint=ADDRESS:PORT"
@@ -80,13 +80,13 @@ def _look_up(name: str, timeout: float) -> Lookup:
     return Lookup(name, tuple(addresses), time.monotonic() - start)
 
 
-def judge_own_name(lookup: Lookup, *, is_alone: bool, interface: str) -> list[Finding]:
+def check_own_name(lookup: Lookup, *, is_alone: bool, interface: str) -> list[Finding]:
     """Return the findings about this machine's own name."""
     mend = f"add a line 'ADDRESS {lookup.name}' to /etc/hosts, or set {_GLOO} to the interface of the network"
     if not lookup.addresses:
         what = f"this host's own name {lookup.name} has no address (asked for {lookup.seconds:.1f} s)"
         return [(warning if is_alone or interface else problem)(what, lookup.failure, mend)]
-    found = _judge_time(lookup)
+    found = _check_time(lookup)
     is_loopback = all(address.startswith("127.") or address == "::1" for address in lookup.addresses)
     if is_loopback and not is_alone and not interface:
         what = f"this host's own name {lookup.name} is {lookup.addresses[0]}, which gloo would offer to other nodes"
@@ -94,7 +94,7 @@ def judge_own_name(lookup: Lookup, *, is_alone: bool, interface: str) -> list[Fi
     return found
 
 
-def _judge_time(lookup: Lookup) -> list[Finding]:
+def _check_time(lookup: Lookup) -> list[Finding]:
     if lookup.seconds < _SLOW:
         return []
     what = f"the look-up of {lookup.name} takes {lookup.seconds:.1f} s"
@@ -181,11 +181,11 @@ def check_interfaces(subject: Subject) -> list[Finding]:
     """Check that the interfaces in NCCL's and Gloo's variables exist and are up, and that there is any network."""
     interfaces = {name: state.isup for name, state in psutil.net_if_stats().items()}
     environ, is_alone = subject.environ, subject.most_nodes == 1
-    found = [*judge_nccl(environ.get(_NCCL, ""), interfaces), *_judge_gloo(environ.get(_GLOO, ""), interfaces)]
-    return found + judge_network(interfaces, is_alone=is_alone)
+    found = [*check_nccl(environ.get(_NCCL, ""), interfaces), *_check_gloo(environ.get(_GLOO, ""), interfaces)]
+    return found + check_network(interfaces, is_alone=is_alone)
 
 
-def judge_nccl(value: str, interfaces: Mapping[str, bool]) -> list[Finding]:
+def check_nccl(value: str, interfaces: Mapping[str, bool]) -> list[Finding]:
     """Judge NCCL's variable: prefixes, ``=name`` for whole names, ``^name`` for all but these.
 
     Each interface is given with whether it is up, as in the functions below.
@@ -195,19 +195,19 @@ def judge_nccl(value: str, interfaces: Mapping[str, bool]) -> list[Finding]:
     is_whole = value.startswith("=")
     wanted = [name for name in value.lstrip("=").split(",") if name]
     chosen = [name for name in interfaces if any(name == n if is_whole else name.startswith(n) for n in wanted)]
-    return _judge_choice(_NCCL, value, chosen, interfaces)
+    return _check_choice(_NCCL, value, chosen, interfaces)
 
 
-def _judge_gloo(value: str, interfaces: Mapping[str, bool]) -> list[Finding]:
+def _check_gloo(value: str, interfaces: Mapping[str, bool]) -> list[Finding]:
     """Judge Gloo's variable: whole names, separated by commas, each of which has to exist."""
     wanted = [name for name in value.split(",") if name]
     missing = [name for name in wanted if name not in interfaces]
     if missing:
-        return _judge_choice(_GLOO, ",".join(missing), [], interfaces)
-    return _judge_choice(_GLOO, value, wanted, interfaces) if wanted else []
+        return _check_choice(_GLOO, ",".join(missing), [], interfaces)
+    return _check_choice(_GLOO, value, wanted, interfaces) if wanted else []
 
 
-def judge_network(interfaces: Mapping[str, bool], *, is_alone: bool) -> list[Finding]:
+def check_network(interfaces: Mapping[str, bool], *, is_alone: bool) -> list[Finding]:
     """Judge whether other nodes can be reached at all."""
     others = [name for name in interfaces if name != _LOOPBACK]
     if is_alone or any(interfaces[name] for name in others):
@@ -217,7 +217,7 @@ def judge_network(interfaces: Mapping[str, bool], *, is_alone: bool) -> list[Fin
     return [problem(what, f"interfaces: {_list(interfaces)}", remedy)]
 
 
-def _judge_choice(variable: str, value: str, chosen: list[str], interfaces: Mapping[str, bool]) -> list[Finding]:
+def _check_choice(variable: str, value: str, chosen: list[str], interfaces: Mapping[str, bool]) -> list[Finding]:
     if any(interfaces[name] for name in chosen):
         return []
     usable = ",".join(name for name, is_up in interfaces.items() if is_up and name != _LOOPBACK) or "eth0"

@@ -34,10 +34,10 @@ class NodeReport:
     reduction: float | str = 0.0  # Seconds of the all-reduce, or the reason why it failed
 
 
-def judge_node_reports(nodes: Sequence[NodeReport]) -> list[Finding]:
+def check_node_reports(nodes: Sequence[NodeReport]) -> list[Finding]:
     """Return the findings on the nodes and between them, problems first."""
-    found = [*_judge_pairs(nodes), *_judge_versions(nodes), *_judge_clocks(nodes)]
-    found += [*_judge_rates(nodes), *_judge_reduction(nodes), *_merge_own(nodes)]
+    found = [*_check_pairs(nodes), *_check_versions(nodes), *_check_clocks(nodes)]
+    found += [*_check_rates(nodes), *_check_reduction(nodes), *_merge_own(nodes)]
     return sorted(found, key=lambda finding: finding.severity != PROBLEM)
 
 
@@ -54,7 +54,7 @@ def describe_network(nodes: Sequence[NodeReport]) -> dict[str, str]:
     return facts
 
 
-def _judge_pairs(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def _check_pairs(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Name the nodes that reach no other, then each pair that is left, with its direction."""
     others = len(nodes) - 1
     remedy = "open all TCP ports between the nodes: workers connect to each other at random ports"
@@ -97,7 +97,7 @@ def _describe_reasons(reasons: object) -> str:
     return ", ".join(sorted(set(reasons))) if isinstance(reasons, type({}.values())) else ""
 
 
-def _judge_versions(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def _check_versions(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Name the nodes that have another version of something than most nodes."""
     for name in nodes[0].facts:
         versions = [node.facts.get(name, "?") for node in nodes]
@@ -112,7 +112,7 @@ def _judge_versions(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
             yield problem(what, "", remedy)
 
 
-def _judge_clocks(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def _check_clocks(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     clocks = sorted((node.clock, node.host) for node in nodes)
     (early, slow), (late, fast) = clocks[0], clocks[-1]
     if late - early > _CLOCKS:
@@ -122,7 +122,7 @@ def _judge_clocks(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
         )
 
 
-def _judge_rates(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def _check_rates(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     rates = sorted(node.rate for node in nodes)
     median = rates[len(rates) // 2]
     for rank, node in enumerate(nodes):
@@ -133,7 +133,7 @@ def _judge_rates(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
             yield warning(what, evidence, "compare speed and errors of the links: ethtool eth0; ip -s link")
 
 
-def _judge_reduction(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def _check_reduction(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     failed = [(node.host, node.reduction) for node in nodes if isinstance(node.reduction, str)]
     if failed:
         hosts = ", ".join(host for host, _ in failed[:_PAIRS])

@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from elastic_run.diagnosis.doctor.findings import Finding, describe_findings, problem, read_findings
-from elastic_run.diagnosis.doctor.node_reports import NodeReport, describe_network, judge_node_reports
+from elastic_run.diagnosis.doctor.node_reports import NodeReport, check_node_reports, describe_network
 from elastic_run.rendezvous.addresses import find_local_address
 from elastic_run.store.connecting import connect_once
 from elastic_run.store.errors import StoreConnectionError, StoreError
@@ -255,7 +255,7 @@ def main() -> None:
         with StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _TO_MEET) as store:
             reports = Probe(own, store, rank, size).run()
         facts = {**own["facts"], **describe_network(reports)}
-        result = describe_findings([report.host for report in reports], judge_node_reports(reports), facts)
+        result = describe_findings([report.host for report in reports], check_node_reports(reports), facts)
     except (StoreError, OSError) as error:
         what = f"{own['hosts'][0]} has met the other nodes, but lost them or reaches no worker's port"
         remedy = "look at the doctor's report on the other nodes; open all TCP ports between the nodes"
