@@ -69,7 +69,7 @@ class elastic_launch:  # noqa: N801 - torch's name
         entrypoint: Callable[..., Any] | str | None,
         health_check_server: Any = None,
     ) -> None:
-        from elastic_run.agent.stop_requests import StopRequests
+        from elastic_run.agent.local_elastic_agent import StopRequests
 
         self._config = config
         self._entrypoint = entrypoint

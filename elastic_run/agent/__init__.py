@@ -7,7 +7,6 @@
 | `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes, by the parts in `driver` |
 | `steps`, `failures` | torch's events and metrics of an agent's steps; torch's exceptions and `ProcessFailure` |
 | `health_check_server` | torch's hook for a site's own health checks; it serves nothing by itself |
-| `stop_requests` | requests to stop a job, from any thread, each passed on once |
 | `history` | how each round ended: the lines while the job runs, and the result for the report |
 | `background` | processes that workers left running in the background: they end or live on with the job |
 | `senders` | which process sent a signal to the launcher |

@@ -68,16 +68,27 @@ class History:
             self._count_oom_kills()
 
     def prepare(self) -> None:
-        """Import the modules that a failure will need, while no worker waits."""
+        """Import the modules that the end or a restart of a job will need, while no worker waits.
+
+        `pip install` may replace or remove the files of elastic-run while the job runs. Without these imports a job
+        that succeeded then ended with a traceback, and a failure had no report. Some flags, such as --hang-timeout,
+        still import modules later.
+        """
         if not self._is_prepared:
             self._is_prepared = True
             import json  # noqa: F401
 
+            import elastic_run.agent.driver.failed_ranks
+            import elastic_run.agent.driver.round_checks
             import elastic_run.cluster.kernel_log
             import elastic_run.core.failure.diagnose
             import elastic_run.core.failure.traceback_text
+            import elastic_run.core.failure.uncaught
             import elastic_run.multiprocessing.errors.error_file
+            import elastic_run.multiprocessing.output.outlet
+            import elastic_run.multiprocessing.output.remainder
             import elastic_run.report.failure
+            import elastic_run.report.failure_documents
             import elastic_run.report.failure_sections  # noqa: F401
 
     def blame(self, end: WorkerEnd) -> None:

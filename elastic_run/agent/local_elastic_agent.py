@@ -19,7 +19,6 @@ from elastic_run.agent.plugin_calls import close_part, is_ours
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
-from elastic_run.agent.stop_requests import StopRequests
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.signals import SIGTERM
@@ -66,6 +65,40 @@ __getattr__ = lazy_names(
     },
     logger="logger",
 )
+
+
+class StopRequests:
+    """The signals that ask to stop a job; they may come from any thread, and before there is a receiver.
+
+    Each request reaches the receiver once, whichever thread passes it on: a second SIGINT means that the workers are
+    killed at once. A list does without a lock, which a signal handler of the program might find taken by its own
+    thread.
+    """
+
+    __slots__ = ("_receiver", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []
+        self._receiver: Callable[[int], None] | None = None
+
+    def put(self, number: int) -> None:
+        """Request a stop as if this signal had come."""
+        self._waiting.append(number)
+        self._pass_on()
+
+    def connect(self, receiver: Callable[[int], None] | None) -> None:
+        """Pass all requests to a receiver from now on, waiting ones too; with None they wait again."""
+        self._receiver = receiver
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        receiver = self._receiver
+        while receiver is not None:
+            try:
+                number = self._waiting.pop(0)
+            except IndexError:
+                return
+            receiver(number)
 
 
 class LocalElasticAgent(SimpleElasticAgent):

@@ -43,7 +43,7 @@ def test_the_user_is_told_when_the_time_comes(stops: bool) -> None:
     loop = Loop()
     with loop:
         limit = options(time.time() + 105.1, stops_in_time=stops)
-        watch_time_limit(loop, limit, say=said.append, stop=lambda: stopped.append(True))
+        watch_time_limit(loop, limit, say=said.append, stop=lambda *_: stopped.append(True))
         assert loop.run_until(lambda: bool(said), loop.now() + 30)
     assert said[0].startswith("the job's time limit is in 105 s: " + ("stopping" if stops else "stop_requested()"))
     assert stopped == [True] * stops

@@ -23,5 +23,4 @@
 | `event_recorder` | makes the events of the event log |
 | `worker_readings` | what the workers have used and written, for `status` and the event log |
 | `fault_injection` | injects the faults of --inject-fault |
-| `late_imports` | the modules that only the end or a restart of a job needs |
 """

@@ -20,6 +20,7 @@ from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
 from elastic_run.agent.driver.stack_reports import WAIT_BEFORE_STOP
+from elastic_run.agent.driver.watches import watch_time_limit
 from elastic_run.agent.plugin_calls import PluginCalls, close_part
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
@@ -132,22 +133,14 @@ class Supervisor:
         if context.metrics_port is not None:
             context.metrics_port.serve(self._loop, lambda: self._parts.agent.state, self._find_silences)
         if self._options.stop_time:
-            from elastic_run.agent.driver.watches import watch_time_limit
-
-            stop = self._options.signals[0] if self._options.signals else SIGTERM
-            watch_time_limit(
-                self._loop,
-                self._options,
-                say=say,
-                stop=lambda: self.request_stop(stop, "the job's time limit is near"),
-            )
+            watch_time_limit(self._loop, self._options, say=say, stop=self.request_stop)
         self._performers: dict[type[Command], Callable[[Any], None]] = {
             messages.Join: self._perform_join,
             messages.StartWorkers: lambda command: self._rounds.start(command, joined_at=self._joined_at),
             messages.StopWorkers: self._rounds.stop,
             messages.Hurry: lambda _: self._rounds.hurry(),
             messages.Forward: self._perform_forward,
-            messages.Pause: self._perform_pause,
+            messages.Pause: lambda command: self._feed_later(command.delay, messages.PauseOver(command.round)),
             messages.AwaitCause: self._perform_await_cause,
             messages.Warn: self._perform_warn,
             messages.ReportFailing: self._perform_report_failing,
@@ -158,17 +151,13 @@ class Supervisor:
 
     def _make_job(self) -> MultiNodeJob | None:
         """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
-        if not hasattr(self._context.group.spec.rdzv_handler, "open_session"):
+        group = self._context.group
+        if not hasattr(group.spec.rdzv_handler, "open_session"):
             return None
         from elastic_run.agent.driver.job import MultiNodeJob
 
         return MultiNodeJob(
-            self._context.group,
-            self._options,
-            self._round_join,
-            loop=self._loop,
-            feed=self._feed,
-            console=self.console,
+            group, self._options, self._round_join, loop=self._loop, feed=self._feed, console=self.console
         )
 
     def _hold_rounds(self) -> HeldRound | None:
@@ -209,18 +198,13 @@ class Supervisor:
             self._parts.agent, commands = machine.begin(self._parts.agent)
             self._perform(commands)
             self._control.open(os.environ)
-            self._loop.call_later(_SETTLED, self._settle)
+            self._loop.call_later(_SETTLED, self._control.settle)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
             # A defect, or Ctrl-C in a program that has kept SIGINT to itself: the workers get their grace all the same.
             self._stop_after(error)
             raise
         return self._conclude()
-
-    def _settle(self) -> None:
-        from elastic_run.agent.driver import late_imports  # noqa: F401 - the workers come first
-
-        self._control.settle()
 
     def _is_finished(self) -> bool:
         is_checking = self._checks is not None and self._checks.is_running
@@ -329,6 +313,9 @@ class Supervisor:
         if self._held_round is None or not self._held_round.takes(event):
             self._feed_machine(event)
 
+    def _feed_later(self, delay: float, event: Event) -> None:
+        self._loop.call_later(delay, lambda: self._feed(event))
+
     def _feed_machine(self, event: Event) -> None:
         self._events.append(event)
         if self._is_feeding or self._is_closed:
@@ -399,13 +386,10 @@ class Supervisor:
                 self._job.entrust_connections(self._context.guardian)
                 return
             self._round_join.offer_store()
-        except PortTakenError as error:
-            detail = self._round_join.describe_taken_port(error)
-            self._feed(messages.RoundFailed(number, verdict="usage", detail=detail))
-            return
         except (ValueError, OSError) as error:
-            verdict = "usage" if isinstance(error, ValueError) else "cannot_start"
-            self._feed(messages.RoundFailed(number, verdict=verdict, detail=str(error)))
+            is_usage = isinstance(error, (PortTakenError, ValueError))
+            detail = self._round_join.describe_taken_port(error) if isinstance(error, PortTakenError) else str(error)
+            self._feed(messages.RoundFailed(number, verdict="usage" if is_usage else "cannot_start", detail=detail))
             return
         if self._round_join.is_immediate:
             self._ask_handler(number)
@@ -442,15 +426,12 @@ class Supervisor:
             self._senders.warned_with.add(self._options.scale_up_signal)
             self._signals.forward(self._options.scale_up_signal)
 
-    def _perform_pause(self, command: messages.Pause) -> None:
-        self._loop.call_later(command.delay, lambda: self._feed(messages.PauseOver(command.round)))
-
     def _perform_await_cause(self, command: messages.AwaitCause) -> None:
         self._parts.history.tell_awaiting_cause(command.delay)
         # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
         before = max(0.0, command.delay - WAIT_BEFORE_STOP)
         self._loop.call_later(before, lambda: self._rounds.stacks.ask_before_stop(command.round))
-        self._loop.call_later(command.delay, lambda: self._feed(messages.WaitOver(command.round)))
+        self._feed_later(command.delay, messages.WaitOver(command.round))
 
     def _perform_report_failing(self, command: messages.ReportFailing) -> None:
         if self._job is not None:

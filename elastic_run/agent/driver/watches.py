@@ -15,6 +15,7 @@ from elastic_run.core.diagnosis.hang import Activity, is_quiet
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.multiprocessing.process.process_table import read_stat
 from elastic_run.multiprocessing.process.stack_pipe import is_possible
+from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ def _is_uninterruptible(pid: int) -> bool:
 
 
 def watch_time_limit(
-    loop: Loop, options: AgentOptions, *, say: Callable[[str], object], stop: Callable[[], None]
+    loop: Loop, options: AgentOptions, *, say: Callable[[str], object], stop: Callable[[int, str], None]
 ) -> None:
     """Tell the user before the scheduler ends the job, and stop the workers in time if the user asks for it.
 
@@ -338,7 +339,7 @@ def watch_time_limit(
         left = max(0, round(options.node_config.end_time - time.time()))
         if options.node_config.stops_in_time:
             say(f"the job's time limit is in {left} s: stopping the workers, to run the job again")
-            stop()
+            stop(options.signals[0] if options.signals else SIGTERM, "the job's time limit is near")
         else:
             say(f"the job's time limit is in {left} s: stop_requested() is true in the workers from now on")
 
