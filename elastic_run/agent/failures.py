@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 def raise_unless_worker_failed(
     job_result: JobResult, *, rendezvous_error: Exception | None, start_error: Exception | None
 ) -> None:
-    """Raise torch's exception for a job that did not end by the failure of a worker.
-
-    Args:
-        job_result: How the job ended; not a success.
-        rendezvous_error: The error that prevented a round.
-        start_error: The error for which a worker could not be started.
+    """Raise torch's exception for a job that did not end by success or by the failure of a worker.
 
     Raises:
         SignalException: A signal stopped the launcher.
@@ -60,12 +55,7 @@ def describe_failures(job_result: JobResult) -> dict[int, ProcessFailure]:
 
 
 def describe_failure(end: WorkerEnd) -> ProcessFailure:
-    """Return a worker's failure.
-
-    Returns:
-        The failure. Its message is the error that the worker recorded, or its exception from stderr in the same form,
-        or a sentence.
-    """
+    """Return a worker's failure: the error that it recorded, its exception from stderr in that form, or a sentence."""
     failure = ProcessFailure(end.local_rank, end.pid, end.exitcode, end.error_file)
     if end.exception is not None and end.exception.type == contract.TIMER_EXPIRED:
         failure.message = f"timer {end.exception.message}; {failure.message}"

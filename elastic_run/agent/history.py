@@ -104,11 +104,7 @@ class History:
         self._overdue = dumps
 
     def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
-        """Add a round that is over, and read the traces that its workers left.
-
-        Returns:
-            The round's failure for the restart policy, or None if no worker failed.
-        """
+        """Add a round that is over, and return its failure for the restart policy, or None if no worker failed."""
         self._round = ended
         self._survivors = tuple((pid, process_table.wait_channel(pid)) for pid in survivors)
         self._ends = ended.close()

@@ -193,8 +193,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._note_job_result(job_result)
             # Before the supervisor ends: it removes the workers' error files.
             result = self._result(job_result)
-            if not result.is_failed():
-                result.return_values.update(supervisor.return_values())
+            if not result.is_failed() and supervisor.parts.current is not None:
+                result.return_values.update(supervisor.parts.current.return_values())
         return result
 
     def request_stop(self, number: int) -> None:
@@ -250,7 +250,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _record_step_of_round(self, step: str, duration_ms: float) -> None:
         """Emit torch's events and metrics of a step, with the restarts that are left now."""
         if self._supervisor is not None:
-            self._remaining_restarts = self._count_remaining(self._supervisor.restart_count)
+            self._remaining_restarts = self._count_remaining(self._supervisor.parts.agent.restart_count)
         self._steps.record(step, duration_ms)
 
     def _count_remaining(self, restarts_used: int) -> int:
@@ -274,7 +274,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             raise_unless_worker_failed(
                 job_result,
                 rendezvous_error=None if supervisor is None else supervisor.rendezvous_error,
-                start_error=None if supervisor is None else supervisor.start_error,
+                start_error=None if supervisor is None else supervisor.rounds.start_error,
             )
             result = RunResult(WorkerState.FAILED, failures=describe_failures(job_result))
         else:

@@ -54,11 +54,7 @@ def close_part(part: object, method: str, post: Callable[[str, Callable[[], obje
 
 
 def make_call(name: str, call: Callable[[], Any]) -> Any:
-    """Make a call that must not change how the job ends.
-
-    Returns:
-        Its answer; None if it has raised something, which is logged.
-    """
+    """Return the answer of a call that must not change how the job ends; None if it has raised, which is logged."""
     try:
         return call()
     except KeyboardInterrupt:
@@ -93,11 +89,8 @@ def _log_error(name: str, error: BaseException) -> None:
 class PluginCalls:
     """The calls that one agent makes of plug-ins.
 
-    Args:
-        loop: The agent's loop; its thread waits for the calls, any thread may ask for one.
-        say: Tells the user one line.
-        grace: Seconds that a call has after the first stop signal.
-        count_signals: Returns how many stop signals have come.
+    The loop's thread waits for the calls; any thread may ask for one. A call has `grace` seconds after the first of the
+    stop signals that `count_signals` counts.
 
     Attributes:
         is_given_up: Whether a call has not returned, and is not waited for any more.
@@ -141,10 +134,7 @@ class PluginCalls:
             _thread.start_new_thread(self._work, ())
 
     def ask(self, name: str, call: Callable[[], Any]) -> Any:
-        """Make a call whose answer is needed, and turn the loop until it has returned.
-
-        Returns:
-            Its answer.
+        """Return the answer of a call, and turn the loop until it has returned.
 
         Raises:
             HungCallError: It has not returned, and the user has ended the wait.

@@ -36,11 +36,7 @@ _READ = 4 << 20
 
 
 def name_script(entrypoint: object, args: Sequence[object]) -> str:
-    """Name the workers' program.
-
-    Returns:
-        ``train.py``, ``-m package.train``, ``program`` or a function's qualified name.
-    """
+    """Name the workers' program: ``train.py``, ``-m package.train``, ``program`` or a function's qualified name."""
     if not isinstance(entrypoint, str):
         return _name_function(entrypoint)[:_LONGEST]
     word = _find_script(entrypoint, args)
@@ -56,11 +52,7 @@ def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
 
 
 def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile | None:
-    """Find the file that the workers run.
-
-    Returns:
-        The file; None for a module, code, a function, a directory, or a file that can't be read.
-    """
+    """Return the file that the workers run; None for a module, code, a function, or a file that can't be read."""
     word = _find_script(entrypoint, args) if isinstance(entrypoint, str) else "-"
     if word.startswith("-"):
         return None

@@ -39,16 +39,9 @@ class RunningAgent:
 
     Args:
         path: Its control socket.
-        pid: Its pid.
-        run_id: The job's run id; empty if the agent doesn't answer.
-        program: The name of the workers' program.
-        log_dir: The directory of the log files, or an empty string.
-        state: The state of the agent, such as `running`.
-        started_at: Wall clock when it began, seconds since the epoch, for display.
-        max_nodes: Most nodes of the job.
         place: Where the nodes meet; empty if the run id alone tells the job from others.
         is_whole_process: Whether its process ends with the job.
-        error: Why nothing more is known of it, or an empty string.
+        error: Why nothing more than path and pid is known of it, or an empty string.
     """
 
     path: str
@@ -66,11 +59,7 @@ class RunningAgent:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """The agents of one job on this machine, at least one.
-
-    Args:
-        agents: The agents, by pid.
-    """
+    """The agents of one job on this machine, at least one, by pid."""
 
     agents: tuple[RunningAgent, ...]
 
@@ -87,12 +76,7 @@ class RunningJob:
 
 
 def find_job(environment: Mapping[str, str], run: str | None, *, advice: str = "") -> RunningJob:
-    """Find the job that a command means.
-
-    Args:
-        environment: The process's.
-        run: The command's RUN, or None.
-        advice: A clause that follows the message if no job runs.
+    """Find the job that a command means; `advice` is a clause that follows the message if no job runs.
 
     Raises:
         UsageError: There is no such job, there are several, or it doesn't answer.
@@ -119,12 +103,7 @@ def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
 
 
 def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "") -> RunningJob:
-    """Choose the job that RUN means.
-
-    Args:
-        jobs: The jobs that run.
-        run: A run id or its beginning, a pid, or None.
-        advice: A clause that follows the message if there are none.
+    """Choose the job that RUN means: a run id or its beginning, a pid, or None.
 
     Raises:
         UsageError: There is no such job, there are several, or it doesn't answer.

@@ -22,17 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "PATH_LIMIT",
-    "SUFFIX",
-    "explain_unfit",
-    "find_sockets",
-    "is_stale",
-    "make_directory",
-    "pid_in_name",
-    "remove_stale",
-]
-
 #: Bytes of a Unix socket's path.
 PATH_LIMIT = 107
 SUFFIX = ".sock"
@@ -42,11 +31,7 @@ _OTHERS = 0o077
 
 
 def list_directories(environment: Mapping[str, str]) -> list[str]:
-    """Return where sockets of this user may be, the usual place first.
-
-    Args:
-        environment: The process's; `contract.ENV_CONTROL_DIR` names another place than /tmp.
-    """
+    """Return where sockets of this user may be, the usual place first."""
     given = environment.get(contract.ENV_CONTROL_DIR)
     places = (given,) if given else _PLACES
     return [os.path.join(os.path.abspath(place), f"elastic-run-{os.geteuid()}") for place in places]
@@ -91,11 +76,7 @@ def explain_unfit(path: str) -> str:
 
 
 def find_sockets(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Find the sockets of this user, stale ones included.
-
-    Returns:
-        Their paths, and why a directory was not read.
-    """
+    """Return the paths of this user's sockets, stale ones included, and why a directory was not read."""
     paths: list[str] = []
     problems: list[str] = []
     for directory in list_directories(environment):

@@ -164,28 +164,3 @@ def test_another_user_can_not_answer_for_a_worker() -> None:
         assert counts == [{}]
         with listener.accept()[0] as connection:
             assert connection.recv(1) == b""  # nobody asked
-
-
-def test_a_worker_that_has_not_answered_is_not_waited_for_again() -> None:
-    """Once the others have answered; a thread that holds Python's GIL would delay each look and each dump."""
-    recorder, envs = FlightRecorder(), {rank: {contract.ENV_RANK: str(rank)} for rank in range(2)}
-    recorder.switch_on(envs, LogsDest(error_files={rank: f"/logs/attempt_0/{rank}/error.json" for rank in envs}), {})
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as silent, Loop() as loop:
-        for one, env in ((listener, envs[0]), (silent, envs[1])):
-            one.bind(f"\0{env[contract.ENV_FLIGHT_RECORDER]}")
-            one.listen()
-
-        def answer() -> None:
-            with listener.accept()[0] as connection:
-                connection.recv(1)
-                connection.sendall(b"done 0=1/-1/1")
-
-        loop.add_reader(listener.fileno(), answer)
-        counts: list[dict[int, str]] = []
-        recorder.count(loop, counts.append)
-        assert loop.run_until(lambda: bool(counts), loop.now() + 60)
-        assert counts == [{0: "done 0=1/-1/1"}]
-        is_over: list[bool] = []
-        recorder.collect(loop, lambda: is_over.append(True), wait_limit=1e6)
-        assert loop.run_until(lambda: bool(is_over), loop.now() + 60)
-        loop.remove_reader(listener.fileno())

@@ -175,11 +175,8 @@ class AgentContext:
     def make_room(self, held: int) -> None:
         """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.
 
-        Args:
-            held: Descriptors that it needs while the workers run.
-
         Raises:
-            OSError: The system allows fewer descriptors.
+            OSError: The system allows fewer than the `held` ones, which it needs while the workers run.
         """
         workers = self.group.spec.local_world_size
         least, usual = held + _DESCRIPTORS_LEAST, workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
@@ -217,8 +214,7 @@ class AgentContext:
     def find_clean_up(self, *, is_failure: bool) -> str:
         """Close the timers, and return the method of the logs specs that removes temporary files; "" if they have none.
 
-        Args:
-            is_failure: The job has failed: then a program may yet look for the error files that its exception names.
+        After a failure a program may yet look for the error files that its exception names.
         """
         if self.timers is not None:
             self.timers.close()
@@ -283,13 +279,6 @@ class AgentContext:
 
 
 def parse_signals(names: str) -> tuple[int, ...]:
-    """Return the numbers of signals given by name.
-
-    Args:
-        names: `SIGTERM,SIGINT`; an unknown name is passed over, as torch does (the command line refuses it).
-
-    Returns:
-        Their numbers.
-    """
+    """Return the numbers of signals given by name; an unknown one is passed over, as by torch (the CLI refuses it)."""
     numbers = (signal_number(name.strip()) for name in names.split(","))
     return tuple(number for number in numbers if number is not None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from elastic_run import contract
 from elastic_run.diagnosis.worker_sockets import make_name, send_request
@@ -28,21 +29,13 @@ _ENTRIES = 2000
 #: Seconds that the stop of the round waits for dumps with stacks; those without take milliseconds.
 WAIT_LIMIT = 3.0
 _COUNT_WAIT = 0.7
-#: Seconds that a worker gets beyond the others if it has not answered the last count: a thread holds its GIL.
-_GRACE = 0.1
 _READ_SIZE = 1 << 16
 
 
 class RecorderQuestion:
     """One question to the recorders of some workers, asked from the loop.
 
-    Args:
-        sockets: Name of each worker's socket by local rank.
-        on_done: Gets the answers that are whole, by local rank, once; also after `wait_limit` seconds.
-        silent: Workers that are not expected to answer: they get little more time than the others.
-
-    Attributes:
-        missing: Workers that have taken the question and given no answer, once it is over.
+    `on_done` gets the answers that are whole by local rank, once: when all have answered, or after the wait limit.
     """
 
     def __init__(
@@ -52,32 +45,18 @@ class RecorderQuestion:
         question: bytes,
         wait_limit: float,
         on_done: Callable[[dict[int, str]], None],
-        *,
-        silent: frozenset[int] = frozenset(),
     ) -> None:
         self._loop = loop
         self._on_done = on_done
-        self._silent = silent
-        self.missing: frozenset[int] = frozenset()
         self._connections: dict[int, socket.socket] = {}
         self._received: dict[int, bytes] = {}
         self._answers: dict[int, str] = {}
         for local_rank, name in sockets.items():
-            self._connect(local_rank, name, question)
-        if not self._has_awaited:
-            wait_limit = min(wait_limit, _GRACE) if self._connections else 0.0
-        self._timer = loop.call_later(wait_limit, self.finish)
-
-    @property
-    def _has_awaited(self) -> bool:
-        return not self._connections.keys() <= self._silent
-
-    def _connect(self, local_rank: int, name: str, question: bytes) -> None:
-        connection = send_request(name, question)
-        if connection is None:  # it has ended, or has not imported torch.distributed
-            return
-        self._connections[local_rank] = connection
-        self._loop.add_reader(connection.fileno(), lambda: self._read(local_rank))
+            connection = send_request(name, question)
+            if connection is not None:  # else it has ended, or has not imported torch.distributed
+                self._connections[local_rank] = connection
+                loop.add_reader(connection.fileno(), partial(self._read, local_rank))
+        self._timer = loop.call_later(wait_limit if self._connections else 0.0, self.finish)
 
     def _read(self, local_rank: int) -> None:
         try:
@@ -93,15 +72,11 @@ class RecorderQuestion:
         self._answers[local_rank] = self._received.get(local_rank, b"").decode(errors="replace")
         if not self._connections:
             self.finish()
-        elif not self._has_awaited:
-            self._timer.cancel()
-            self._timer = self._loop.call_later(_GRACE, self.finish)
 
     def finish(self) -> None:
         """Wait no longer; harmless when all is over."""
         self._timer.cancel()
-        self.missing = frozenset(self._connections)
-        for local_rank in self.missing:
+        for local_rank in [*self._connections]:
             self._close(local_rank)
         on_done, self._on_done = self._on_done, lambda _: None
         on_done({rank: answer for rank, answer in self._answers.items() if answer})
@@ -119,14 +94,12 @@ class FlightRecorder:
         self._started_at = 0.0
         self._paths: dict[int, str] = {}
         self._sockets: dict[int, str] = {}
-        self._silent: frozenset[int] = frozenset()
 
     def switch_on(self, envs: Mapping[int, dict[str, str]], logs: LogsDest, parent: Mapping[str, str]) -> None:
         """Add the variables to the workers' environments by local rank; a value that the user has set stays."""
         self._started_at = time.time()
         self._paths.clear()
         self._sockets = {}
-        self._silent = frozenset()
         given = next((parent[name] for name in contract.ENV_RECORDER_PREFIX if parent.get(name)), "")
         for local_rank, env in envs.items():
             if not any(name in parent for name in contract.ENV_RECORDER_SIZE):
@@ -140,29 +113,20 @@ class FlightRecorder:
 
     def collect(self, loop: Loop, on_done: Callable[[], None], *, wait_limit: float = WAIT_LIMIT) -> RecorderQuestion:
         """Let the living workers write their dumps; `on_done` is called from the loop, at the wait limit at last."""
-        sockets, question = self._sockets, contract.RECORDER_DUMP
-        return RecorderQuestion(loop, sockets, question, wait_limit, lambda _: on_done(), silent=self._silent)
+        return RecorderQuestion(loop, self._sockets, contract.RECORDER_DUMP, wait_limit, lambda _: on_done())
 
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
         """Ask the living workers for the number of their collectives.
 
         `on_done` gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; a worker that does not answer is missing.
         """
-
-        def take(answers: dict[int, str]) -> None:
-            self._silent = asked.missing
-            on_done(answers)
-
-        sockets, question = self._sockets, contract.RECORDER_COUNT
-        asked = RecorderQuestion(loop, sockets, question, _COUNT_WAIT, take, silent=self._silent)
-        return asked
+        return RecorderQuestion(loop, self._sockets, contract.RECORDER_COUNT, _COUNT_WAIT, on_done)
 
     def explain(self, *, is_whole_job: bool, aborted: Collection[int] = ()) -> RecorderFinding | None:
         """Return the cause that the dumps of the last round show, or None.
 
-        Args:
-            aborted: Ranks that got data of another size than their collective takes.
-            is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.
+        A rank without a dump says nothing unless this node has all ranks of the job. The `aborted` ranks got data of
+        another size than their collective takes.
         """
         from elastic_run.core.failure.diagnose import RecorderFinding
         from elastic_run.diagnosis.dumps import DumpError, find_dumps

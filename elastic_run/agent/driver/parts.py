@@ -63,6 +63,10 @@ class AgentParts:
             self._history = History(self.context, self.senders, self.console.say)
         return self._history
 
+    def find_silences(self) -> dict[int, float]:
+        """Return seconds since the last output of each worker that runs, by global rank."""
+        return {} if self.current is None else self.current.find_silences()
+
     def is_running(self, number: int | None) -> bool:
         """Whether this round runs, and is not being stopped."""
         return self.agent.state == machine.RUNNING and self.agent.round == number

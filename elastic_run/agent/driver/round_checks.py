@@ -49,15 +49,7 @@ _PIECE = 1 << 16
 
 
 class RoundChecks:
-    """The checks before one round.
-
-    Args:
-        loop: The agent's loop.
-        context: The state that all rounds of the agent share.
-        say: Tells the user one line.
-        on_ready: Called when all checks have passed.
-        on_unhealthy: Called with the reason when the health check has failed.
-    """
+    """The checks before one round; `on_unhealthy` gets the reason when the health check has failed."""
 
     def __init__(
         self,
@@ -141,9 +133,6 @@ class GpuMemoryWait:
     process's end: workers that start at once find their GPU full. nvidia-smi lists the processes that hold memory. It
     can't wait for a change, so it is run again and again (a case of law 2's list), for some seconds at most. In a
     container that hides the processes of the host nvidia-smi lists none, and nothing is waited for.
-
-    Args:
-        on_end: Called once, when the memory is free or the time is over, unless it was cancelled.
     """
 
     def __init__(

@@ -85,12 +85,7 @@ class RoundDriver:
         return self._launched is not None
 
     def start(self, command: messages.StartWorkers, *, joined_at: float) -> None:
-        """Start the workers of a round, unless they were started already, and watch them.
-
-        Args:
-            command: The machine's command.
-            joined_at: Monotonic seconds at which the round was asked for.
-        """
+        """Start the workers of a round that was asked for at `joined_at`, unless they were started, and watch them."""
         self._record_step(steps.RENDEZVOUS, joined_at)
         # The rendezvous has brought the ranks of all nodes with it.
         self._on_step(steps.ASSIGN_WORKER_RANKS, 0.0)

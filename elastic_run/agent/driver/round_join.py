@@ -107,11 +107,7 @@ class RoundJoin:
         )
 
     def open_next_store(self, host: str) -> WorkerStore:
-        """Open the next round's store beside this round's, which workers of other nodes may still need.
-
-        Args:
-            host: The numeric address at which it listens; empty for all interfaces.
-        """
+        """Open the next round's store beside this round's, which workers of other nodes may still need."""
         self.close_old_store()
         self._old_store, self.store = self.store, None
         return self.renew_store(host)
@@ -129,12 +125,7 @@ class RoundJoin:
             self.store.close()
 
     def renew_store(self, host: str = LOCALHOST) -> WorkerStore:
-        """Open a fresh store for the next round, in place of the last one's.
-
-        Args:
-            host: The numeric address at which it listens where none was open before; `localhost` for a job on one
-                node, empty for all interfaces.
-        """
+        """Open a fresh store for the next round, in place of the last one's; an empty host means all interfaces."""
         if self.store is not None and not self._has_unknown_operation:
             self.store = self.store.renew()
             return self.store

@@ -63,6 +63,10 @@ class Supervisor:
         early_start: The first round, if its workers were started already.
         on_step: Called with each step of a round (`agent.steps`), and its duration in milliseconds.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
+
+    Attributes:
+        parts: The parts of the agent, with the state of its machine and its rounds.
+        rounds: The driver of the rounds.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class Supervisor:
         self._senders = Senders()
         self._observation = Observation(context, self._loop, say)
         self._job = self._make_job()
-        self._parts = AgentParts(
+        self.parts = AgentParts(
             context=context,
             loop=self._loop,
             console=self.console,
@@ -118,27 +122,30 @@ class Supervisor:
         self.plugin_calls = context.plugin_calls = PluginCalls(
             self._loop, say, grace=self._options.shutdown_timeout, count_signals=lambda: self._signals.seen
         )
-        self._held_round = self._hold_rounds()
+        self._held_round: HeldRound | None = None
+        if context.worker_pool is not None:
+            from elastic_run.agent.driver.warm_start import HeldRound
+
+            context.worker_pool.attach(self._loop, say)
+            self._held_round = HeldRound(context.worker_pool, self._feed_machine)
         self._background = Background(context, say)
         launched = None if early_start is None else early_start.launched
-        self._rounds = RoundDriver(
-            self._parts, launched, background=self._background, on_step=on_step, on_timer=on_timer
-        )
+        self.rounds = RoundDriver(self.parts, launched, background=self._background, on_step=on_step, on_timer=on_timer)
         self._signals = SignalWatch(
-            self._parts, hurry=self._background.hurry, show_stacks=self._rounds.stacks.show_on_quit
+            self.parts, hurry=self._background.hurry, show_stacks=self.rounds.stacks.show_on_quit
         )
-        self._control = ControlServer(self._parts, self._rounds.watches.describe_hang)
+        self._control = ControlServer(self.parts, self.rounds.watches.describe_hang)
         if context.health_port is not None:
-            context.health_port.serve(self._loop, lambda: self._parts.agent.state)
+            context.health_port.serve(self._loop, lambda: self.parts.agent.state)
         if context.metrics_port is not None:
-            context.metrics_port.serve(self._loop, lambda: self._parts.agent.state, self._find_silences)
+            context.metrics_port.serve(self._loop, lambda: self.parts.agent.state, self.parts.find_silences)
         if self._options.stop_time:
             watch_time_limit(self._loop, self._options, say=say, stop=self.request_stop)
         self._performers: dict[type[Command], Callable[[Any], None]] = {
             messages.Join: self._perform_join,
-            messages.StartWorkers: lambda command: self._rounds.start(command, joined_at=self._joined_at),
-            messages.StopWorkers: self._rounds.stop,
-            messages.Hurry: lambda _: self._rounds.hurry(),
+            messages.StartWorkers: lambda command: self.rounds.start(command, joined_at=self._joined_at),
+            messages.StopWorkers: self.rounds.stop,
+            messages.Hurry: lambda _: self.rounds.hurry(),
             messages.Forward: self._perform_forward,
             messages.Pause: lambda command: self._feed_later(command.delay, messages.PauseOver(command.round)),
             messages.AwaitCause: self._perform_await_cause,
@@ -159,19 +166,6 @@ class Supervisor:
         return MultiNodeJob(
             group, self._options, self._round_join, loop=self._loop, feed=self._feed, console=self.console
         )
-
-    def _hold_rounds(self) -> HeldRound | None:
-        """With warm workers, let rounds wait until they are there."""
-        worker_pool = self._context.worker_pool
-        if worker_pool is None:
-            return None
-        from elastic_run.agent.driver.warm_start import HeldRound
-
-        worker_pool.attach(self._loop, self.console.say)
-        return HeldRound(worker_pool, self._feed_machine)
-
-    def _find_silences(self) -> dict[int, float]:
-        return {} if self._parts.current is None else self._parts.current.find_silences()
 
     # --- the run ---------------------------------------------------------------------------------------------------
     def __enter__(self) -> Supervisor:
@@ -195,7 +189,7 @@ class Supervisor:
             self._finish = messages.Finish("cannot_start", detail=detail)
             return self._conclude()
         try:
-            self._parts.agent, commands = machine.begin(self._parts.agent)
+            self.parts.agent, commands = machine.begin(self.parts.agent)
             self._perform(commands)
             self._control.open(os.environ)
             self._loop.call_later(_SETTLED, self._control.settle)
@@ -211,7 +205,7 @@ class Supervisor:
         return self._finish is not None and not self._background.is_ending and not is_checking
 
     def _stop_after(self, error: BaseException) -> None:
-        current = self._parts.current
+        current = self.parts.current
         if current is None and self._job is None:
             return  # nothing was started, so nothing has to be stopped
         if isinstance(error, KeyboardInterrupt):
@@ -226,35 +220,21 @@ class Supervisor:
         self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
 
     def _conclude(self) -> JobResult:
-        history = self._parts.history
+        history = self.parts.history
         if self._job is not None and self._job.place is not None:
             history.add_versions(self._job.place.versions)
         if self._job is not None and self._job.ended is not None:
             history.add_verdict(self._job.ended)
-        result = history.conclude(self._finish or messages.Finish("internal_error"), self._parts.agent)
+        result = history.conclude(self._finish or messages.Finish("internal_error"), self.parts.agent)
         self._observation.record(lambda recorder, moment: recorder.agent_ended(moment, result))
         self._observation.begin()
         self._result = result
         return result
 
     @property
-    def restart_count(self) -> int:
-        """Number of restarts of the workers so far."""
-        return self._parts.agent.restart_count
-
-    @property
     def rendezvous_error(self) -> Exception | None:
         """The error that prevented a round: the job's, or the exception of a foreign handler."""
         return self._handler_error if self._job is None else self._job.error
-
-    @property
-    def start_error(self) -> Exception | None:
-        """The error for which the program of this node's workers could not be started."""
-        return self._rounds.start_error
-
-    def return_values(self) -> dict[int, Any]:
-        """Return the values of the workers' functions in the last round by global rank; empty for commands."""
-        return {} if self._parts.current is None else self._parts.current.return_values()
 
     def close(self) -> None:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
@@ -265,7 +245,7 @@ class Supervisor:
                 barrier = self._options.node_config.exit_barrier_timeout or 0.0
                 self._job.close(barrier, is_hurried=lambda: self._signals.seen > before)
             self._round_join.close()
-            self._rounds.watches.close()
+            self.rounds.watches.close()
             is_failure = self._finish is not None and self._finish.verdict == "worker_failed"
             if call := context.find_clean_up(is_failure=is_failure):
                 close_part(context.logs_specs, call, self.plugin_calls.post)
@@ -324,9 +304,9 @@ class Supervisor:
         try:
             while self._events:
                 jitter = int.from_bytes(os.urandom(2), "big") / 65536
-                before, event = self._parts.agent, self._events.popleft()
+                before, event = self.parts.agent, self._events.popleft()
                 after, commands = machine.decide(before, event, self._loop.now(), jitter)
-                self._parts.agent = after
+                self.parts.agent = after
                 self._tell_step(before, event, after, commands)
                 self._perform(commands)
         finally:
@@ -345,7 +325,7 @@ class Supervisor:
         place, halt = (None, "") if self._job is None else (self._job.place, self._job.halt)
         record(lambda recorder, moment: recorder.stepped(moment, before, after, commands, place, halt))
         if machine.has_news(before, after) and not self._is_quiet:
-            self._parts.history.tell(before, after, commands)
+            self.parts.history.tell(before, after, commands)
 
     # --- commands --------------------------------------------------------------------------------------------------
     def _perform(self, commands: tuple[Command, ...]) -> None:
@@ -353,12 +333,12 @@ class Supervisor:
             self._performers[type(command)](command)
 
     def _perform_join(self, command: messages.Join) -> None:
-        is_joined = self._rounds.has_launched  # by `worker_launch.start_early`
+        is_joined = self.rounds.has_launched  # by `worker_launch.start_early`
         self._check_first(command.round, lambda: self._join(command.round, is_joined=is_joined))
 
     def _check_first(self, number: int, go_on: Callable[[], None]) -> None:
         """Go on towards the next round when its checks hold; see `round_checks`."""
-        current = self._parts.current
+        current = self.parts.current
         old_pids = () if current is None else tuple(current.workers.pids.values())
         if not (self._options.node_config.health_check or old_pids):
             go_on()
@@ -427,29 +407,29 @@ class Supervisor:
             self._signals.forward(self._options.scale_up_signal)
 
     def _perform_await_cause(self, command: messages.AwaitCause) -> None:
-        self._parts.history.tell_awaiting_cause(command.delay)
+        self.parts.history.tell_awaiting_cause(command.delay)
         # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
         before = max(0.0, command.delay - WAIT_BEFORE_STOP)
-        self._loop.call_later(before, lambda: self._rounds.stacks.ask_before_stop(command.round))
+        self._loop.call_later(before, lambda: self.rounds.stacks.ask_before_stop(command.round))
         self._feed_later(command.delay, messages.WaitOver(command.round))
 
     def _perform_report_failing(self, command: messages.ReportFailing) -> None:
         if self._job is not None:
             self._job.report_failing(is_secondary=command.is_secondary)
-            if command.is_secondary and not self._parts.agent.running and self._job.has_others:
+            if command.is_secondary and not self.parts.agent.running and self._job.has_others:
                 # All of this node have failed: the worker that has the cause is on another, which isn't stopped yet.
-                self._parts.history.tell_awaiting_cause(CAUSE_WAIT)
+                self.parts.history.tell_awaiting_cause(CAUSE_WAIT)
 
     def _perform_report_ready(self, command: messages.ReportReady) -> None:
         if command.outcome in (FAILED, STOPPED):
-            self._check_first(self._parts.agent.round, lambda: self._report_ready(command))
+            self._check_first(self.parts.agent.round, lambda: self._report_ready(command))
         else:
             self._report_ready(command)
 
     def _report_ready(self, command: messages.ReportReady) -> None:
         """Report how the round ended on this node, which is then ready for the next round."""
-        history = self._parts.history
-        document, ends = history.root_cause_document(self._rounds.failure), history.describe_ends()
+        history = self.parts.history
+        document, ends = history.root_cause_document(self.rounds.failure), history.describe_ends()
         try:
             if self._job is not None:
                 self._job.report_ready(command, document, ends)

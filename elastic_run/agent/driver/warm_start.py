@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 def start_preload(context: AgentContext, preload: str) -> str:
     """Start the templates of an agent's workers, and set the agent's `worker_pool` if that is possible.
 
-    Args:
-        context: The state that all rounds of the agent share.
-        preload: Names of modules, separated by commas, or `auto`.
-
     Returns:
         The reason why it is not possible, for the user, or an empty string.
     """

@@ -34,18 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LaunchedWorkers:
-    """The workers of one round that were started and are not watched yet.
+    """The workers of one round that were started and are not watched yet, by local rank.
 
     Args:
-        wiring: Their streams.
         logs: The files for their output, or None if they could not be opened.
         functions: The function that they run and its arguments, or None for a command.
-        fault_sockets: Names of the sockets for requests of --inject-fault by local rank.
-        workers: The workers by local rank.
+        fault_sockets: Names of the sockets for requests of --inject-fault.
         error: The reason why not all of them were started, or None.
         is_of_plugin: Whether a plug-in has raised the error, which concerns no program of a worker.
-        started_at: Wall clock at the start, seconds since the epoch, for display.
-        started: Monotonic seconds at the start.
+        started_at: Wall clock at the start, for display; `started` is the monotonic one.
     """
 
     wiring: Wiring
@@ -101,14 +98,9 @@ def launch_workers(
 ) -> LaunchedWorkers:
     """Start every worker of this node; the context's group has the round's ranks and master address.
 
-    Args:
-        context: The state that all rounds of the agent share.
-        restart_count: Restarts so far.
-        use_agent_store: Whether the agent serves the workers' store.
-        on_fork: Called in a forked worker; closes the launcher's descriptors there.
-
     Returns:
-        The workers. If a worker can't be started, the workers before it, and the reason.
+        The workers. If a worker can't be started, the workers before it, and the reason. `on_fork` is called in a
+        forked worker, and closes the launcher's descriptors there.
 
     Raises:
         Exception: Nothing was ever started, because of a defect of a plug-in, or of this program.
@@ -282,16 +274,6 @@ def worker_environments(
 
     Source: torch 2.13, LocalElasticAgent._start_workers; our own variables are defined in `contract`.
 
-    Args:
-        group: The round's group, with its master address and its workers' ranks.
-        parent: The launcher's environment.
-        run_id: The job.
-        restart_count: Restarts so far.
-        max_restarts: Restarts that are allowed.
-        use_agent_store: Whether the store at the master address is served by the agent.
-        signals: Signals that stop the job; a launcher inside the worker takes them over.
-        more: Variables that follow from the agent's options.
-
     Raises:
         ValueError: With virtual local ranks, more workers than visible devices.
     """
@@ -307,6 +289,7 @@ def worker_environments(
         contract.ENV_MAX_RESTARTS: str(max_restarts),
         contract.ENV_RUN_ID: run_id,
         contract.ENV_USE_AGENT_STORE: str(use_agent_store),
+        # A launcher inside the worker takes them over.
         contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal_name(number) for number in signals),
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
