@@ -1,8 +1,7 @@
 """Finds the job that a command's RUN means, among the jobs of this user on this machine.
 
-RUN is a run id or the beginning of one, or the pid of a launcher; it may be left out where one job runs. A run id may
-be the pid of another job's launcher: this RUN is refused, and the message names another text for each of the two
-jobs. The path of a control socket always means one job. Launchers of jobs of several nodes with the same run id are one
+RUN is a run id or the beginning of one, the pid of a launcher, or the path of its control socket; it may be left out
+where one job runs. Launchers of jobs of several nodes with the same run id are one
 job, since nodes of it may share a machine: with `static` or without an id only if they also meet at the same place.
 """
 
@@ -136,10 +135,9 @@ def _list(found: Sequence[RunningJob], jobs: Sequence[RunningJob]) -> str:
 
 
 def name_job(job: RunningJob, jobs: Sequence[RunningJob]) -> str:
-    """Return the text for RUN that means this job and no other."""
-    first = job.agents[0]
-    texts = (job.label, str(first.pid), first.run_id)
-    return next((text for text in texts if text and sum(each.is_named(text) for each in jobs) == 1), first.path)
+    """Return the text for RUN that means this job: its label, or the launcher's pid where several have this label."""
+    is_own = sum(each.label == job.label for each in jobs) == 1
+    return job.label if is_own else str(job.agents[0].pid)
 
 
 def _read_agent(answer: Answer) -> RunningAgent:

@@ -15,7 +15,7 @@ import pytest
 
 from elastic_run import contract
 from tests.support.local_rendezvous import place, wait_coordinated
-from tests.support.programs import TELLS_SOON, shortened
+from tests.support.programs import shortened
 from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 
@@ -226,22 +226,6 @@ def test_an_unhealthy_node_that_is_to_serve_the_store_serves_it(
     assert "was a spare" not in sick.stderr
 
 
-def test_an_unhealthy_node_of_which_nobody_knows_ends_at_once(launch: Launch, worker: Worker, check: Check) -> None:
-    """Without an endpoint no other node can have been told where it is."""
-    sick = launch("--nnodes=2", f"--health-check={check('exit 1')}", worker("pass"))
-    assert sick.wait_exit(deadline=10) == UNHEALTHY
-    assert "join with" not in sick.stderr
-
-
-def test_a_signal_ends_an_unhealthy_node_that_waits_for_the_store(launch: Launch, worker: Worker, check: Check) -> None:
-    """Nobody has to wait for a launcher that can't tell anybody."""
-    conf = (*place(free_port(), "is_host=false"), "--nnodes=2:3", f"--health-check={check('exit 1')}")
-    sick = launch(*conf, worker("pass"), program=TELLS_SOON)
-    sick.wait_line("waiting: the store at .* has been out of reach")
-    sick.send(signal.SIGTERM)
-    assert sick.wait_exit(deadline=5) == UNHEALTHY
-
-
 FAILS_ONCE = """
     marker, world = sys.argv[1], os.environ["WORLD_SIZE"]
     say("world", world)
@@ -314,18 +298,6 @@ def test_an_unhealthy_host_of_the_store_does_not_end_the_job(
     assert host.stdout == "world 3\n"
 
 
-@pytest.mark.long
-def test_an_unhealthy_host_that_is_told_to_stop_ends(
-    launch: Launch, worker: Worker, check: Check, tmp_path: Path
-) -> None:
-    """A signal ends the launcher that stays for its store; the others are told that the store is gone."""
-    host, *others = start_sick_host(launch, worker, check, tmp_path / "broken")
-    host.wait_line("stays without workers")
-    host.send(signal.SIGTERM)
-    assert host.wait_exit(deadline=10) == UNHEALTHY
-    assert [agent.wait_exit(deadline=60) for agent in others] == [contract.EXIT_STORE_LOST] * 2
-
-
 def test_a_check_may_pass_on_the_second_node_only(launch: Launch, worker: Worker, check: Check) -> None:
     """Of three nodes two are unhealthy: the second one to start is the job, and names the others."""
     command = check('test "$SICK" = 0 || { echo sick; exit 4; }')
@@ -387,13 +359,3 @@ def test_the_wait_for_gpu_memory_is_bounded(
     job = launch("--max-restarts=1", path, tmp_path / "pids", env={"PATH": search})
     assert job.wait_exit(deadline=30) == 0
     assert told in job.stderr
-
-
-def test_without_gpus_nobody_is_asked_for_their_memory(
-    launch: Launch, worker: Worker, smi: Check, tmp_path: Path
-) -> None:
-    """A job whose GPUs are hidden restarts without nvidia-smi."""
-    search = smi("sleep 1000")
-    job = launch("--max-restarts=1", worker("sys.exit(attempt < 1)"), env={"PATH": search, "CUDA_VISIBLE_DEVICES": ""})
-    assert job.wait_exit() == 0
-    assert not (tmp_path / "asked").exists()

@@ -8,11 +8,9 @@ import re
 import socket
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
@@ -107,20 +105,6 @@ def test_a_socket_is_stale_if_nobody_listens_there(tmp_path: Path) -> None:
     assert is_stale(path)
 
 
-def test_the_socket_of_an_agent_with_many_clients_is_not_stale(tmp_path: Path) -> None:
-    """Its queue is full; nobody waits until it has room."""
-    path = str(tmp_path / "1-a.sock")
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
-        listener.bind(path)
-        listener.listen(0)
-        client.connect(path)
-        moments = [time.monotonic()]
-        for _ in range(3):  # a busy machine may hold up some of them
-            assert not is_stale(path)
-            moments.append(time.monotonic())
-    assert min(after - before for before, after in pairwise(moments)) < 0.5
-
-
 def test_an_agent_that_ends_the_connection_is_not_waited_for(tmp_path: Path) -> None:
     """Its end is told at once, and not as an agent that may be stopped."""
     answer = ask_agent_that_answers(tmp_path / "4711-a.sock", b"")
@@ -145,35 +129,10 @@ def test_a_directory_that_others_can_open_hides_no_agent_elsewhere(
     assert "does not answer" in answer.error
 
 
-def test_an_agent_that_is_stopped_holds_up_a_command_no_longer_than_its_limit(tmp_path: Path) -> None:
-    """The system connects a client for it, and nothing answers."""
-    path = str(tmp_path / "1-a.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        moments = [time.monotonic()]
-        for _ in range(3):  # a busy machine may hold up some of them
-            (answer,) = ask_all([path], Call("status", {}), wait_limit=0.1)
-            assert "does not answer within 0.1 s" in answer.error
-            moments.append(time.monotonic())
-    assert 0.1 <= min(after - before for before, after in pairwise(moments)) < 0.9
-
-
 @pytest.mark.parametrize(("name", "pid"), [("4711-0f3a.sock", 4711), ("x-1.sock", 0), ("-1.sock", 0), ("²-1.sock", 0)])
 def test_the_pid_of_an_agent_that_accepts_nobody_comes_from_the_name_of_its_socket(name: str, pid: int) -> None:
     """A name of another form has none."""
     assert pid_in_name(f"/tmp/12-x/{name}") == pid
-
-
-def test_each_place_that_has_no_room_for_a_socket_is_named_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A place that is missing, and one in which a file has the directory's name."""
-    name = f"elastic-run-{os.geteuid()}"
-    (tmp_path / name).touch()
-    monkeypatch.setattr(socket_directory, "_PLACES", (str(tmp_path / "none"), str(tmp_path)))
-    with pytest.raises(OSError, match=f"/none/{name}: No such file or directory; .*/{name} is not a directory"):
-        make_directory({})
 
 
 def test_one_agent_answers_or_its_error_is_raised(tmp_path: Path) -> None:
@@ -199,21 +158,6 @@ def test_one_agent_answers_or_its_error_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ControlError, match=f"^the agent at {path} has ended$"):
         ask(str(path), Call("identify", {}), wait_limit=DEADLINE)
     assert not path.exists()
-
-
-def test_an_agent_that_accepts_no_client_is_not_waited_for(tmp_path: Path) -> None:
-    """Its queue is full, since it is stopped; the descriptor of the connection is closed, as is that of a stale one."""
-    path = str(tmp_path / "4711-a.sock")
-    before = psutil.Process().num_fds()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(0)
-        with socket.socket(socket.AF_UNIX) as first:
-            first.connect(path)
-            (answer,) = ask_all([path], Call("status", {}), wait_limit=0.0)
-    assert answer.error == "the agent with pid 4711 accepts no client (is it stopped?)"
-    assert ask_all([path], Call("status", {})) == []
-    assert psutil.Process().num_fds() == before
 
 
 def test_a_directory_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,29 +54,6 @@ def test_what_names_no_single_job_is_refused_in_one_line(jobs: list[RunningJob],
     assert str(raised.value) == error
 
 
-_RANDOM = "267e2b57-e831-4be9-8787-6c72faca648d"
-
-
-@pytest.mark.parametrize(
-    ("jobs", "run", "names"),
-    [
-        ([job("30", 10), job("llama", 30)], "30", ["10", "llama"]),
-        ([job("30", 10), job(_RANDOM, 30)], "30", ["10", _RANDOM]),
-        ([job("30", 10), job("10", 30)], "10", ["/s/10.sock", "/s/30.sock"]),
-        ([job("30", 10), job("none", 30), job("none", 40)], "30", ["10", "/s/30.sock"]),
-        ([job("30", 10), job("none", 30), job("llama", 40)], None, ["10", "none", "llama"]),
-    ],
-)
-def test_a_run_id_may_be_the_pid_of_another_job(jobs: list[RunningJob], run: str | None, names: list[str]) -> None:
-    """The line has a text for each job that means this job only: the id, a pid, or the path of the control socket."""
-    with pytest.raises(UsageError, match=r", name one: ") as raised:
-        choose_job(jobs, run)
-    said = str(raised.value).partition(", name one: ")[2]
-    assert said == ", ".join(f"{name} (train.py)" for name in names)
-    found = [choose_job(jobs, name) for name in names]
-    assert len({id(each) for each in found}) == len(names)
-
-
 def test_where_no_job_runs_a_command_may_say_what_helps() -> None:
     """The advice follows the message."""
     with pytest.raises(UsageError, match=r"^no job of yours runs on this machine; name the directory$"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +16,6 @@ from elastic_run.core.diagnosis.hang import Owner, Stillness
 from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.records import replace
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,19 +120,6 @@ def test_the_end_of_a_job_whose_ranks_all_wait_has_the_finding() -> None:
     assert end.exception.message.startswith("rank 0 did not join; no progress of any rank for ")
 
 
-def test_a_job_stops_if_the_accused_rank_has_ended() -> None:
-    """A rank that ended without a dump has no worker any more; the end is told of a rank that waits for it."""
-    job = _Job(lambda **_: RecorderFinding("there is no dump of rank 1", (1,), is_whole_job=True))
-    waits = Stillness(Place("item", "/code/train.py", 90), waits=True, same=63.0, idle=63.0)
-    job.react(replace(_HANG, ranks={0: waits}, ended=(1,)))
-    job.answer()
-    job.answer()
-    (end,) = job.ends
-    assert end.rank == 0
-    assert end.exception is not None
-    assert "rank 1 has ended with exit code 0" in end.exception.message
-
-
 def test_a_round_that_has_ended_meanwhile_is_not_told_of() -> None:
     """No line says behind the closing report that the job goes on, or is stopped."""
     job = _Job(_find)
@@ -145,22 +130,6 @@ def test_a_round_that_has_ended_meanwhile_is_not_told_of() -> None:
     job.answer()
     assert job.lines[count:] == []
     assert job.events == []
-
-
-def test_a_defect_in_the_analysis_does_not_keep_the_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user has asked for a restart; the exception is shown as that of any thread."""
-    shown: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", shown.append)
-
-    def fail(**_: bool) -> RecorderFinding:
-        raise LookupError
-
-    job = _Job(fail)
-    job.react(_HANG)
-    job.answer()
-    job.answer()
-    assert job.events == [WorkersHung(3)]
-    wait_until(lambda: shown, what="the exception")
 
 
 def test_a_dump_that_is_removed_while_it_is_read_is_none(

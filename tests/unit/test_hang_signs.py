@@ -23,13 +23,11 @@ from elastic_run.agent.driver.hang_detection import Hang, HangDetection
 from elastic_run.agent.driver.hang_signs import (
     MOMENT,
     MOMENTS,
-    ProcessCounters,
     ProcessSample,
-    SignReader,
     follow,
     sample_processes,
 )
-from elastic_run.core.diagnosis.hang import NO_DETECTION, Stillness, describe_rank
+from elastic_run.core.diagnosis.hang import Stillness, describe_rank
 from elastic_run.core.diagnosis.stacks import Dump, Place
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
@@ -295,22 +293,6 @@ def test_a_look_that_takes_longer_than_a_tick_is_no_progress(worker: _Worker) ->
     assert 60 <= _find_hang(worker, answer) <= 64
 
 
-def test_a_tick_that_is_due_in_a_look_comes_when_the_look_has_ended(worker: _Worker) -> None:
-    """The timeout may end during a look that takes long: the next look, and the verdict, wait for no other tick."""
-    clock, found = _Clock(), list[Hang]()
-    detection = _watch(clock, worker, found.append)
-    while clock.time < 62:
-        clock.tick()
-        if worker.asked and clock.time < 40:
-            worker.answer(0)
-    worker.answer(0)
-    assert worker.asked
-    assert found == []
-    worker.answer(0)
-    assert found[0].seconds >= 60
-    detection.close()
-
-
 def _show_thread(monkeypatch: pytest.MonkeyPatch, count_sleeps: Callable[[], int]) -> None:
     """Let the worker have a thread that always runs when it is looked at."""
     monkeypatch.setattr(hang_signs, "list_running_threads", lambda pid, **_: [f"{pid}/task/2"])
@@ -327,13 +309,6 @@ def test_a_look_follows_a_thread_that_runs(
     assert 60 <= seconds <= 80 if is_hang else seconds == 200
 
 
-def test_threads_that_take_turns_compute(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One moment without sleep among those of a look is enough."""
-    _show_thread(monkeypatch, iter((0, 0, 1, 1, 2)).__next__)  # the second is read for the main thread's wakes
-    _, last = _follow(worker.round.workers.pids[0])
-    assert last.is_computing
-
-
 def test_an_answer_says_how_old_the_last_look_is(worker: _Worker) -> None:
     """The node that asks knows from it when the next look is due, and asks again then; no worker is told after it."""
     clock = _Clock()
@@ -347,46 +322,6 @@ def test_an_answer_says_how_old_the_last_look_is(worker: _Worker) -> None:
     assert [told["local_rank"] for told in detection.answer()["workers"]] == [0]
     detection.close()
     assert detection.answer()["workers"] == []
-
-
-def test_no_worker_is_asked_after_the_round(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round ends in the moment of a look."""
-    _show_thread(monkeypatch, lambda: 7)
-    clock = _Clock()
-    detection = _watch(clock, worker, list[Hang]().append)
-    clock.tick()
-    detection.close()
-    clock.tick()
-    assert worker.asked == []
-
-
-def test_a_kernel_that_does_not_count_bytes_hides_no_hang(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where /proc/PID/io is missing or not permitted, the stacks that the agent reads are not counted either."""
-    monkeypatch.setattr(hang_signs, "_read_io", lambda _: {})
-    read = ProcessCounters.read
-    monkeypatch.setattr(ProcessCounters, "read", lambda counters: (None, (read(counters) or (0, 0.0))[1]))
-    assert 60 <= _find_hang(worker, lambda _: worker.answer(100_000)) <= 64
-
-
-@pytest.mark.parametrize("last", [None, 2.5])
-def test_the_signs_of_a_worker(last: float | None) -> None:
-    """Its processor time is in seconds, and its last output counts where the agent reads it."""
-    current = SimpleNamespace(
-        workers=SimpleNamespace(alive={0}, pids={0: os.getpid()}),
-        output=SimpleNamespace(activities={} if last is None else {0: SimpleNamespace(last=last)}),
-        listen_for_stacks=lambda: SimpleNamespace(received={}),
-        output_files=lambda _: (),
-    )
-    reader = SignReader(cast("Round", current), {})
-    signs = reader.read()[0]
-    reader.close()
-    assert signs.cpu == pytest.approx(time.process_time(), abs=1.0)
-    assert signs.marks[1] == (0 if last is None else 2_500_000)
-
-
-def test_a_thread_that_has_ended_does_not_run() -> None:
-    """It may end between the look at the list of threads and the look at its state."""
-    assert hang_signs._count_sleeps(["4194305"]) == {}
 
 
 def _describe_others(*nodes: tuple[int, float]) -> list[dict[str, Any]]:
@@ -461,22 +396,3 @@ def test_a_node_of_a_large_job_leaves_the_decision_to_a_lower_rank(worker: _Work
     job.answers = _describe_others((4, 100.0))
     (hang,), _ = _let_hang(worker, job, 140)
     assert not hang.is_decided_here
-
-
-def test_a_node_of_a_large_job_waits_after_a_question(worker: _Worker) -> None:
-    """The node that has asked is there, and asks again."""
-    job = _LargeJob(5)
-    _, first = _let_hang(worker, job, 140, asked_at=58)
-    assert 103 <= first <= 106
-
-
-def test_a_node_that_detects_no_hangs_is_named_once(worker: _Worker) -> None:
-    """Nothing can be said of the job's ranks without that node's."""
-    lines: list[str] = []
-    job = cast("MultiNodeJob", SimpleNamespace(has_others=True, nodes=2, is_large=False, is_member=lambda _: True))
-    detection = _watch(_Clock(), worker, list[Hang]().append, job=job, say=lines.append)
-    other = {"host": "node8", "pid": 1, "round": 0, "timeout": NO_DETECTION, "workers": []}
-    detection._decide_job([other])
-    detection._decide_job([other])
-    detection.close()
-    assert lines == ["hangs are not detected: node8 has no --hang-timeout"]

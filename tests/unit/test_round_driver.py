@@ -80,13 +80,6 @@ def test_the_end_of_a_round_is_told_in_steps(
     assert made.driver.failure is failure
 
 
-def test_what_takes_time_begins_after_the_first_lines() -> None:
-    """The history and the event log."""
-    made = _Driver()
-    made.driver._begin_to_observe()
-    assert made.calls == [("history begins",), ("observation begins",)]
-
-
 @pytest.mark.parametrize(
     ("pid", "has_pool", "adopts", "reaped"),
     [
