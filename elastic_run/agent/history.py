@@ -41,15 +41,20 @@ _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance
 
 
 class History:
-    """The rounds of a job so far."""
+    """The rounds of a job so far.
+
+    Attributes:
+        ends: The ends of the last round's workers; empty if all ended with exit code 0.
+        root: The worker of the last round that failed first, on this node.
+    """
 
     def __init__(self, context: AgentContext, senders: Senders, say: Callable[[str], None]) -> None:
         self._context = context
         self._senders = senders
         self._say = say
         self._attempts: list[Attempt] = []
-        self._ends: tuple[WorkerEnd, ...] = ()
-        self._root: WorkerEnd | None = None
+        self.ends: tuple[WorkerEnd, ...] = ()
+        self.root: WorkerEnd | None = None
         self._round: Round | None = None
         self._survivors: tuple[tuple[int, str], ...] = ()
         self._oom_kills: OomKills | None = None
@@ -78,8 +83,6 @@ class History:
             self._is_prepared = True
             import json  # noqa: F401
 
-            import elastic_run.agent.driver.failed_ranks
-            import elastic_run.agent.driver.round_checks
             import elastic_run.cluster.kernel_log
             import elastic_run.core.failure.diagnose
             import elastic_run.core.failure.traceback_text
@@ -107,39 +110,29 @@ class History:
         """Add a round that is over, and return its failure for the restart policy, or None if no worker failed."""
         self._round = ended
         self._survivors = tuple((pid, process_table.wait_channel(pid)) for pid in survivors)
-        self._ends = ended.close()
+        self.ends = ended.close()
         blamed, self._blamed = self._blamed, None
         if blamed is not None:
-            self._ends = (blamed, *(end for end in self._ends if end.rank != blamed.rank))
-        self._root = None
-        if not self._ends:
+            self.ends = (blamed, *(end for end in self.ends if end.rank != blamed.rank))
+        self.root = None
+        if not self.ends:
             return None
         self._add_senders()
         self._add_places()
-        _add_kernel_lines(self._ends, time.monotonic() - ended.started)
+        _add_kernel_lines(self.ends, time.monotonic() - ended.started)
         from elastic_run.core.failure.root_cause import find_root_cause
 
-        self._root = find_root_cause(self._ends)
-        if self._root is not None:
-            self._root.oom_kills = self._count_oom_kills()
-            _add_denial(self._root)
-        return None if self._root is None else failure_of(self._root, ended.uptime, self._find_rule(self._root))
-
-    @property
-    def last_ends(self) -> tuple[WorkerEnd, ...]:
-        """The ends of the last round's workers; empty if all ended with exit code 0."""
-        return self._ends
-
-    @property
-    def last_root(self) -> WorkerEnd | None:
-        """The worker of the last round that failed first, on this node."""
-        return self._root
+        self.root = find_root_cause(self.ends)
+        if self.root is not None:
+            self.root.oom_kills = self._count_oom_kills()
+            _add_denial(self.root)
+        return None if self.root is None else failure_of(self.root, ended.uptime, self._find_rule(self.root))
 
     def _add_senders(self) -> None:
         """Note the sender at each worker that died of a signal which this launcher has passed on."""
         from elastic_run.report import lines
 
-        for end in self._ends:
+        for end in self.ends:
             number = -end.exitcode
             if end.remark:
                 continue
@@ -155,7 +148,7 @@ class History:
         if dumps:
             from elastic_run.core.diagnosis.stacks import find_place, has_not_moved, parse_stacks
 
-            for end in self._ends:
+            for end in self.ends:
                 dump = dumps.get(end.rank) if end.was_stopped else None
                 if dump is not None:
                     end.stuck_at = find_place(parse_stacks(dump.text), dump.problem)
@@ -163,29 +156,24 @@ class History:
 
     def root_cause_document(self, failure: Failure | None) -> dict[str, Any] | None:
         """Return the last round's failure on this node as a document for the other nodes, or None."""
-        root = self._root
-        if root is None:
-            root = self._find_hidden_cause()
-        if root is None or self._round is None:
+        if not self.ends or self._round is None:
             return None
+        from elastic_run.core.failure.root_cause import find_hidden_cause
         from elastic_run.report.failure_documents import encode_root_cause
+
+        root = self.root or find_hidden_cause(self.ends)
+        if root is None:
+            return None
 
         return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._find_rule(root)))
 
     def describe_ends(self) -> NodeEnds | None:
         """Return how the workers of the last round ended, for the other nodes."""
-        if not self._ends:
+        if not self.ends:
             return None
         from elastic_run.report.failure_documents import describe_ends
 
-        return describe_ends(self._ends)
-
-    def _find_hidden_cause(self) -> WorkerEnd | None:
-        if not self._ends:
-            return None
-        from elastic_run.core.failure.root_cause import find_hidden_cause
-
-        return find_hidden_cause(self._ends)
+        return describe_ends(self.ends)
 
     def add_versions(self, versions: str) -> None:
         """Note which nodes of the last round have which version of torch; "" where all have the same."""
@@ -205,10 +193,10 @@ class History:
         # On the node that had it, it is one of the ends that are known here; but a hang is not told by the end.
         own = [
             end
-            for end in self._ends
+            for end in self.ends
             if root is not None and (end.rank, end.pid, end.exitcode) == (root.rank, root.pid, root.exitcode)
         ]
-        self._root = own[0] if own else root
+        self.root = own[0] if own else root
         roots = [root for root in map(decode_root_cause, end.attempts) if root is not None]
         self._attempts = [
             Attempt(
@@ -219,8 +207,8 @@ class History:
             )
             for root in roots
         ]
-        if self._root is not None and not own:
-            self._ends = (self._root, *(end for end in self._ends if end.rank != self._root.rank))
+        if self.root is not None and not own:
+            self.ends = (self.root, *(end for end in self.ends if end.rank != self.root.rank))
 
     def tell(self, before: machine.Agent, after: machine.Agent, commands: tuple[Command, ...]) -> None:
         """Tell the user of a change in one line while the job goes on; the closing report tells its end."""
@@ -228,13 +216,13 @@ class History:
 
         size, options, say = self._context.group.spec.local_world_size, self._context.options, self._say
         is_own_restart = after.restart_count > before.restart_count and not after.follows_job
-        if is_own_restart and self._root is not None:
-            self._remember_attempt(self._root)
+        if is_own_restart and self.root is not None:
+            self._remember_attempt(self.root)
             pause = next((command.delay for command in commands if isinstance(command, messages.Pause)), 0.0)
             config = options.job_config
             window = config.restart_window
             allowed = "" if window is None else f"{window.count} in {window.seconds:g} s"
-            say(lines.restarting(self._root, size, after.restart_count, config.max_restarts, pause, window=allowed))
+            say(lines.restarting(self.root, size, after.restart_count, config.max_restarts, pause, window=allowed))
         elif after.signal is not None and before.signal is None and after.state == machine.STOPPING:
             sender = self._senders.find(after.signal)
             reason = self._senders.find_reason(after.signal)
@@ -283,16 +271,18 @@ class History:
     def conclude(self, finish: messages.Finish, agent: machine.Agent) -> JobResult:
         """Return how the job ended."""
         from elastic_run.report import JobResult
+        from elastic_run.store.tcpstore.worker_store import is_served_by_agent
 
         context, spec = self._context, self._context.group.spec
+        is_store_ours = is_served_by_agent(context.options.agent_config.worker_store, os.environ)
         return JobResult(
             verdict=finish.verdict,
-            exit_code=exit_code(finish, self._root),
+            exit_code=exit_code(finish, self.root),
             entrypoint=program_name(spec.entrypoint, spec.args),
             role=spec.role,
             run_id=context.run_id,
-            root=self._root,
-            ends=self._ends,
+            root=self.root,
+            ends=self.ends,
             stuck=self._stuck,
             equal_errors=self._equal_errors,
             attempts=tuple(self._attempts),
@@ -301,8 +291,8 @@ class History:
             log_dir=context.make_log_directory() if finish.verdict in _OF_NODE else context.log_directory,
             detail=finish.detail or self._stop_detail(finish.signal) or self._hang_detail(finish.verdict),
             signal=finish.signal,
-            rule=None if finish.verdict == "success" else self._find_rule(self._root),
-            store_port=None if self._is_store_of_rank0() else context.group.master_port,
+            rule=None if finish.verdict == "success" else self._find_rule(self.root),
+            store_port=context.group.master_port if is_store_ours else None,
             versions=self._versions,
             recorder=None if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
@@ -313,11 +303,6 @@ class History:
             is_brief=self._is_brief(finish.signal),
         )
 
-    def _is_store_of_rank0(self) -> bool:
-        from elastic_run.store.tcpstore.worker_store import is_served_by_agent
-
-        return not is_served_by_agent(self._context.options.agent_config.worker_store, os.environ)
-
     def _is_brief(self, number: int | None) -> bool:
         """Whether this node shows a line in place of the whole report.
 
@@ -325,11 +310,11 @@ class History:
         0 show the whole report, and nodes that have something of their own to tell. If a signal stops the launcher,
         which `scancel` sends to all of them, these are nodes whose workers did not stop by themselves.
         """
-        group, root = self._context.group, self._root
+        group, root = self._context.group, self.root
         if (group.group_world_size or 1) <= FEW_NODES or group.group_rank == 0 or self._survivors:
             return False
         if root is None:
-            return number is not None and all(end.exitcode != -SIGKILL for end in self._ends)
+            return number is not None and all(end.exitcode != -SIGKILL for end in self.ends)
         return root.host != self._context.hostname
 
     def _find_rule(self, root: WorkerEnd | None) -> Rule | None:
@@ -355,7 +340,7 @@ class History:
             return None
         from elastic_run.core.failure.root_cause import got_other_size
 
-        aborted = [end.rank for end in self._ends if got_other_size(end)]
+        aborted = [end.rank for end in self.ends if got_other_size(end)]
         return recorder.explain(is_whole_job=group.workers[0].world_size == len(group.workers), aborted=aborted)
 
     def _stop_detail(self, number: int | None) -> str:
@@ -368,16 +353,16 @@ class History:
 
     def _hang_detail(self, verdict: str) -> str:
         """Say that a hang found no restart left; other ends by a hang have a detail or another verdict."""
-        if verdict != "worker_failed" or self._root is None:
+        if verdict != "worker_failed" or self.root is None:
             return ""
         from elastic_run.report import text
 
         most = self._context.options.job_config.max_restarts
-        return text.no_restart_left(most) if text.is_hang(self._root) else ""
+        return text.no_restart_left(most) if text.is_hang(self.root) else ""
 
     def _writes_to_files(self) -> bool:
         """Whether the worker that failed first writes into log files itself; under --tee the launcher does."""
-        root, ended = self._root, self._round
+        root, ended = self.root, self._round
         return root is not None and ended is not None and bool(ended.output_files(root.local_rank))
 
     def _count_oom_kills(self) -> OomKills | None:

@@ -38,7 +38,7 @@ def test_kills_count_from_the_first_start_of_workers_on(monkeypatch: pytest.Monk
 def history() -> History:
     """Return the history of a job whose last round was stopped on this node."""
     made = History(cast("AgentContext", None), cast("Senders", None), lambda _: None)
-    made._ends = stopped(0, 1)
+    made.ends = stopped(0, 1)
     return made
 
 
@@ -46,25 +46,25 @@ def test_a_cause_of_another_node_stands_before_the_ends_of_this_node(history: Hi
     """All nodes report the same root cause."""
     root = worker_end(3, 7, host="gpu08")
     history.add_verdict(End(1, "worker_failed", 7, root=encode_root_cause(root, Failure(7))))
-    assert history.last_root is not None
-    assert (history.last_root.rank, history.last_root.host) == (3, "gpu08")
-    assert [end.rank for end in history.last_ends] == [3, 0, 1]
+    assert history.root is not None
+    assert (history.root.rank, history.root.host) == (3, "gpu08")
+    assert [end.rank for end in history.ends] == [3, 0, 1]
 
 
 def test_a_cause_of_this_node_is_the_end_that_it_knows(history: History) -> None:
     """The document of the job has less of it than this node; the order of the ends stays."""
     own = worker_end(1, 7, stderr_tail=("a line",) * 30)
-    history._ends = (*stopped(0), own)
+    history.ends = (*stopped(0), own)
     history.add_verdict(End(1, "worker_failed", 7, root=encode_root_cause(own, Failure(7))))
-    assert history.last_root is own
-    assert [end.rank for end in history.last_ends] == [0, 1]
+    assert history.root is own
+    assert [end.rank for end in history.ends] == [0, 1]
 
 
 def test_a_job_that_has_succeeded_has_no_cause(history: History) -> None:
     """Nor an end without a worker."""
     history.add_verdict(End(1, "success", 0))
-    assert history.last_root is None
-    assert history.last_ends == stopped(0, 1)
+    assert history.root is None
+    assert history.ends == stopped(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_hang_that_found_no_restart_left_says_so(
     """The user has asked for a restart; a worker may end with the exit code of a hang by itself."""
     context = SimpleNamespace(options=SimpleNamespace(job_config=JobConfig(max_restarts=2)))
     history = History(cast("AgentContext", context), cast("Senders", None), lambda _: None)
-    history._root = None if exception is None else worker_end(0, contract.EXIT_HUNG, exception=exception)
+    history.root = None if exception is None else worker_end(0, contract.EXIT_HUNG, exception=exception)
     text = "no restart is left for --hang-action=restart (--max-restarts=2)"
     assert history._hang_detail(verdict) == (text if is_told else "")
 
@@ -113,7 +113,7 @@ def test_a_large_job_has_the_whole_report_on_two_nodes(
     group = SimpleNamespace(group_world_size=nodes, group_rank=rank)
     history._context = cast("AgentContext", SimpleNamespace(group=group, hostname=own_host))
     history._survivors = survivors
-    history._root = worker_end(3, 7, host="gpu08")
+    history.root = worker_end(3, 7, host="gpu08")
     assert history._is_brief(None) == is_brief
 
 
@@ -123,7 +123,7 @@ def test_a_signal_to_a_large_job_has_the_whole_report_on_one_node(history: Histo
     history._context = cast("AgentContext", SimpleNamespace(group=group, hostname="gpu01"))
     assert history._is_brief(15)
     assert not history._is_brief(None)
-    history._ends = stopped(0, 1, exitcode=-9)
+    history.ends = stopped(0, 1, exitcode=-9)
     assert not history._is_brief(15)
 
 

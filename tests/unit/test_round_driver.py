@@ -34,8 +34,8 @@ class _Driver:
         history = SimpleNamespace(
             add_round=lambda *_: failure,
             tell_folded=lambda _: None,
-            last_ends=(),
-            last_root=None,
+            ends=(),
+            root=None,
             begin=lambda: self.calls.append(("history begins",)),
         )
         parts: Any = SimpleNamespace(

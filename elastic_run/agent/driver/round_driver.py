@@ -171,6 +171,10 @@ class RoundDriver:
             self._loop.reap_strangers(own_session=os.getsid(0))
 
     def _prepare_for_failure(self) -> None:
+        """Import what the end or a restart of the job needs; see `History.prepare`."""
+        import elastic_run.agent.driver.failed_ranks
+        import elastic_run.agent.driver.round_checks  # noqa: F401
+
         if self._parts.agent.state != machine.ENDED:
             self._parts.history.prepare()
             if self._parts.current is not None:
@@ -248,7 +252,7 @@ class RoundDriver:
         history = self._parts.history
         failure = self.failure = history.add_round(current, survivors)
         history.tell_folded(current)
-        ends, root = history.last_ends, history.last_root
+        ends, root = history.ends, history.root
         self._parts.observation.record(lambda recorder, moment: recorder.round_gone(moment, ends, root, len(survivors)))
         if failure is not None:
             self._on_step(steps.FAILED, 0.0)
