@@ -132,6 +132,7 @@ except ImportError as error:
     assert said[1].endswith("/elastic_run/run.py)")
 
 
+@pytest.mark.long
 def test_names_that_torchs_modules_borrow_are_there(check_installed: Callable[[str], str]) -> None:
     """Every public name of torch's modules can be had by its path, also one from another module: ours if we have it."""
     names = check(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Run = Callable[..., Launched]
 
+pytestmark = pytest.mark.long  # each runs under torch as well
+
 #: What a user changes: where the names come from.
 _TORCHS = {
     "agent": "torch.distributed.elastic.agent.server",

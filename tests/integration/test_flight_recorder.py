@@ -75,6 +75,7 @@ def test_a_stopped_job_says_which_rank_did_not_join(
     assert "rank 1 did not join" in traced.stdout
 
 
+@pytest.mark.long
 def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Callable[..., Launched], tmp_path: Path) -> None:
     """A worker that ends by an exception writes its dump on the way out, with the stacks, and imports no compiler."""
     logs = tmp_path / "logs"

@@ -61,6 +61,7 @@ def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, e
     assert set(lines) == {f"rank {rank} of 3" for rank in range(3)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compat", ["", pytest.param("1", marks=pytest.mark.long)])
 def test_an_entry_point_that_is_the_creator_itself(
     launch: Launch, worker: Worker, environment: dict[str, str], compat: str
@@ -74,6 +75,7 @@ def test_an_entry_point_that_is_the_creator_itself(
     assert sorted(job.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
 
 
+@pytest.mark.long
 def test_a_plug_in_that_refuses_is_quoted(launch: Launch, worker: Worker, environment: dict[str, str]) -> None:
     """Where a plug-in's creator raises torch's error the line has its words and its cause, and the code is 201."""
     place = ("--rdzv-backend=creator-itself", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")

@@ -66,7 +66,7 @@ def test_the_last_of_two_nodes_goes_on_after_the_death_of_the_host(launch: Launc
     job.finish()
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.5, 1.5, 8.0])
+@pytest.mark.parametrize("pause", [0.0, 1.5, *(pytest.param(pause, marks=pytest.mark.long) for pause in (0.5, 8.0))])
 @pytest.mark.parametrize("second", [1, 3], ids=["the next host", "another node"])
 def test_a_host_and_a_second_node_die(launch: Launch, worker: Worker, pause: float, second: int) -> None:
     """Three of five nodes are the next round, whenever the second one dies."""
@@ -93,7 +93,7 @@ def test_hosts_die_and_are_started_again(launch: Launch, worker: Worker) -> None
 
 
 @pytest.mark.parametrize("stopped", [0, 2], ids=["the coordinator", "another"])
-@pytest.mark.parametrize("pause", [1.0, 3.0, pytest.param(10.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("pause", [1.0, *(pytest.param(pause, marks=pytest.mark.long) for pause in (3.0, 10.0))])
 def test_a_stopped_agent_spends_no_second_budget(launch: Launch, worker: Worker, *, stopped: int, pause: float) -> None:
     """While an agent is stopped a worker fails: one restart is spent, by one coordinator, and all run again."""
     conf = "keep_alive_interval=0.5"

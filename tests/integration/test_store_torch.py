@@ -50,6 +50,7 @@ def test_rank_0_serves_on_the_port_that_was_kept() -> None:
     assert sums == expected_sums(1)
 
 
+@pytest.mark.long
 def test_our_client_on_torchs_server() -> None:
     """Our client's operations on torch's server give what they give on ours."""
     program = (

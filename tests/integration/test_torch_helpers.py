@@ -30,7 +30,7 @@ def test_the_health_check_server_is_a_seam(caplog: pytest.LogCaptureFixture) -> 
     assert "nothing answers on 8080" in caplog.text
 
 
-@pytest.mark.parametrize("package", ["elastic_run", "torch.distributed.elastic"])
+@pytest.mark.parametrize("package", ["elastic_run", pytest.param("torch.distributed.elastic", marks=pytest.mark.long)])
 def test_a_worker_under_the_worker_server(tmp_path: Path, package: str) -> None:
     """It answers on its socket while the function runs, and an exception is recorded."""
     body = f"""

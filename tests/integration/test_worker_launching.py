@@ -80,6 +80,7 @@ def test_under_a_launcher_the_function_is_just_called(launch: Launch, script: Ca
     assert sorted(job.stdout.splitlines()) == expected
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_is_an_exception(launch: Launch, script: Callable[[str], Path]) -> None:
     """What a worker raised is in the ChildFailedError that the script gets."""
     path = script("""

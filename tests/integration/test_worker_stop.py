@@ -92,6 +92,7 @@ def test_a_stopped_job_leaves_its_loop(launch: Launch, script: Callable[[str], P
     assert ends[0]["step"] == ends[1]["step"]
 
 
+@pytest.mark.long
 def test_a_scale_up_is_a_request(launch: Launch, script: Callable[[str], Path]) -> None:
     """--scale-up-signal, whatever signal that is, asks the workers to leave before they start again with new nodes."""
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=scale"]
@@ -134,6 +135,7 @@ def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, sc
     assert first.wait_exit() == 128 + signal.SIGTERM
 
 
+@pytest.mark.long
 def test_a_handler_of_the_script_still_gets_its_signal(launch: Launch, script: Callable[[str], Path]) -> None:
     """The script's own handler of SIGTERM runs as well. In a fork of a watching worker, it runs alone."""
     path = script("""

@@ -71,6 +71,7 @@ def test_a_device_that_is_not_there_is_one_line(
     assert line.startswith(f"elastic-run: error: --nproc-per-node: {expected}")
 
 
+@pytest.mark.long
 def test_auto_counts_them_where_there_is_no_gpu(site: dict[str, str], launch: Launch) -> None:
     """`auto` takes the package's devices before the CPUs, as torch's accelerator does."""
     job = launch(
@@ -80,6 +81,7 @@ def test_auto_counts_them_where_there_is_no_gpu(site: dict[str, str], launch: La
     assert job.stdout.split() == ["5"] * 5
 
 
+@pytest.mark.long
 def test_a_program_that_has_renamed_it_is_asked_itself(site: dict[str, str], tmp_path: Path, launch: Launch) -> None:
     """Where the program has torch loaded, its own torch is asked, though no package is installed."""
     program = tmp_path / "program.py"
