@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"ours": "elastic_run", "torch's": "torch.distributed.elastic"}
+#: The same, where one of them shows the way of both.
+OURS_OR_LONG = [
+    pytest.param(PACKAGES["ours"], id="ours"),
+    pytest.param(PACKAGES["torch's"], id="torch's", marks=pytest.mark.long),
+]
 SCRIPT = """
 import os, sys
 from {package}.multiprocessing.errors import record
@@ -69,7 +74,7 @@ def test_a_recorded_failure_is_the_cause_in_the_report(launch: Launch, tmp_path:
     assert "ValueError: bad batch 17" in job.stderr
 
 
-@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+@pytest.mark.parametrize("package", OURS_OR_LONG)
 def test_a_launcher_above_reads_the_inner_job_s_cause(launch: Launch, tmp_path: Path, package: str) -> None:
     """An elastic-run inside a worker hands its root cause up; the outer report tells it, whoever's record it was."""
     inner = script(tmp_path, "raise ValueError('bad batch 17')", package)
@@ -82,7 +87,7 @@ def test_a_launcher_above_reads_the_inner_job_s_cause(launch: Launch, tmp_path: 
     assert "ValueError: bad batch 17" in job.stderr
 
 
-@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+@pytest.mark.parametrize("package", OURS_OR_LONG)
 def test_what_a_script_launched_itself_is_handed_up(tmp_path: Path, package: str) -> None:
     """Under our decorator the children's root cause is recorded, whether our launcher raised it or torch's."""
     cause = {"message": {"message": "ValueError: in the child", "extraInfo": {"timestamp": "7", "py_callstack": ""}}}
