@@ -76,7 +76,7 @@ def test_the_first_pod_tells_what_follows_for_all(monkeypatch: pytest.MonkeyPatc
 
 def test_a_pod_has_a_worker_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the user gave a number, or said as with torchrun where the nodes meet."""
-    monkeypatch.setattr("elastic_run.cli.workers.count_node_gpus", lambda _: ("8", []))
+    monkeypatch.setattr("elastic_run.cli.cluster_values.count_node_gpus", lambda _: ("8", []))
     assert complete(monkeypatch, "--nnodes=4 train.py")[0].nproc_per_node == "8"
     assert complete(monkeypatch, "--nnodes=4 --nproc-per-node=1 train.py")[0].nproc_per_node == "1"
     assert complete(monkeypatch, "--nnodes=4 --master-addr=train-0 train.py")[0].nproc_per_node == "1"
@@ -120,18 +120,6 @@ def test_pods_that_could_not_meet_are_refused(
     with pytest.raises(UsageError) as caught:
         complete(monkeypatch, words, hostname=hostname)
     assert str(caught.value) == message
-
-
-def test_a_second_job_of_a_jobset_is_refused_and_the_first_one_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each Job of a JobSet is a job of its own; without a word they would train separate models."""
-    pods = [f"set-workers-{number}-{index}.set.default.svc" for number, index in ((0, 0), (0, 1), (1, 0))]
-    _, notices = complete(monkeypatch, "--nnodes=4 train.py", index="0", hostname=pods[0])
-    assert notices[-1] == "of the JobSet set, this job has the pods of set-workers-0 only"
-    assert complete(monkeypatch, "--nnodes=4 train.py", index="1", hostname=pods[1])[1] == []
-    with pytest.raises(UsageError, match=r"^--nnodes: this pod is of Job 1 of a replicated job of the JobSet set, "):
-        complete(monkeypatch, "--nnodes=4 train.py", index="0", hostname=pods[2])
-    args, _ = complete(monkeypatch, "--nnodes=4 --rdzv-id=set-workers-1 train.py", index="0", hostname=pods[2])
-    assert args.rdzv_id == "set-workers-1"
 
 
 def test_a_pod_beyond_the_number_of_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from elastic_run.cli import cluster_values, workers
+from elastic_run.cli import workers
 from elastic_run.run import parse_args
-from elastic_run.schedulers.slurm import Step, StepError, count_idle_nodes, find_step
+from elastic_run.schedulers.slurm import Step, StepError, find_step
 from tests.support.slurm_variables import HOST, ONE_NODE, PLACE, PORT, STEP, TASKS_PER_NODE, complete_from_cluster
 
 TYPE_CHECKING = False
@@ -32,17 +32,6 @@ def test_a_task_knows_its_step() -> None:
     assert (again.run_id, again.port) == ("41.2.2", 12000)
 
 
-def test_a_step_on_all_components_of_a_heterogeneous_job_is_a_step() -> None:
-    """Slurm 22.05 describes the whole step then; what describes one component only can't be told from that."""
-    groups = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "a7"}
-    step = find_step({**STEP, **groups, "SLURM_JOB_NODELIST_HET_GROUP_1": f"{HOST},c"}, HOST)
-    assert step is not None
-    assert (step.nodes, step.node_rank, step.task_count) == (("a7", HOST, "c"), 1, 3)
-    for more in ({}, {"SLURM_JOB_NODELIST_HET_GROUP_1": f"{HOST},c,d"}, {"SLURM_JOB_NODELIST_HET_GROUP_1": "d["}):
-        with pytest.raises(StepError):
-            find_step({**STEP, **groups, **more}, HOST)
-
-
 @pytest.mark.parametrize(
     ("address", "pattern", "location"),
     [
@@ -59,15 +48,6 @@ def test_the_switches_of_a_node_are_its_location(address: str, pattern: str, loc
     step = find_step({**STEP, **more}, HOST)
     assert step is not None
     assert step.location == location
-
-
-def test_ranks_by_switches_replace_the_place_in_the_list() -> None:
-    """The node asks for no rank then, unless the user gave one."""
-    switches = {"SLURM_TOPOLOGY_ADDR": "s1.node", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
-    by_switch, by_hand = parse_args(["train.py"]), parse_args(["--node-rank=2", "train.py"])
-    for args, expected in ((by_switch, (0, "s1/0000001")), (by_hand, (2, ""))):
-        found = cluster_values.complete_from_cluster(args, {**STEP, **switches})
-        assert (args.node_rank, found.location) == expected
 
 
 def test_a_static_job_has_the_ranks_of_the_list_also_where_switches_are_known() -> None:
@@ -98,17 +78,6 @@ def test_a_place_where_the_nodes_may_meet_is_taken(words: str) -> None:
     assert args.nnodes == "3"
 
 
-@pytest.mark.parametrize(
-    ("aliases", "first"),
-    [("(null)", "a7"), ("a7:10.0.0.4:ip-4,c:10.0.0.6:ip-6", "10.0.0.4"), ("a7:[fd77::4]:ip-4", "[fd77::4]")],
-)
-def test_addresses_of_nodes_in_a_cloud_stand_in_for_their_names(aliases: str, first: str) -> None:
-    """Slurm knows them before any name server does."""
-    step = find_step({**STEP, "SLURM_NODE_ALIASES": aliases}, HOST)
-    assert step is not None
-    assert step.endpoint.startswith(f"{first}:{PORT},{HOST}:{PORT},")
-
-
 def test_of_many_nodes_three_may_serve_the_store() -> None:
     """The loss of one or two nodes, whichever they are, ends no job."""
     numbers = ("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS")
@@ -117,28 +86,6 @@ def test_of_many_nodes_three_may_serve_the_store() -> None:
     step = find_step({**STEP, **many}, HOST)
     assert step is not None
     assert (step.endpoint, step.node_rank) == (f"a1:{PORT},a2:{PORT},a3:{PORT}", 200)
-
-
-_ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-NO_STEP = [
-    {"SLURM_PROCID": ""},  # a shell of salloc, or a program that a task cleaned the environment for
-    {"SLURM_STEP_ID": "", "SLURM_STEP_NODELIST": ""},  # a batch script
-    # Batch scripts that a task has submitted, of one node and of as many nodes as its step.
-    {"SLURM_NNODES": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1"},
-    {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "2(x3)"},
-    {"SLURM_STEP_ID": "-5"},  # and with as many tasks, which Slurm 26.05 tells
-    {**_ALONE, "SLURM_STEP_NODELIST": "a7"},
-    {**_ALONE, "SLURM_HET_SIZE": "2"},
-]
-
-
-@pytest.mark.parametrize("more", NO_STEP)
-def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
-    """Leaked variables, a batch script, and the only task of a foreign host or component derive and refuse nothing."""
-    assert find_step({**STEP, **more}, HOST) is None
-    args, before = parse_args(["train.py"]), parse_args(["train.py"])
-    assert complete_from_cluster(args, {**STEP, **more}) == []
-    assert args == before
 
 
 @pytest.mark.parametrize(
@@ -206,37 +153,6 @@ def test_the_only_task_on_one_node_is_alone_whatever_other_variables_say(more: d
     args = parse_args(["train.py"])
     complete_from_cluster(args, {**STEP, **alone, **more})
     assert args.nnodes == "1:1"
-
-
-def test_a_task_of_srun_with_preserve_env_is_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SLURM_NNODES and SLURM_TASKS_PER_NODE are the job's then; Slurm's daemon says that the step is this process's."""
-    preserved = {**STEP, "SLURM_NNODES": "5", "SLURM_TASKS_PER_NODE": "1(x5)"}
-    assert find_step(preserved, HOST) is None
-    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "41.2")
-    step = find_step(preserved, HOST)
-    assert step is not None
-    assert (step.nodes, step.node_rank) == (("a7", HOST, "c"), 1)
-
-
-@pytest.mark.parametrize("number", ["4294967290", "-6"])
-def test_the_shell_of_salloc_on_the_first_node_is_a_step_of_one_task(number: str) -> None:
-    """Its step has a name, for which Slurm 26.05 has another number than the releases before."""
-    one = {"SLURM_STEP_NODELIST": HOST, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
-    step = find_step({**STEP, **one, "SLURM_STEP_ID": number}, HOST)
-    assert step is not None
-    assert (step.nodes, step.task_count) == ((HOST,), 1)
-
-
-def test_a_batch_script_that_looks_like_a_task_is_told_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task of a step has submitted it with as many nodes and tasks: only Slurm's daemon tells that it is no task."""
-    environ = {**STEP, "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": f"a7,{HOST},c"}
-    assert find_step(environ, HOST) is not None
-    assert count_idle_nodes(environ, HOST) == 0
-    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "41.batch")
-    args, before = parse_args(["train.py"]), parse_args(["train.py"])
-    (line,) = complete_from_cluster(args, environ)
-    assert line.startswith("this Slurm job has 2 other nodes, ")
-    assert args == before
 
 
 @pytest.mark.parametrize("node_id", ["1", "", "0"])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import launch as legacy
-from elastic_run.cli.explain import _join, _row
 from elastic_run.run import main, parse_args, run, run_command
 
 if TYPE_CHECKING:
@@ -80,24 +78,3 @@ def test_a_host_without_a_network_is_told(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("elastic_run.rendezvous.addresses.find_outward_address", lambda: "127.0.0.1")
     run_command(["--explain", "--nnodes=2", "train.py"])
     assert "at 127.0.0.1, which only this host can reach, on a free port" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        (["0", "1", "2"], "0..2"),
-        (["4", "4"], "4"),
-        (["7"], "7"),
-        (["0", "2"], "0|2"),
-        (["GPU-a", "GPU-b"], "GPU-a|GPU-b"),
-    ],
-)
-def test_a_variable_that_differs_between_workers_is_shown_once(values: list[str], text: str) -> None:
-    """Consecutive numbers are a range; other values are listed."""
-    assert _join(values) == text
-
-
-@pytest.mark.parametrize("length", range(20, 60))
-def test_a_value_is_apart_from_its_origin(length: int) -> None:
-    """Two spaces or a new line stand between them, however long the value is."""
-    assert re.fullmatch(r"  x+(?:  +|\n +)the default", _row("x" * length, "the default"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from elastic_run.cli import cluster_values, workers
@@ -12,11 +10,8 @@ from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.core.job.node_config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
-from elastic_run.schedulers.slurm import count_idle_nodes
 from tests.support.slurm_variables import (
-    BATCH,
     CROWDED,
-    HET_BATCH,
     HOST,
     MEETING,
     ONE_NODE,
@@ -196,70 +191,6 @@ def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
         _count_workers("train.py")
 
 
-@pytest.mark.parametrize(
-    ("words", "more", "told"),
-    [
-        ("train.py", {}, "this Slurm job has 2 other nodes, which "),
-        ("train.py", {"SLURM_JOB_NUM_NODES": "2"}, "this Slurm job has 1 other node, which "),
-        # Submitted by a task of another job, whose variables of the step leak.
-        (
-            "train.py",
-            {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "3"},
-            "this Slurm job has 2 other nodes, which ",
-        ),
-        ("train.py", {"SLURM_STEP_ID": "-5"}, "this Slurm job has 2 other nodes, which "),  # Slurm 26.05
-        ("--standalone train.py", {}, ""),
-        ("--nnodes=3 --rdzv-endpoint=a7:29400 --rdzv-backend=c10d train.py", {}, ""),
-        ("train.py", {"SLURM_JOB_NUM_NODES": "1"}, ""),
-        ("train.py", {"SLURM_JOB_NODELIST": "a7,b,c"}, ""),
-        ("train.py", {"SLURM_JOB_NODELIST": "a7,b["}, ""),
-        ("train.py", {"SLURM_STEP_ID": "0"}, ""),
-        # A heterogeneous job, whose batch script has the variables of the first component.
-        (
-            "train.py",
-            {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"},
-            "this Slurm job has 2 other nodes, which ",
-        ),
-        (
-            "train.py",
-            {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c", "SLURM_STEP_ID": "-5"},
-            "this Slurm job has 2 other nodes, which ",
-        ),
-        ("train.py", HET_BATCH, ""),
-        ("train.py", {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b["}, ""),
-    ],
-)
-def test_a_batch_script_without_srun_is_told_of_the_nodes_that_it_leaves_idle(
-    words: str, more: dict[str, str], told: str
-) -> None:
-    """`#SBATCH -N3` and `elastic-run train.py` is a job of one node; leaked variables say nothing."""
-    notices = complete_from_cluster(parse_args(words.split()), {**BATCH, **more})
-    assert [notice.startswith(told) for notice in notices] == ([True] if told else [])
-    assert bool(count_idle_nodes({**BATCH, **more}, HOST)) or not told
-
-
-@pytest.mark.parametrize(
-    ("words", "more", "told"),
-    [
-        ("train.py", {}, True),
-        ("--nproc-per-node=2 train.py", {}, True),
-        ("--standalone train.py", {}, False),
-        ("train.py", {"SLURM_PROCID": "0"}, False),  # a batch script in a container, or what leaked from one
-        ("train.py", {"SLURM_STEP_ID": "0"}, False),
-        ("train.py", {"SLURM_JOB_NODELIST": "b["}, False),
-        ("train.py", {"SLURM_JOB_NODELIST": ""}, False),
-    ],
-)
-def test_the_shell_of_an_allocation_on_another_host_is_told_of_its_nodes(
-    words: str, more: dict[str, str], *, told: bool
-) -> None:
-    """`salloc -N3` opens a shell on the login node, and a training there is hardly what its user wants."""
-    shell = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "b[1-3]", "SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3"}
-    notices = complete_from_cluster(parse_args(words.split()), {**shell, **more})
-    start = f"this host, {os.uname().nodename}, is none of this Slurm job's nodes, b[1-3], and the training runs here; "
-    assert [notice.startswith(start) for notice in notices] == [True] * told
-
-
 REFUSED = [
     (
         "--nnodes=1 train.py",
@@ -321,17 +252,3 @@ def test_launchers_that_would_be_strangers_are_refused(words: str, more: dict[st
     with pytest.raises(UsageError) as caught:
         complete_from_cluster(parse_args(words.split()), {**STEP, **more})
     assert str(caught.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("words", "nodes", "told"),
-    [("train.py", "3", "2 other nodes"), ("--nnodes=2 train.py", "3", ""), ("train.py", None, "")],
-)
-def test_a_shell_of_srun_is_told_of_nodes_that_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, words: str, nodes: str | None, told: str
-) -> None:
-    """Only by a job on one node, and only if Slurm says how many there are."""
-    monkeypatch.setattr("os.isatty", lambda _: True)
-    environ = {"SLURM_PTY_PORT": "7"} | ({} if nodes is None else {"SLURM_JOB_NUM_NODES": nodes})
-    notices = complete_from_cluster(parse_args(words.split()), {"SLURM_JOB_ID": "41", **environ})
-    assert (len(notices), told in "".join(notices)) == (bool(told), True)
