@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.http_ports import HealthPort, MetricsPort
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
-    from elastic_run.core.job.config import JobConfig
 
     Port = TypeVar("Port", HealthPort, MetricsPort)
 
@@ -43,7 +42,7 @@ def make_agent_context(
     is_whole_process: bool,
     mask: frozenset[int] | None = None,
 ) -> AgentContext:
-    """Bring together what an agent works with: workers, rendezvous, output, and what the user asked for.
+    """Bring together what the rounds of an agent share: workers, rendezvous, output, and what the user asked for.
 
     Args:
         config: How the job is launched. Without a run id it gets a random one, as with torch.
@@ -51,9 +50,6 @@ def make_agent_context(
         args: Its arguments.
         is_whole_process: Whether the launcher is all that runs in this process.
         mask: Signals that were blocked before this process has blocked others, or None if it hasn't.
-
-    Returns:
-        What the rounds of the agent share.
 
     Raises:
         RendezvousError: The backend is not in this release.
@@ -76,7 +72,10 @@ def make_agent_context(
     context.mask = mask
     settings = config.agent_config
     if settings.health_port is not None:
-        context.health_port = _open_health_port(settings.health_port)
+        from elastic_run.agent.http_ports import HealthPort
+
+        told = "health checks are answered at port"
+        context.health_port = _open_port(HealthPort, settings.health_port, "health port", told)
     if settings.metrics_port is not None:
         context.metrics_port = _open_metrics_port(settings.metrics_port)
     if settings.preload:
@@ -87,12 +86,6 @@ def make_agent_context(
 
             say(obstacle)
     return context
-
-
-def _open_health_port(port: int) -> HealthPort:
-    from elastic_run.agent.http_ports import HealthPort
-
-    return _open_port(HealthPort, port, "health port", "health checks are answered at port")
 
 
 def _open_metrics_port(port: int) -> MetricsPort:
@@ -164,7 +157,16 @@ def _make_spec(
     args: list[Any],
     handler: Any,
 ) -> WorkerSpec:
-    master_addr, master_port = _master(parameters)
+    # The address of the workers' store is fixed by the user in a static job.
+    master_addr: str | None = None
+    master_port: int | None = None
+    if parameters.backend == "static":
+        from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
+
+        master_addr, master_port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+        if master_port == -1:
+            message = f"--rdzv-endpoint {parameters.endpoint!r} has no port: give --master-port or HOST:PORT"
+            raise ValueError(message)
     return WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -184,38 +186,6 @@ def _make_spec(
     )
 
 
-def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
-    """Return the workers' store's address where the user fixed it, as `static` does."""
-    if parameters.backend != "static":
-        return None, None
-    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
-
-    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
-    if port == -1:
-        message = f"--rdzv-endpoint {parameters.endpoint!r} has no port: give --master-port or HOST:PORT"
-        raise ValueError(message)
-    return host, port
-
-
-def _make_job_config(config: LaunchConfig) -> JobConfig:
-    """Return the job's configuration with torch's fields in it."""
-    return replace(
-        config.job_config,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        max_restarts=config.max_restarts,
-    )
-
-
-def _find_start_method(config: LaunchConfig, entrypoint: Callable[..., Any] | str | None) -> str:
-    """Return how function workers are started; the default can't start a function of a notebook's cell."""
-    if not callable(entrypoint) or config.start_method != "spawn":
-        return config.start_method
-    from elastic_run.multiprocessing.functions.start_methods import choose_start_method
-
-    return choose_start_method(entrypoint)
-
-
 def _options(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
@@ -223,6 +193,11 @@ def _options(
     is_whole_process: bool,
     adopts_orphans: bool = False,
 ) -> AgentOptions:
+    start_method = config.start_method
+    if callable(entrypoint) and start_method == "spawn":  # which can't start a function of a notebook's cell
+        from elastic_run.multiprocessing.functions.start_methods import choose_start_method
+
+        start_method = choose_start_method(entrypoint)
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities
@@ -233,7 +208,12 @@ def _options(
     foreign = list_foreign_handled() if is_whole_process else frozenset[int]()
     kept = {*named, *foreign}
     return AgentOptions(
-        job_config=_make_job_config(config),
+        job_config=replace(
+            config.job_config,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            max_restarts=config.max_restarts,
+        ),
         node_config=config.node_config,
         agent_config=config.agent_config,
         faults=find_faults(config.agent_config.inject_fault),
@@ -247,26 +227,16 @@ def _options(
         is_whole_process=is_whole_process,
         is_wrapped=bool(foreign),
         adopts_orphans=adopts_orphans,
-        start_method=_find_start_method(config, entrypoint),
+        start_method=start_method,
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )
 
 
 def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str]) -> dict[int, dict[str, str]]:
-    """Return the variables that the workers of this node would get, and start nothing.
+    """Return by local rank the variables that the workers of this node would get, and start nothing.
 
-    What a start refuses is refused here as well. The handler of a plug-in is not made, since it may start anything.
-
-    Args:
-        config: How.
-        entrypoint: The command to run as each worker.
-        args: Its arguments.
-
-    Returns:
-        Names and values by local rank, without `contract.ENV_OF_ROUND` where other nodes decide about these.
-
-    Raises:
-        UsageError: The rendezvous can't work with what the user said.
+    `contract.ENV_OF_ROUND` are left out where other nodes decide about these. What a start refuses is refused here as
+    well, with a UsageError. The handler of a plug-in is not made, since it may start anything.
     """
     from elastic_run.agent.driver.round_join import assign_ranks
     from elastic_run.agent.driver.worker_launch import worker_environments

@@ -32,57 +32,23 @@ __getattr__ = lazy_names(
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
-    """Read a command line; a wrong one is told in one line.
-
-    Args:
-        args: The words behind the command; None for those of this process.
-
-    Returns:
-        The values by the flags' names.
-
-    Raises:
-        SystemExit: It is wrong (2), or asks for the help or the version (0).
-    """
+    """Read a command line, by default this process's; see `elastic_run.run.parse_args`."""
     namespace: Namespace = LauncherArgumentParser(LEGACY_FLAGS).parse_args(args)
     return namespace
 
 
 def launch(args: Namespace) -> None:
-    """Run a job, as torch's function of this name does.
-
-    Args:
-        args: The command line.
-
-    Raises:
-        UsageError: The job can't be started as asked for.
-        ChildFailedError: A worker failed and restarts are used up.
-    """
+    """Run a job, as torch's function of this name does; see `elastic_run.run.run`."""
     run(args)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run a job for a program, as torch's function of this name does; `python -m elastic_run.launch` is the command.
-
-    Args:
-        args: The words behind the command; None for those of this process.
-
-    Raises:
-        UsageError: A value is not allowed; it is a ValueError.
-        ChildFailedError: A worker failed and restarts are used up.
-        SystemExit: A flag is unknown, or a value or the script is missing (2).
-    """
+    """Run a job for a program, as torch's function of this name does; see `elastic_run.run.main`."""
     launch(LauncherArgumentParser(LEGACY_FLAGS, raises_values=True).parse_args(args))
 
 
 def run_legacy_command(words: Sequence[str] | None = None) -> None:
-    """Run a job for the command line of this front door.
-
-    Args:
-        words: The words behind the command; None for those of this process.
-
-    Raises:
-        SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
-    """
+    """Run a job for the command line of this front door, by default this process's, and leave with its exit code."""
     run_command(words, LEGACY_FLAGS, _WORDS)
 
 

@@ -1,10 +1,7 @@
 """The text of `--explain`: the values with their origins, the job, and the command and environment of its workers.
 
 The text fits one screen. First come values that were given or derived, since mistakes are among these. Values with
-their defaults are one line; --explain-all lists them. Then come the job, the rendezvous, this node, and the workers'
-command and environment.
-
-The rendezvous of a plug-in is not made, since foreign code may start anything.
+their defaults are one line; --explain-all lists them.
 """
 
 from __future__ import annotations
@@ -71,7 +68,9 @@ def render_explanation(
     """
     args, origins = request.args, request.origins
     shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]
-    decided = [flag for flag in shown if flag.dest in origins or _is_of_program(flag, args)]
+    # A program may have changed a value in the namespace. The port does not count, which `choose_rendezvous` sets.
+    changed = {flag.dest for flag in shown if getattr(args, flag.dest) != flag.default} - {"master_port"}
+    decided = [flag for flag in shown if flag.dest in origins or flag.dest in changed]
     rows = [_row(_write(flag, args, origins), _describe(origins.get(flag.dest))) for flag in decided]
     rows += _variable_rows(args, environ, config.nproc_per_node)
     others = [flag for flag in shown if flag not in decided]
@@ -89,11 +88,6 @@ def render_explanation(
     ]
     sections = [_HEAD, "\n".join(rows), "\n".join(f"{label:<{_LABEL}}{text}" for label, text in facts)]
     return "\n\n".join([*sections, _render_environment(environments, origins)]) + "\n"
-
-
-def _is_of_program(flag: Flag, args: Namespace) -> bool:
-    """Whether a program changed a value in the namespace; the port does not count: `choose_rendezvous` sets it."""
-    return getattr(args, flag.dest) != flag.default and flag.dest != "master_port"
 
 
 def _row(value: str, origin: str) -> str:
@@ -117,13 +111,12 @@ def _describe(origin: Origin | None) -> str:
         return "the calling program"
     names = {FLAG: FLAG, VARIABLE: origin.source, FILE: origin.source}
     text = names.get(origin.kind, f"{origin.kind}: {origin.source}".removesuffix(": "))
-    return text if origin.unused is None else f"{text}; {_describe_unused(origin.unused)} is not used"
-
-
-def _describe_unused(origin: Origin) -> str:
-    if origin.kind == FILE:
-        return f"{origin.text} in {origin.source}"
-    return f"{origin.source}={origin.text}" if origin.text else origin.source
+    unused = origin.unused
+    if unused is None:
+        return text
+    if unused.kind == FILE:
+        return f"{text}; {unused.text} in {unused.source} is not used"
+    return f"{text}; {unused.source}{f'={unused.text}' if unused.text else ''} is not used"
 
 
 def _variable_rows(args: Namespace, environ: Mapping[str, str], workers: int) -> list[str]:
@@ -141,15 +134,10 @@ def _describe_size(config: LaunchConfig) -> str:
     least, most, workers = config.min_nodes, config.max_nodes, config.nproc_per_node
     if most == 1:
         return f"1 node, {_count(workers, 'worker')}"
-    nodes, total = (
-        (f"{least}", f"{least * workers}")
-        if least == most
-        else (
-            f"{least} to {most}",
-            f"{least * workers} to {most * workers}",
-        )
-    )
-    return f"{nodes} nodes, {total} workers if every node starts {workers}"
+    if least == most:
+        return f"{least} nodes, {least * workers} workers if every node starts {workers}"
+    total = f"{least * workers} to {most * workers}"
+    return f"{least} to {most} nodes, {total} workers if every node starts {workers}"
 
 
 def _describe_rendezvous(args: Namespace, config: LaunchConfig, origins: Mapping[str, Origin]) -> str:
@@ -160,23 +148,17 @@ def _describe_rendezvous(args: Namespace, config: LaunchConfig, origins: Mapping
         return f"static: node 0 is at {endpoint}"
     run_id = _shown_id(args, origins)
     if backend == "c10d" and not endpoint:
-        return f"c10d, job {run_id}: {_describe_hosting(config)}"
+        from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
+
+        address = config.local_addr or find_outward_address()
+        reach = ", which only this host can reach" if names_loopback(address) else ""
+        served = f"this node serves the store at {address}{reach}, on a free port, and prints how other nodes join"
+        return f"c10d, job {run_id}: {served}"
     if backend == "c10d" and "," in endpoint:
         first, _, successors = endpoint.partition(",")
         return f"c10d, job {run_id}: the store is at {first}; if that is lost, at {successors.replace(',', ', ')}"
     plugin = "" if backend in BACKENDS else " (plug-in)"
     return f"{backend}{plugin}, job {run_id}: the store is at {endpoint or 'an address that the plug-in knows'}"
-
-
-def _describe_hosting(config: LaunchConfig) -> str:
-    from elastic_run.rendezvous.addresses import (
-        find_outward_address,
-        names_loopback,
-    )
-
-    address = config.local_addr or find_outward_address()
-    reach = ", which only this host can reach" if names_loopback(address) else ""
-    return f"this node serves the store at {address}{reach}, on a free port, and prints how other nodes join"
 
 
 def _describe_directory() -> str:

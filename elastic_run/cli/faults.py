@@ -11,6 +11,10 @@ from elastic_run.core.agent.faults import ACTIONS, AGENT_ACTIONS, Fault
 from elastic_run.errors import UsageError
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 #: Signals by the names of faults, and 0 for those without; None where the signal is the value.
 _KINDS = {
     "kill": SIGKILL,
@@ -27,15 +31,7 @@ _PLACES = ("rank", "attempt", "seed")
 
 
 def check_faults(text: str, world_size: int) -> None:
-    """Check faults against the job and this machine.
-
-    Args:
-        text: The flag's value.
-        world_size: The most workers that the job can have.
-
-    Raises:
-        UsageError: A fault is for a rank that the job can't have, or needs a memory limit and there is none.
-    """
+    """Refuse a fault for a rank that the job can't have, or one that needs a memory limit where there is none."""
     faults = read_faults(text)
     if any(fault.action == "oom" for fault in faults) and memory_limit() is None:
         message = f"--inject-fault: {text!r} has oom, but no control group limits the memory of this job"
@@ -47,10 +43,7 @@ def check_faults(text: str, world_size: int) -> None:
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:
-    """Read faults.
-
-    Args:
-        text: Such as `kill@30s:rank=1,stop=5s@10s..60s:rank=any:attempt=all:seed=7`; empty for none.
+    """Read faults such as `kill@30s:rank=1,stop=5s@10s..60s:rank=any:attempt=all:seed=7`; empty for none.
 
     Raises:
         ValueError: Something in it is none; the message follows the value.
@@ -59,103 +52,83 @@ def read_faults(text: str) -> tuple[Fault, ...]:
 
 
 def _read_fault(text: str) -> Fault:
-    what, *places = text.split(":")
+    what, *words = text.split(":")
     head, at, when = what.partition("@")
     kind, _, value = head.partition("=")
     if kind not in _KINDS:
-        message = f"has a fault {kind!r}, which is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
-        raise ValueError(message)
-    signal, pause = _read_kind(kind, value)
-    action = _read_action(kind, value)
+        _refuse(f"a fault {kind!r}, which is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}")
     if kind == "import" and at:
-        message = f"has the time {when!r}, but the module of import={value} is missing from the start"
-        raise ValueError(message)
-    after, before = _read_time(when if at else "0")
-    given = _read_places(places)
-    return Fault(
-        signal=signal,
-        after=after,
-        before=before,
-        rank=None if given.get("rank") == "any" else _read_number("rank", given.get("rank", "0"), "any"),
-        attempt=None if given.get("attempt") == "all" else _read_number("attempt", given.get("attempt", "0"), "all"),
-        pause=pause,
-        seed=_read_number("seed", given.get("seed", "0")),
-        action=action,
-        is_for_child=kind == "child",
-    )
-
-
-def _read_kind(kind: str, value: str) -> tuple[int, float]:
-    """Return the signal and the pause."""
+        _refuse(f"the time {when!r}, but the module of import={value} is missing from the start")
     signal = _KINDS[kind]
     if signal is None:
         signal = signal_number(value)
         if signal is None:
-            message = f"has {kind}={value}, which is not the name of a signal such as SIGSEGV"
-            raise ValueError(message)
+            _refuse(f"{kind}={value}, which is not the name of a signal such as SIGSEGV")
     elif value and kind not in (*_PAUSING, *_NUMBERS, "import"):
-        message = f"has {kind}={value}, but {kind} takes no value"
-        raise ValueError(message)
-    return signal, _read_seconds(value) if kind in _PAUSING and value else 0.0
+        _refuse(f"{kind}={value}, but {kind} takes no value")
+    first, dots, last = when.partition("..") if at else ("0", "", "")
+    after = _read_seconds(first)
+    before = _read_seconds(last) if dots else after
+    if before < after:
+        _refuse(f"the time {when}, whose end is before its start")
+    places = _read_places(words)
+    return Fault(
+        signal=signal,
+        after=after,
+        before=before,
+        rank=_read_number("rank", places.get("rank", "0"), "any"),
+        attempt=_read_number("attempt", places.get("attempt", "0"), "all"),
+        pause=_read_seconds(value) if kind in _PAUSING and value else 0.0,
+        seed=_read_number("seed", places.get("seed", "0")) or 0,
+        action=_read_action(kind, value),
+        is_for_child=kind == "child",
+    )
 
 
 def _read_action(kind: str, value: str) -> str:
     if kind in _NUMBERS:
-        return f"{kind} {_read_value(kind, value)}"
+        default, least, most = _NUMBERS[kind]
+        number = _read_number(kind, str(default) if not value and default is not None else value) or 0
+        if not least <= number <= most:
+            bound = f"above {most}" if number > most else f"below {least}"
+            _refuse(f"{kind}={value}, which is {bound}")
+        return f"{kind} {number}"
     if kind == "import":
         if not all(part.isidentifier() for part in value.split(".")):
-            message = f"has import={value}, which is not the name of a module such as torchvision"
-            raise ValueError(message)
+            _refuse(f"import={value}, which is not the name of a module such as torchvision")
         return f"{kind} {value}"
     return kind if kind in ACTIONS or kind in AGENT_ACTIONS else ""
 
 
-def _read_value(kind: str, text: str) -> int:
-    default, least, most = _NUMBERS[kind]
-    if not text and default is not None:
-        return default
-    number = _read_number(kind, text)
-    if number > most:
-        message = f"has {kind}={text}, which is above {most}"
-        raise ValueError(message)
-    if number < least:
-        message = f"has {kind}={text}, which is below {least}"
-        raise ValueError(message)
-    return number
-
-
-def _read_time(text: str) -> tuple[float, float]:
-    first, dots, last = text.partition("..")
-    after = _read_seconds(first)
-    before = _read_seconds(last) if dots else after
-    if before < after:
-        message = f"has the time {text}, whose end is before its start"
-        raise ValueError(message)
-    return after, before
+def _read_places(words: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in found:
+            _refuse(f"a key {name!r} twice")
+        if name not in _PLACES:
+            _refuse(f"a key {name!r}, which is none of {', '.join(_PLACES)}{nearest(name, _PLACES)}")
+        found[name] = value
+    return found
 
 
 def _read_seconds(text: str) -> float:
     try:
         return duration(text)
     except ValueError:
-        message = f"has the time {text!r}, which is not a number of seconds, nor a number with s, m, h or d"
-        raise ValueError(message) from None
+        what = f"the time {text!r}, which is not a number of seconds, nor a number with s, m, h or d"
+        _refuse(what)
 
 
-def _read_places(words: list[str]) -> dict[str, str]:
-    found = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in _PLACES or name in found:
-            again = " twice" if name in found else f", which is none of {', '.join(_PLACES)}{nearest(name, _PLACES)}"
-            message = f"has a key {name!r}{again}"
-            raise ValueError(message)
-        found[name] = value
-    return found
-
-
-def _read_number(name: str, text: str, word: str = "") -> int:
+def _read_number(name: str, text: str, word: str = "") -> int | None:
+    """Read a number from 0 up; None for a word, if there is one."""
+    if word and text == word:
+        return None
     if not (text.isascii() and text.isdecimal()):
-        message = f"has {name}={text}, which is not a number from 0 up{f', nor {word}' if word else ''}"
-        raise ValueError(message)
+        _refuse(f"{name}={text}, which is not a number from 0 up{f', nor {word}' if word else ''}")
     return int(text)
+
+
+def _refuse(what: str) -> NoReturn:
+    message = f"has {what}"
+    raise ValueError(message) from None
