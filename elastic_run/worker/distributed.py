@@ -13,9 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_run.worker.devices import Choice, choose
-from elastic_run.worker.errors import WorkerError
-from elastic_run.worker.place import Place, find_place
+from elastic_run.worker.place import Choice, Place, WorkerError, choose_device, find_place
 
 if TYPE_CHECKING:
     import torch
@@ -153,7 +151,7 @@ def _parse_timeout(timeout: float | dt.timedelta | None) -> dt.timedelta:
 def _choose(place: Place, backend: str | None, device: str | torch.device | None) -> Choice:
     import torch
 
-    return choose(
+    return choose_device(
         backend,
         None if device is None else str(device),
         local_rank=place.local_rank,
@@ -218,7 +216,7 @@ def _leave() -> None:
     """Leave the group at the end of the process, and with it what torch would warn of, hang or crash by."""
     import torch.distributed as dist
 
-    from elastic_run.worker.leaving import destroy_groups, has_failed, keep_groups
+    from elastic_run.worker.joining import destroy_groups, has_failed, keep_groups
 
     barrier, context = _joined.barrier, _joined.context
     if os.getpid() != _joined.pid or barrier is None or context is None:

@@ -1,4 +1,4 @@
-"""How the workers of a job connect: the store first, then the process group, then one all-reduce that proves it.
+"""How the workers of a job connect and part: the store first, then the process group, then one all-reduce as proof.
 
 torch alone leaves a worker that waits for a missing rank without its name: until the timeout, then with the message of
 some layer below. So each rank first writes its host's name into the store: a rank without a name there is missing. Each
@@ -6,26 +6,45 @@ rank also writes when it has made its process group. If the all-reduce fails, th
 reached.
 
 Every wait is the store's own, and each rank does the same few operations, however many ranks there are.
+
+At its end a worker lets its process groups go so that neither gloo nor Python has to wait for the other:
+gloo's destructor waits for its threads, and such a thread may need Python's lock to let tensors go. Python destroys a
+group without that lock; the reducer of a model in DDP, which holds the group as well, destroys it with the lock held:
+both wait for ever. When Python is on its way out by then, the thread is ended instead, and the process aborts (torch
+issue 190489; seen with 2.13). So models let go first, then the group, while Python is all there. A group that the
+script still holds then is never destroyed: the process's end takes it. After a failure there may be collectives that
+never end, since the others wait for this worker: then no group is destroyed, or the whole job would wait for their
+timeout.
+
+Before torch 2.8, Python holds the lock as well when it destroys a group. With these releases no group is destroyed at
+the end. The tensors of our own small reductions are held, since a thread of gloo needs the lock only for a tensor that
+nobody else holds. A thread that needs the lock when Python has ended still aborts the process there.
 """
 
 from __future__ import annotations
 
 import atexit
 import datetime as dt
+import gc
 import os
+import sys
+import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_run.worker.errors import JoinError
-from elastic_run.worker.leaving import keep_tensor
+from elastic_run.worker.place import JoinError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+    import torch.distributed as dist
     from torch._C._distributed_c10d import Store
 
-    from elastic_run.worker.devices import Choice
-    from elastic_run.worker.place import Place
+    from elastic_run.worker.place import Choice, Place
 
-__all__ = ["RankBarrier", "join"]
+__all__ = ["RankBarrier", "destroy_groups", "has_failed", "join", "keep_groups", "keep_tensor"]
 
 #: Ranks that a message names one by one.
 _NAMED = 8
@@ -36,6 +55,9 @@ _NETWORK = "look at firewalls between the nodes, and where they have several int
 _LEAVE_LIMIT, _LEAVE_LIMIT_AFTER_FAILURE = dt.timedelta(seconds=10), dt.timedelta(seconds=60)
 #: The store keeps the ranks that are there under this key; with a number, for a group that is destroyed and made again.
 _PREFIX = "elastic_run/worker"
+#: First release of torch that gives up Python's lock to destroy a group.
+_GIVES_UP_LOCK = "2.8"
+_last_reduced: deque[torch.Tensor] = deque(maxlen=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +248,66 @@ def _prove(barrier: RankBarrier, choice: Choice) -> None:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+# --- leaving ---------------------------------------------------------------------------------------------------------
+def keep_tensor(reduced: torch.Tensor) -> None:
+    """Hold a small tensor that a collective has reduced until the next one comes."""
+    _last_reduced.append(reduced)
+
+
+def has_failed() -> bool:
+    """Tell whether an exception ends this process."""
+    return getattr(sys, "last_value", None) is not None
+
+
+def destroy_groups() -> None:
+    """Destroy all process groups except those that the program still holds."""
+    import torch
+    import torch.distributed as dist
+
+    groups = _groups()
+    if torch.__version__ < _GIVES_UP_LOCK:
+        _keep(groups)
+    remains = [weakref.ref(group) for group in groups]
+    _release_models()
+    dist.destroy_process_group()
+    del groups  # the last to hold them
+    _keep(group for remain in remains if (group := remain()) is not None)
+
+
+def keep_groups() -> None:
+    """Let all process groups be there until the process is gone, also when Python clears its modules."""
+    _keep(_groups())
+
+
+def _keep(groups: Iterable[dist.ProcessGroup]) -> None:
+    import ctypes
+
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _groups() -> list[dist.ProcessGroup]:
+    import torch.distributed as dist
+
+    # Private, but the one place that knows the groups of a DeviceMesh too; torch has had it since 2.0.
+    return list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
+
+
+def _release_models() -> None:
+    """Take the group from all models in DDP; they can't be trained after it is gone anyway."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    # Each object refers to its class: a search in C, 20 ms; in Python it takes 100.
+    for each in gc.get_referrers(*_with_subclasses(DistributedDataParallel)):
+        if isinstance(each, DistributedDataParallel):
+            for name in ("logger", "reducer", "process_group"):
+                vars(each).pop(name, None)
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    children: list[type] = type.__subclasses__(kind)
+    for child in children:
+        yield from _with_subclasses(child)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_run.worker.errors import WorkerError
+from elastic_run.worker.place import WorkerError
 
 if TYPE_CHECKING:
     import torch.distributed as dist

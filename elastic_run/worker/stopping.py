@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_run.contract import ENV_SCALE_UP_SIGNAL, ENV_STOP_TIME
-from elastic_run.worker.errors import WorkerError
+from elastic_run.worker.place import WorkerError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -97,7 +97,7 @@ def stop_requested(*, everywhere: bool = False) -> bool:
     if _watch.pid != os.getpid():
         _watch.set_up()
     if everywhere and not _watch.is_agreed:
-        from elastic_run.worker.reduction import any_rank
+        from elastic_run.worker.collectives import any_rank
 
         # Kept, so that all ranks ask for the last time at the same call.
         _watch.is_agreed = any_rank(_watch.is_requested)

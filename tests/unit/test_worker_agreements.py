@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elastic_run.launcher import LaunchConfig
-from elastic_run.worker import exchange, launching, reduction
-from elastic_run.worker.errors import WorkerError
+from elastic_run.worker import collectives, launching
+from elastic_run.worker.place import WorkerError
 
 
 def refuse(_: object = None) -> int:
@@ -43,12 +43,12 @@ def test_whether_a_worker_has_peers(
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=module))
     monkeypatch.setitem(sys.modules, "torch.distributed", module)
-    monkeypatch.setattr(reduction, "world_size", lambda: workers)
+    monkeypatch.setattr(collectives, "world_size", lambda: workers)
     if isinstance(expected, str):
         with pytest.raises(WorkerError, match=f"^{expected}"):
-            reduction.has_peers(None)
+            collectives.has_peers(None)
     else:
-        assert reduction.has_peers(None) is expected
+        assert collectives.has_peers(None) is expected
 
 
 def test_a_number_of_workers_is_a_configuration_of_this_node_without_restarts() -> None:
@@ -87,12 +87,12 @@ def test_how_many_rows_go_and_come(
     """By default each rank gets equally many rows. If the caller gives only the rows to send, the peers are asked."""
     rows: Any = SimpleNamespace(dim=lambda: len(shape), shape=shape, device="cpu")
     kind = SimpleNamespace(apply=lambda _, sent, received, __: (sent, received))
-    monkeypatch.setattr(exchange, "_group_size", lambda _: 2)
-    monkeypatch.setattr(exchange, "_exchange_sizes", lambda *_: [7, 7])
-    monkeypatch.setattr(exchange, "_exchange_type", lambda: kind)
+    monkeypatch.setattr(collectives, "_group_size", lambda _: 2)
+    monkeypatch.setattr(collectives, "_exchange_sizes", lambda *_: [7, 7])
+    monkeypatch.setattr(collectives, "_exchange_type", lambda: kind)
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=f"^{expected}"):
-            exchange.all_to_all(rows, *splits)
+            collectives.all_to_all(rows, *splits)
     else:
-        found: object = exchange.all_to_all(rows, *splits)
+        found: object = collectives.all_to_all(rows, *splits)
         assert found == expected

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_run.worker.devices import Choice, choose
-from elastic_run.worker.errors import PlaceError
+from elastic_run.worker.place import Choice, PlaceError, choose_device
 
 FOUR_GPUS = {"local_rank": 2, "local_world_size": 4, "device_count": 4, "is_each_its_own": False}
 NO_GPU = {**FOUR_GPUS, "device_count": 0}
@@ -32,7 +31,7 @@ OWN_GPU = {**FOUR_GPUS, "device_count": 1, "is_each_its_own": True}
 )
 def test_the_choice(backend: str | None, device: str | None, machine: dict[str, Any], choice: Choice) -> None:
     """CUDA with NCCL where there is a GPU for the worker, gloo on the CPU elsewhere; what was asked for wins."""
-    assert choose(backend, device, **machine) == choice
+    assert choose_device(backend, device, **machine) == choice
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_no_device_for_a_worker(
 ) -> None:
     """What can't be had is said before anything hangs, with the numbers."""
     with pytest.raises(error) as caught:
-        choose(backend, device, **machine)
+        choose_device(backend, device, **machine)
     assert message in str(caught.value)
 
 

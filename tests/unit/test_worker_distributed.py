@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from elastic_run.worker import distributed, joining, leaving
-from elastic_run.worker.devices import Choice
-from elastic_run.worker.place import Place
+from elastic_run.worker import distributed, joining
+from elastic_run.worker.place import Choice, Place
 
 
 @pytest.mark.parametrize(
@@ -66,9 +65,9 @@ def test_how_a_worker_leaves(
     module = SimpleNamespace(is_initialized=lambda: is_initialized)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=module))
     monkeypatch.setitem(sys.modules, "torch.distributed", module)
-    monkeypatch.setattr(leaving, "has_failed", lambda: has_failed)
-    monkeypatch.setattr(leaving, "destroy_groups", lambda: done.append("destroy"))
-    monkeypatch.setattr(leaving, "keep_groups", lambda: done.append("keep"))
+    monkeypatch.setattr(joining, "has_failed", lambda: has_failed)
+    monkeypatch.setattr(joining, "destroy_groups", lambda: done.append("destroy"))
+    monkeypatch.setattr(joining, "keep_groups", lambda: done.append("keep"))
     joined: Any = distributed._Joined()
     monkeypatch.setattr(distributed, "_joined", joined)
     distributed._leave()
@@ -142,14 +141,14 @@ def test_a_group_that_the_program_holds_is_never_destroyed(
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
     torch.distributed.distributed_c10d = SimpleNamespace(_world=SimpleNamespace(pg_map=groups))
-    monkeypatch.setattr(leaving, "_release_models", lambda: done.append("models"))
-    monkeypatch.setattr(leaving, "_keep", lambda kept: done.extend(f"kept {type(group).__name__}" for group in kept))
-    leaving.destroy_groups()
+    monkeypatch.setattr(joining, "_release_models", lambda: done.append("models"))
+    monkeypatch.setattr(joining, "_keep", lambda kept: done.extend(f"kept {type(group).__name__}" for group in kept))
+    joining.destroy_groups()
     before = ["kept Group"] if version < "2.8" else []
     assert done == [*before, "models", "destroyed", *["kept Group" for _ in held]]
     groups[:] = [Group()]
     done.clear()
-    leaving.keep_groups()
+    joining.keep_groups()
     assert done == ["kept Group"]
 
 
@@ -157,7 +156,7 @@ def test_a_kept_object_outlives_its_last_name() -> None:
     """Also where Python clears its modules."""
     group: Any = Group()
     before = sys.getrefcount(group)
-    leaving._keep([group])
+    joining._keep([group])
     assert sys.getrefcount(group) == before + 1
 
 
@@ -167,4 +166,4 @@ def test_an_exception_that_ends_the_process_is_a_failure(
 ) -> None:
     """Python notes it before the functions at the end run."""
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    assert leaving.has_failed() is (error is not None)
+    assert joining.has_failed() is (error is not None)

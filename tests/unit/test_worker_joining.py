@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from elastic_run.worker import joining
-from elastic_run.worker.devices import Choice
-from elastic_run.worker.errors import JoinError
 from elastic_run.worker.joining import RankBarrier
-from elastic_run.worker.place import Place
+from elastic_run.worker.place import Choice, JoinError, Place
 
 
 @pytest.mark.parametrize(("missing", "told"), [(8, "6, 7, 8 (did"), (9, "6, 7, 8 and 1 more (did")])

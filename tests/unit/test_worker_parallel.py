@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.worker.errors import WorkerError
 from elastic_run.worker.parallel import mesh_shape, parallel_groups
+from elastic_run.worker.place import WorkerError
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from elastic_run.schedulers.slurm_variables import step_port
 from elastic_run.worker import place
-from elastic_run.worker.errors import PlaceError
-from elastic_run.worker.place import Place, place_from
+from elastic_run.worker.place import Place, PlaceError, place_from
 
 LAUNCHED = {
     "RANK": "5",

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run.contract import ENV_SCALE_UP_SIGNAL, ENV_STOP_TIME
 from elastic_run.worker import stopping
-from elastic_run.worker.errors import WorkerError
+from elastic_run.worker.place import WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
