@@ -4,7 +4,7 @@ Rules
 - The server that works is kept, with its connection. Where one fails, or answers that it can't serve now, the next one
   is asked, round and round until the time is over. So a request may be done twice: callers make that harmless.
 - A server that says nothing is left for the next one soon, at first, and later in the next rounds. When all have failed
-  there is a pause before the next round, of random length: a crowd must not ask again in step (see `store.backoff`).
+  there is a pause before the next round, of random length: a crowd must not ask again in step (`Backoff`).
 - The timeout is one for all of a request, its repetitions included. A timeout of Python's own begins anew with each
   byte that comes, so a server that sends byte by byte would hold the coordinator for ever (`_TimedReader`).
 """
