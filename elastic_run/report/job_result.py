@@ -10,7 +10,6 @@ import errno
 import os
 import re
 
-from elastic_run.core.failure.diagnose import LOG_DISK_FULL, Evidence, Rule, diagnose
 from elastic_run.core.job.restart_policy import RULE_DECISIONS
 from elastic_run.files import read_toml
 from elastic_run.records import dataclass
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.diagnosis.stacks import Place
-    from elastic_run.core.failure.diagnose import Cause, RecorderFinding
+    from elastic_run.core.failure.diagnose import Cause, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.protocol.decisions import EqualErrors
 
@@ -77,6 +76,8 @@ class JobResult:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """The causes of the failure, the likeliest first."""
+        from elastic_run.core.failure.diagnose import Evidence, diagnose  # a success needs no expressions
+
         return diagnose(
             Evidence(
                 root=self.root,
@@ -153,6 +154,8 @@ def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:
     if decision and decision not in RULE_DECISIONS:
         message = f"{place}: the rule's decision is {decision!r}, which is none of {', '.join(RULE_DECISIONS)}"
         raise ValueError(message)
+    from elastic_run.core.failure.diagnose import Rule
+
     return Rule(entry["match"], entry["help"], decision, entry.get("cause", ""))
 
 
@@ -237,6 +240,8 @@ def advice(result: JobResult) -> str | None:
         return None if result.signal is not None else _advise_verdict(result)
     if result.verdict == "unkillable_worker":
         return _VERDICTS[result.verdict]
+    from elastic_run.core.failure.diagnose import LOG_DISK_FULL
+
     if result.causes[0].kind == LOG_DISK_FULL:
         return _LOG_DISK_FULL
     return result.causes[0].help or None

@@ -11,10 +11,10 @@ import time
 
 from elastic_run.agent.plugin_calls import name_call
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.diagnosis.hang import Activity, is_quiet
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.multiprocessing.process.process_table import read_stat
 from elastic_run.multiprocessing.process.stack_pipe import is_possible
+from elastic_run.records import dataclass
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -297,6 +297,29 @@ class Watches:
             return {}
         ranks = current.global_ranks
         return {current.workers.pids[local_rank]: ranks[local_rank] for local_rank in current.workers.alive}
+
+
+#: Part of one processor that all background threads of a worker take at most while it waits.
+_QUIET = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the processes of a round have done so far."""
+
+    cpu: float  # Seconds of processor time
+    written: int  # Bytes that they have written to files, pipes and terminals
+    workers: int  # Workers that run
+
+
+def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
+    """Whether nothing happened between two moments.
+
+    Processes that have ended take their time with them, so less is a change too.
+    """
+    if not after.workers or before.workers != after.workers or before.written != after.written:
+        return False
+    return abs(after.cpu - before.cpu) <= _QUIET * after.workers * seconds
 
 
 def read_activity(workers: Sequence[int]) -> Activity:

@@ -345,27 +345,3 @@ def join_nodes(documents: Sequence[Document], *, expected: int, round_number: in
 def _read_rank(worker: Document) -> Stillness:
     place = Place(worker["function"], worker["file"], worker["line"], worker["is_waiting"], worker["problem"])
     return Stillness(place, worker["waits"], worker["same"], worker["idle"])
-
-
-# --- a quiet round ----------------------------------------------------------------------------------------------------
-#: Part of one processor that all background threads of a worker take at most while it waits.
-_QUIET = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """What the processes of a round have done so far."""
-
-    cpu: float  # Seconds of processor time
-    written: int  # Bytes that they have written to files, pipes and terminals
-    workers: int  # Workers that run
-
-
-def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
-    """Whether nothing happened between two moments.
-
-    Processes that have ended take their time with them, so less is a change too.
-    """
-    if not after.workers or before.workers != after.workers or before.written != after.written:
-        return False
-    return abs(after.cpu - before.cpu) <= _QUIET * after.workers * seconds
