@@ -96,7 +96,7 @@ def count_collectives() -> bytes:
     try:
         counts, is_open = [], False
         for dump in _recorders():
-            status = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - as below
+            status = _unpickle(dump(False, False, False)).get("pg_status", {})
             for group, numbers in sorted(status.items()):
                 own = [int(numbers[f"last_{state}_collective"]) for state in ("enqueued", "started", "completed")]
                 is_open |= own[0] > own[2] and _has_open_collective(dump)
@@ -104,6 +104,11 @@ def count_collectives() -> bytes:
     except Exception:  # noqa: BLE001 - this runs in somebody's program
         return b""
     return f"{'open' if is_open else 'done'} {' '.join(counts)}".encode() if counts else b""
+
+
+def _unpickle(dump: bytes) -> dict[str, Any]:
+    document: dict[str, Any] = pickle.loads(dump)  # noqa: S301 - of this process
+    return document
 
 
 def _recorders() -> list[Callable[..., bytes]]:
@@ -128,7 +133,7 @@ def _has_open_collective(dump: Callable[..., bytes]) -> bool:
     The counts do not tell: gloo's threads write the number of the last completed collective in any order, so it may be
     that of an earlier one for as long as no other collective follows.
     """
-    entries = pickle.loads(dump(True, False, True)).get("entries", ())  # noqa: S301 - as below
+    entries = _unpickle(dump(True, False, True)).get("entries", ())
     return any(not entry["retired"] for entry in entries)
 
 
@@ -178,7 +183,7 @@ def _read_recorders(*, has_stacks: bool) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     overwritten = 0
     for dump in reversed(_recorders()):
-        document = pickle.loads(_dump(dump, has_stacks=has_stacks))  # noqa: S301 - of this process
+        document = _unpickle(_dump(dump, has_stacks=has_stacks))
         own = document.get("entries", [])
         entries += own
         overwritten += min((entry["record_id"] for entry in own), default=0)

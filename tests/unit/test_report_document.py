@@ -1,4 +1,4 @@
-"""failure.json, the report for programs."""
+"""failure.json, and a root cause on its way to the other nodes of the job."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import resource
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_run.core.failure.root_cause import OomKills
-from elastic_run.report import Attempt, failure_document, write_failure_file
+from elastic_run.core.job.restart_policy import Failure
+from elastic_run.report import Attempt, failure_document, render, write_failure_file
+from elastic_run.report.failure_documents import decode_root_cause, encode_root_cause
 from tests.support.job_results import NOON, captured, result, stopped, worker_end
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elastic_run.core.failure.root_cause import WorkerEnd
 
 
 def test_the_document_has_exactly_the_keys_of_version_1() -> None:
@@ -145,3 +151,34 @@ def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
     assert (tmp_path / "failure.json").read_text(encoding="utf-8") == "old"
     assert "File too large" in said[0]
+
+
+def carried(end: WorkerEnd) -> WorkerEnd:
+    """Return what another node reads of a worker's end."""
+    read = decode_root_cause(json.loads(json.dumps(encode_root_cause(end, Failure(1)))))
+    assert read is not None
+    return read
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        worker_end(3, -9, oom_kills=OomKills(1, 2), kernel_line="Memory cgroup out of memory: Killed process 4703"),
+        worker_end(3, -9, oom_kills=OomKills(0, None)),
+        worker_end(0, 1, captured("chained")),
+    ],
+    ids=["log", "counters", "exception"],
+)
+def test_every_node_reports_the_same_cause(end: WorkerEnd) -> None:
+    """What the kernel of the failed worker's node knows travels with the failure: other nodes have other counters."""
+    assert render(result(carried(end))) == render(result(end))
+
+
+@pytest.mark.parametrize("kills", [None, 7, {}, {"group": "many"}, {"machine": []}])
+def test_garbage_about_the_oom_killer_is_nothing(kills: object) -> None:
+    """Another agent wrote it, perhaps of another release."""
+    document = encode_root_cause(worker_end(0, -9), Failure(137))
+    document["end"]["oom_kills"] = kills
+    read = decode_root_cause(document)
+    assert read is not None
+    assert read.oom_kills is None or (read.oom_kills.group, read.oom_kills.machine) == (None, None)

@@ -1,8 +1,10 @@
-"""What a worker answers when it is asked for its collectives, with stand-ins for torch's recorders."""
+"""The flight recorder of a worker: from the import of torch.distributed on, and its dump on request and at the end."""
 
 from __future__ import annotations
 
 import atexit
+import importlib
+import os
 import pickle
 import sys
 from threading import Thread
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.diagnosis import recorder_server
+from elastic_run.diagnosis import recorder_hook, recorder_server
 from elastic_run.diagnosis.dumps import OPEN, Collective, Dump, find_dumps
 from elastic_run.diagnosis.recorder_server import count_collectives, serve, write_dump
 from elastic_run.diagnosis.trace_analysis import analyse
@@ -21,6 +23,44 @@ from elastic_run.diagnosis.trace_findings import first_line
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+_MODULE = "stands_for_torch_distributed"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Give the names of the sockets at which this process answers; the module has not been imported."""
+    names: list[str] = []
+    (tmp_path / f"{_MODULE}.py").write_text("VALUE = 7\n")
+    monkeypatch.setattr(recorder_hook, "_TRIGGER", _MODULE)
+    monkeypatch.setattr(recorder_hook, "_serve", names.append)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(contract.ENV_FLIGHT_RECORDER, "elastic-run-1")
+    monkeypatch.delitem(sys.modules, _MODULE, raising=False)
+    return names
+
+
+def test_the_recorder_is_served_from_the_import_on(served: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the module's own code; other imports are left alone, and the variable does not reach a child."""
+    finders = list(sys.meta_path)
+    recorder_hook.begin()
+    assert contract.ENV_FLIGHT_RECORDER not in os.environ
+    assert (served, sys.meta_path[1:]) == ([], finders)
+    importlib.import_module("colorsys")
+    assert served == []
+    module = importlib.import_module(_MODULE)
+    monkeypatch.setitem(sys.modules, _MODULE, module)
+    assert (module.VALUE, served, sys.meta_path) == (7, ["elastic-run-1"], finders)
+
+
+def test_a_fork_of_a_template_that_has_imported_it_serves_at_once(
+    served: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no import to wait for."""
+    monkeypatch.setitem(sys.modules, _MODULE, sys)
+    recorder_hook.begin()
+    assert served == ["elastic-run-1"]
 
 
 #: An entry as torch writes it, of a collective that has ended.
