@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 import os
 import re
@@ -161,26 +159,6 @@ def test_a_composed_parent_s_file_is_read_by_torch(tmp_path: Path) -> None:
     assert failure.message["message"] == "ValueError: x"
     assert failure.message["errorCode"] == 1
     assert "ValueError: x" in str(torch_errors.ChildFailedError("t.py", {0: failure}))
-
-
-def test_names_and_signatures_are_torch_s() -> None:
-    """A program that imports torch's module finds the same here."""
-    for name in torch_errors.__all__:
-        assert hasattr(errors, name)
-    ours, torchs = (dataclasses.fields(package.ProcessFailure) for package in (errors, torch_errors))
-    assert [(field.name, field.init) for field in ours] == [(field.name, field.init) for field in torchs]
-    for part in ("record", "get_error_handler", "ErrorHandler.record_exception", "ErrorHandler.dump_error_file"):
-        names = [list(inspect.signature(_find(package, part)).parameters) for package in (errors, torch_errors)]
-        assert names[0] == names[1]
-    assert {name for name in vars(torch_errors.ErrorHandler) if not name.startswith("__")} <= set(
-        dir(errors.ErrorHandler)
-    )
-
-
-def _find(package: object, path: str) -> Any:
-    for name in path.split("."):
-        package = getattr(package, name)
-    return package
 
 
 def _failures(package: Any, tmp_path: Path) -> dict[int, Any]:

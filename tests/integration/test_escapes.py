@@ -72,15 +72,6 @@ def test_after_a_failure(launch: Launch, worker: Worker, escape: Escape) -> None
     assert is_gone(escape.pid)
 
 
-def test_after_a_stop(launch: Launch, worker: Worker, escape: Escape) -> None:
-    """SIGTERM to the launcher ends it too."""
-    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()")))
-    job.wait_line("ready")
-    job.send(signal.SIGTERM)
-    assert job.wait_exit() == 143
-    assert is_gone(escape.pid)
-
-
 def test_after_a_success_it_is_named(launch: Launch, worker: Worker, escape: Escape) -> None:
     """It is a background process like any other: it lives on, and a line names it."""
     job = launch("--standalone", worker(escape.program("")))
@@ -89,13 +80,6 @@ def test_after_a_success_it_is_named(launch: Launch, worker: Worker, escape: Esc
     assert not is_gone(escape.pid)
     kill_processes([escape.pid])
     job.wait_exit()
-
-
-def test_a_flag_ends_it(launch: Launch, worker: Worker, escape: Escape) -> None:
-    """--kill-background-processes ends it with the job."""
-    job = launch("--standalone", "--kill-background-processes", worker(escape.program("")))
-    assert job.wait_exit() == 0
-    assert is_gone(escape.pid)
 
 
 def test_after_the_launcher_was_killed(launch: Launch, worker: Worker, escape: Escape) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -165,17 +164,3 @@ def test_an_interrupt_that_nobody_sent_is_a_failure(run: Run) -> None:
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == "130 KeyboardInterrupt: by hand\nTrue\n"
     assert job.stderr == ""
-
-
-def test_a_program_that_comes_through_stdin(tmp_path: Path) -> None:
-    """`python - < program` has no file that workers could import; functions of modules run all the same."""
-    (tmp_path / "work.py").write_text("def double(value): return value * 2\n", encoding="utf-8")
-    program = (
-        "from elastic_run import LaunchConfig, elastic_launch\n"
-        "import work\n"
-        "print(elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend='local'), work.double)(21))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "{0: 42}\n", "")

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import zipapp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,29 +124,6 @@ def test_bad_input(main: str, expected: str, program: Program, host: Host) -> No
     assert not job.stdout
 
 
-def test_a_defect_before_the_start_ends_at_once(program: Program, host: Host) -> None:
-    """An agent of one's own whose event handler isn't there raises; nothing was started, nothing is waited for."""
-    path = program(
-        "def work(): pass",
-        """
-        from elastic_run.agent_setup import make_agent, make_agent_context
-
-        config = LaunchConfig(1, 1, 2, rdzv_backend="local")
-        context = make_agent_context(config, work, [], is_whole_process=False)
-        context.group.spec.event_log_handler = "flight"
-        started = time.monotonic()
-        try:
-            make_agent(config, context).run()
-        except ValueError as error:
-            say(time.monotonic() - started < 15, error)
-        """,
-    )
-    job = host(path, "spawn")
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout.startswith("True unknown event handler 'flight'")
-    assert not job.stderr
-
-
 @all_methods
 def test_a_value_that_cannot_be_pickled(method: str, program: Program, host: Host) -> None:
     """A return value that can't be pickled is a failure that names the rank and the type."""
@@ -199,16 +175,6 @@ def test_a_function_of_an_interactive_session(method: str, code: int, work: str,
     assert job.stdout == ("" if code else "{0: 1, 1: 1}\n")
 
 
-def test_a_session_that_has_initialised_a_device(host: Host) -> None:
-    """Where a fork could not use the GPU, a function of the session is refused with advice."""
-    device = "import types\nsys.modules['torch.cuda'] = types.SimpleNamespace(is_initialized=lambda: True)\n"
-    text = f"{HEAD.replace('sys.argv[1]', repr('spawn'))}\n{device}def work(): return 1\nsay(launch(work))\n"
-    job = host(Path("-c"), text)
-    assert job.wait_exit() == 1
-    assert "in a notebook: of a file beside it" in job.stderr.splitlines()[-1]
-    assert job.stdout == ""
-
-
 def test_a_program_that_comes_through_stdin_is_forked(tmp_path: Path) -> None:
     """A notebook's kernel has no file, as `python -`: the default start method forks its functions."""
     program = (
@@ -220,30 +186,6 @@ def test_a_program_that_comes_through_stdin_is_forked(tmp_path: Path) -> None:
         [sys.executable, "-"], input=program, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "{0: 42, 1: 42}\n", "")
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("words", [("-m", "package"), ("program.pyz",)])
-def test_functions_of_main_files(words: tuple[str, ...], method: str, tmp_path: Path, host: Host) -> None:
-    """A function of a __main__.py, which no other process imports, is refused; one of a module beside it runs."""
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "beside.py").write_text("def work(): return __name__.rpartition('.')[2]\n")
-    (package / "__main__.py").write_text(
-        HEAD.replace("sys.argv[1]", repr(method)) + "if __package__: from package.beside import work\n"
-        "else: from beside import work\n"
-        "def own(): pass\n"
-        "if __name__ == '__main__':\n    print(launch(work))\n    launch(own)\n"
-    )
-    zipapp.create_archive(package, tmp_path / "program.pyz")
-    job = host(Path(words[0]), *words[1:], cwd=tmp_path)
-    assert job.wait_exit() == 1
-    assert job.stdout == "{0: 'beside', 1: 'beside'}\n"
-    expected = (
-        f"PicklingError: own, which is defined in a __main__.py, can't be found by a process started by '{method}'"
-    )
-    assert expected in job.stderr.splitlines()[-1]
 
 
 def test_fork_after_cuda_was_initialised(program: Program, host: Host) -> None:

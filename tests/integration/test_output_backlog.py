@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.support.isolation import small_disk
 from tests.support.output import Jobs, finish, peak_memory, tee
 from tests.support.wait import wait_until
@@ -67,40 +65,6 @@ open({str(go)!r}).read()
     assert job.stdout.readline() == b"[0]:now\n"
     go.write_bytes(b"")
     assert finish(job) == (b"", b"")
-
-
-def test_the_last_line_without_an_end(jobs: Jobs, tmp_path: Path) -> None:
-    """What a worker leaves unfinished at its death is shown, and ended, after all that stood in its file."""
-    code = f"RANK = 0\n{_FLOOD}\nwrite(1, b'unfini'); write(1, b'shed')"
-    job = jobs.start((tee(tmp_path / "log"), code), stderr=subprocess.STDOUT, say="end")
-    wait_until(lambda: jobs.has_note("tail0"))
-    out, _ = finish(job)
-    assert shown(out, 0) == flooded(0) + b"unfinished\n"
-    assert out.endswith(b"[0]:unfinished\nelastic-run: end\n")
-
-
-def test_two_ranks_in_one_file(jobs: Jobs, tmp_path: Path) -> None:
-    """Where a file has lines of two ranks each of them is shown under its own prefix."""
-    workers = ((tee(tmp_path / "both", rank), f"RANK = {rank}\n{_FLOOD}") for rank in range(2))
-    job = jobs.start(*workers)
-    wait_until(lambda: jobs.has_note("tail1"))
-    out, _ = finish(job)
-    assert [shown(out, rank) == flooded(rank) for rank in range(2)] == [True, True]
-
-
-@pytest.mark.parametrize("change", ["unlink", "rename"])
-def test_a_file_that_was_put_away(jobs: Jobs, tmp_path: Path, change: str) -> None:
-    """A log file that was moved or deleted meanwhile still is what the console catches up from."""
-    log = tmp_path / "log"
-    job = jobs.start((tee(log), f"RANK = 0\n{_FLOOD}"))
-    wait_until(lambda: log.exists() and log.stat().st_size > 1 << 20)
-    if change == "unlink":
-        log.unlink()
-    else:
-        log.rename(tmp_path / "moved")
-    wait_until(lambda: jobs.has_note("tail0"))
-    out, _ = finish(job)
-    assert shown(out, 0) == flooded(0)
 
 
 def skip_gap(out: bytes) -> int:

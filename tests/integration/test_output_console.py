@@ -71,15 +71,6 @@ def test_stuck_console(jobs: Jobs, streams: Streams) -> None:
     assert fd != 1 or set(got.splitlines()) == set(lines)
 
 
-def test_stuck_at_the_end(jobs: Jobs) -> None:
-    """Workers that die while nobody reads lose nothing, and the launcher's last line comes after theirs."""
-    workers = [(tee(prefix="[0]:"), "write(1, b'v' * 99999 + b'\\n')") for _ in range(8)]
-    job = jobs.start(*workers, stderr=subprocess.STDOUT, say="end")
-    wait_until(lambda: jobs.has_note("tail7"))
-    out, _ = finish(job)
-    assert out == (b"[0]:" + b"v" * 99999 + b"\n") * 8 + b"elastic-run: end\n"
-
-
 def test_reader_of_stdout_goes_away(jobs: Jobs, tmp_path: Path) -> None:
     """After ``| head -1`` one line on stderr says so, the workers go on, and their files are complete."""
     code = "for number in range(50000): write(1, b'%d\\n' % number)"
@@ -126,18 +117,6 @@ print(len(os.listdir("/proc/self/fd")) - before)
     out = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writing, cwd=ROOT, check=True)
     os.close(writing)
     assert out.stdout.endswith(b"no reader any more: the job goes on without it\n0\n")
-
-
-def test_nobody_reads_anything(jobs: Jobs) -> None:
-    """With both readers gone the job still runs to its end."""
-    job = jobs.start(
-        (tee(), "for number in range(5000): write(2, b'%d\\n' % number); write(1, b'x\\n')"), say="unheard"
-    )
-    for reader in (job.stdout, job.stderr):
-        assert reader is not None
-        reader.close()
-    job.stdout = job.stderr = None
-    assert job.wait(60) == 0
 
 
 def test_the_shells_descriptor_stays_blocking(jobs: Jobs) -> None:

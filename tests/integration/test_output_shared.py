@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from typing import TYPE_CHECKING
@@ -75,24 +74,6 @@ for number in range(10):
 """
     text = run_into("pipe", [*ELASTIC_RUN, "--nproc-per-node=2", str(worker(body))], tmp_path / "out")
     assert sorted(text.splitlines()) == ["rank 0"] * 10 + ["rank 1"] * 10
-
-
-def test_a_line_without_end_does_not_hold_the_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A prompt is shown while its worker waits, and so is what another rank writes behind it."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    body = f"""
-    if rank == 0:
-        os.write(1, b"name? ")
-        open({str(gate)!r}).read()
-    else:
-        time.sleep(0.3)
-        say("the other rank")
-        open({str(gate)!r}, "w").close()
-    """
-    job = launch("--nproc-per-node=2", worker(body))
-    assert job.wait_exit() == 0
-    assert job.stdout.replace("\n", "") in ("name? the other rank", "the other rankname? ")
 
 
 @pytest.mark.parametrize("flags", [("--nproc-per-node=1",), ("--nproc-per-node=2", "--no-capture")], ids=" ".join)

@@ -69,38 +69,6 @@ def test_streams_that_are_not_teed_tear_no_lines(
     assert sum("<" in line for line in lines) == (60000 if "redirects" in flag else 80000)
 
 
-@pytest.mark.parametrize(
-    ("flags", "merge", "expected"),
-    [
-        ((), False, {"0": "False", "1": "False"}),  # --log-dir keeps a copy
-        (("--no-capture",), False, {"0": "True", "1": "True"}),
-        (("--redirects=2",), False, {"0": "False", "1": "False"}),  # two workers share a pipe
-        (("--redirects=2", "--no-capture"), False, {"0": "True", "1": "True"}),
-        (("--tee=0:2",), False, {"0": "False", "1": "False"}),
-        (("--tee=0:2",), True, {"0": "False", "1": "False"}),
-        (("--tee=1:1",), False, {"0": "False", "1": "False"}),
-        (("--tee=1:1", "--no-capture"), False, {"0": "True", "1": "False"}),
-        (("--tee=1:2", "--no-capture"), True, {"0": "True", "1": "True"}),
-    ],
-)
-def test_who_has_the_launchers_stdout(
-    launch: Callable[..., Launched],
-    worker: Callable[[str], Path],
-    tmp_path: Path,
-    flags: tuple[str, ...],
-    expected: dict[str, str],
-    *,
-    merge: bool,
-) -> None:
-    """Workers have the launcher's own stdout unless it is tee'd or shared, or the launcher writes their lines there."""
-    program = worker("""
-        say("own", rank, os.readlink("/proc/self/fd/1") == os.readlink(f"/proc/{os.getppid()}/fd/1"))
-    """)
-    job = launch("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", *flags, program, merge=merge)
-    assert job.wait_exit() == 0
-    assert dict(re.findall(r"own (\d) (\w+)", job.stdout)) == expected
-
-
 @pytest.mark.parametrize("prefix", ["", "[0]:", "[a prefix that is much longer than the line, {}]: " * 40])
 def test_tee_is_binary_safe(jobs: Jobs, tmp_path: Path, prefix: str) -> None:
     """Any bytes, empty lines and carriage returns included, come out as they went in, whatever the prefix."""
@@ -136,25 +104,6 @@ def test_line_of_100_megabytes(jobs: Jobs, tmp_path: Path) -> None:
     assert peak_memory(jobs.notes / "status") < 64 << 20
 
 
-def test_a_stalled_long_line_does_not_silence_others(jobs: Jobs, tmp_path: Path) -> None:
-    """When a rank stops within a line of megabytes others are heard soon, and it goes on under a new prefix."""
-    go = [tmp_path / "go0", tmp_path / "go1"]
-    for path in go:
-        os.mkfifo(path)
-    long = f"write(1, b'x' * 3000000); open({str(go[0])!r}).read(); write(1, b'y\\nend\\n')"
-    short = f"open({str(go[1])!r}).read(); write(1, b'heard\\n')"
-    job = jobs.start((tee(rank=0), long), (tee(rank=1), short))
-    assert job.stdout is not None
-    with job.stdout as reader:
-        assert reader.read(3000004) == b"[0]:" + b"x" * 3000000
-        with go[1].open("w"):
-            pass
-        assert [reader.readline(), reader.readline()] == [b"\n", b"[1]:heard\n"]
-        with go[0].open("w"):
-            pass
-        assert reader.read() == b"[0]:y\n[0]:end\n"
-
-
 def test_progress_bar_is_shown_before_its_line_ends(jobs: Jobs, tmp_path: Path) -> None:
     """A tee'd progress bar, all carriage returns, is shown while it runs; the file has it unchanged."""
     go = tmp_path / "go"
@@ -182,19 +131,6 @@ def test_a_prompt_is_shown_before_its_line_ends(jobs: Jobs, tmp_path: Path) -> N
             pass
         assert reader.read() == b"c\n"
     assert (tmp_path / "log").read_bytes() == b"(Pdb) c\n"
-
-
-def test_complete_lines_are_not_held_back(jobs: Jobs, tmp_path: Path) -> None:
-    """A line is on the console while its worker waits, also when the next one has begun."""
-    go = tmp_path / "go"
-    os.mkfifo(go)
-    job = jobs.start((tee(), f"write(1, b'first\\nsec'); open({str(go)!r}).read(); write(1, b'ond\\n')"))
-    assert job.stdout is not None
-    with job.stdout as reader:
-        assert reader.readline() == b"[0]:first\n"
-        with go.open("w"):
-            pass
-        assert reader.read() == b"[0]:second\n"
 
 
 def test_filtered_files(jobs: Jobs, tmp_path: Path) -> None:

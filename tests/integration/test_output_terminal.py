@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launch import ELASTIC_RUN
 from tests.support.output import CONSOLE, ROOT, Streams, command, is_write
 from tests.support.wait import stretched, wait_until
 
@@ -126,36 +125,6 @@ def test_tee_beside_a_terminal(terminal: Terminal, start: Start, tmp_path: Path)
     start((streams, "print(os.isatty(1), os.isatty(2))"))
     assert terminal.wait_exit() == 0
     assert bytes(terminal.output) == b"[0]:False True\r\n"
-
-
-def test_stdout_beside_a_teed_one_is_a_terminal(
-    terminal: Terminal, worker: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """A worker whose stdout passes through the launcher, as another's is tee'd, sees a terminal like the real one."""
-    program = worker("""
-        if rank == 1:
-            print(os.isatty(1), os.ttyname(1) != os.ttyname(0), *os.get_terminal_size(1))
-            print("name? ", end="", flush=True)
-            name = input()
-            while os.get_terminal_size(1).columns != 77: pass
-            print("resized for", name)
-    """)
-    terminal.resize(33, 111)
-    shell = ("sh", "-c", f'cd {ROOT}; exec "$@" 2> {tmp_path / "err"}', "sh", *ELASTIC_RUN)
-    terminal.start("--nproc-per-node=2", "--tee=0:1", f"--log-dir={tmp_path / 'logs'}", program, program=shell)
-    terminal.wait_output(r"True True 111 33\r\nname\? ")
-    terminal.resize(44, 77)
-    terminal.type("anna\n")
-    terminal.wait_output("resized for anna\r\n")
-    assert terminal.wait_exit() == 0
-
-
-def test_only_stderr_is_a_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> None:
-    """When stdout is redirected by the shell it is inherited, and stderr stays a terminal."""
-    start("print(os.isatty(1), os.isatty(2)); print('err', file=sys.stderr)", prepare=f"exec >{tmp_path}/out;")
-    assert terminal.wait_exit() == 0
-    assert (tmp_path / "out").read_bytes() == b"False True\n"
-    assert bytes(terminal.output) == b"err\r\n"
 
 
 def test_no_capture(terminal: Terminal, start: Start) -> None:

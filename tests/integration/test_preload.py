@@ -89,15 +89,6 @@ def test_what_an_import_sets_in_the_environment_stays(launch: Launch, worker: Wo
     assert warm.stdout.count("by the module") == 2
 
 
-def test_what_an_import_does_to_the_arguments_stays(launch: Launch, worker: Worker, module: Module) -> None:
-    """A module takes its own argument away and adds another; a worker's script has that, cold or warm."""
-    env = module("import sys\nsys.argv.remove('--its')\nsys.argv += ['--added', '--other']")
-    path = worker("import heavy\nsay(sys.argv)")
-    cold, warm = (launch(*flags, path, "--its", "own", env=env) for flags in ((), ("--preload=heavy",)))
-    assert [cold.wait_exit(), warm.wait_exit()] == [0, 0]
-    assert warm.stdout == cold.stdout == f"{[str(path), 'own', '--added', '--other']}\n"
-
-
 def test_auto_takes_the_large_modules_of_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Numpy is taken, also from inside a `try`; what lies beside the script, or is for type checkers, is not."""
     (tmp_path / "beside.py").write_text("x = b'" + "x" * (5 << 20) + "'", encoding="utf-8")
@@ -131,13 +122,6 @@ def test_auto_leaves_out_what_cant_be_preloaded(launch: Launch, worker: Worker, 
     assert set(job.stdout.splitlines()) == {"['numpy'] 0", "['numpy'] 1"}
     told = "noisy can't be preloaded: it starts a thread (pump), which a fork doesn't survive: it is left out"
     assert [line for line in job.stderr.splitlines() if "auto" in line] == [f"elastic-run: --preload=auto: {told}"]
-
-
-def test_auto_says_nothing_where_there_is_nothing_to_take(launch: Launch, worker: Worker) -> None:
-    """A script without large modules starts as without the flag."""
-    job = launch("--preload=auto", worker("import json\nsay(len(sys.modules) > 0)"))
-    assert job.wait_exit() == 0
-    assert (job.stdout, job.stderr) == ("True\n", "")
 
 
 @pytest.mark.long

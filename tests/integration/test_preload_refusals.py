@@ -77,17 +77,6 @@ def test_a_thread_that_comes_later_is_told_too(launch: Launch, worker: Worker, m
     assert "--preload: the template can't be forked any more: it starts a thread (late)" in job.stderr
 
 
-def test_what_python_s_own_start_leaves_is_no_modules_fault(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A thread of sitecustomize isn't blamed on the first module."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, name='early', daemon=True).start()\n"
-    )
-    job = launch("--preload=json", worker("say('runs')"), env={"PYTHONPATH": f"{tmp_path}:{_ROOT}"})
-    assert job.wait_exit() == 0
-    told = "--preload: Python's own start can't be preloaded (sitecustomize, a .pth file): it starts a thread (early)"
-    assert told in job.stderr
-
-
 @pytest.mark.parametrize(
     "body",
     [

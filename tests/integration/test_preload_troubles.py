@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.launch import ELASTIC_RUN
@@ -11,6 +9,7 @@ from tests.support.warm import SAYS_HOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.launch import Launched
     from tests.support.warm import Module
@@ -28,14 +27,6 @@ def test_a_low_limit_of_descriptors_makes_nobody_cold(launch: Launch, worker: Wo
     assert [job.stdout.count(word) for word in ("warm", "cold", "limit 64")] == [100, 0, 100], job.stderr
 
 
-def test_a_list_that_no_message_holds_is_refused(launch: Launch, worker: Worker) -> None:
-    """More modules than anybody has are bad input: exit code 2, and nothing is started."""
-    job = launch(f"--preload={','.join(['json'] * 14_000)}", worker("say('runs')"))
-    assert job.wait_exit() == 2
-    assert job.stdout == ""
-    assert job.stderr.endswith("' is longer than 16384 bytes\n")
-
-
 def test_a_default_timeout_of_sockets_is_the_modules_own(launch: Launch, worker: Worker, module: Module) -> None:
     """A module that sets one at import is preloaded, round after round; workers have its timeout."""
     path = worker(SAYS_HOW + "import socket\nsay(socket.getdefaulttimeout())\nsys.exit(attempt == 0)")
@@ -43,13 +34,3 @@ def test_a_default_timeout_of_sockets_is_the_modules_own(launch: Launch, worker:
     job = launch("--max-restarts=1", "--preload=heavy", path, env=env)
     assert job.wait_exit() == 0
     assert (job.stdout, "--preload" in job.stderr) == ("warm 0 0\n0.01\nwarm 0 1\n0.01\n", False)
-
-
-def test_another_name_of_the_interpreter_is_warm(launch: Launch, worker: Worker, module: Module) -> None:
-    """PYTHON_EXEC may name the same Python by a link beside it, and workers have the name that it gives."""
-    own = Path(sys.executable)
-    path = next(each for each in own.parent.glob("python*") if each != own and each.resolve() == own.resolve())
-    script = worker(SAYS_HOW + "say(sys.executable)")
-    job = launch("--preload=heavy", script, env=module() | {"PYTHON_EXEC": str(path)})
-    assert job.wait_exit() == 0
-    assert job.stdout == f"warm 0 0\n{path}\n"

@@ -6,7 +6,6 @@ import _socket
 import ctypes
 import errno
 import os
-import signal
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.agent.driver.warm_start import start_preload
-from elastic_run.cli.values import preloaded
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process.fork_exec import start_process
 from elastic_run.multiprocessing.process.guardian import Guardian
@@ -146,46 +144,6 @@ def test_a_long_import_is_told_and_given_up(engage: Engage, slow: str, monkeypat
     assert is_gone(template)
 
 
-def test_a_long_import_under_one_of_two_bindings_is_given_up(
-    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A template that has imported says nothing about another one's import."""
-    # Only the first of the two templates that comes to it has a quick import. Linux passes over processors that aren't
-    # there, so that a machine with one has two bindings as well.
-    program = "import os, signal\ntry: os.mkdir(__file__ + '.first')\nexcept FileExistsError: signal.pause()"
-    (tmp_path / "uneven.py").write_text(program, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    cpu = min(os.sched_getaffinity(0))
-    each = engage("uneven", affinities={0: frozenset({cpu}), 1: frozenset({cpu, 1000})})
-    assert each.loop.run_until(
-        lambda: any(len(template.forks) == 1 for template in each.warm._templates.values()),
-        each.loop.now() + DEADLINE,
-    )
-    monkeypatch.setattr(worker_pool, "_IMPORT_WAIT", 0.5)
-    monkeypatch.setattr(worker_pool, "_FORK_WAIT", 0.0)
-    each.settle()
-    assert each.said == [
-        "--preload: the workers' template is still importing uneven after a wait of 0 s: workers start cold"
-    ]
-
-
-def test_a_template_that_dies_four_times_is_given_up(
-    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A template that died three times is replaced, and after the fourth time none is started any more."""
-    begun = tmp_path / "begun"
-    program = f"import os, signal\nopen({str(begun)!r}, 'a').write('.')\nos.kill(os.getpid(), signal.SIGKILL)"
-    (tmp_path / "deadly.py").write_text(program, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(worker_pool, "_PAUSE", 0.01)
-    each = engage("deadly")
-    assert each.loop.run_until(lambda: "from now on" in "".join(each.said), each.loop.now() + DEADLINE)
-    each.loop.run_until(lambda: False, each.loop.now() + 0.2)
-    assert [line.count("until there is another template") for line in each.said] == [1, 1, 1, 0]
-    assert all("(it was importing deadly)" in line for line in each.said)
-    assert begun.read_text(encoding="utf-8") == "...."
-
-
 def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None:
     """Templates that import, forks that wait and forks under way are gone when `close` returns."""
     for rounds in range(4):
@@ -199,52 +157,6 @@ def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None
 
 
 # --- templates that can't be, or die ---------------------------------------------------------------------------------
-
-
-def test_who_dies_of_an_import_isnt_tried_again(
-    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One template is enough to know that a module ends it."""
-    (tmp_path / "fatal.py").write_text("import os\nos._exit(3)", encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(worker_pool, "_PAUSE", 0.0)
-    each = engage("json", "fatal")
-    assert each.loop.run_until(lambda: bool(each.said), each.loop.now() + DEADLINE)
-    each.loop.run_until(lambda: False, each.loop.now())  # what is due by now
-    assert len(each.guardian.spared) == 1
-    assert each.said == [
-        "--preload: fatal was being imported when the template ended with exit code 3: workers start cold"
-    ]
-
-
-def test_an_end_is_told_as_such(engage: Engage) -> None:
-    """A template that has ended, which the agent doesn't know yet, isn't said to refuse a fork."""
-    each = engage("json")
-    each.settle()
-    assert each.start(0, NAME="x") is not None
-    (template,) = each.guardian.spared
-    os.kill(template, signal.SIGKILL)
-    os.waitid(os.P_PID, template, os.WEXITED | os.WNOWAIT)
-    each.warm.prepare()
-    assert each.said == []
-    assert each.loop.run_until(lambda: bool(each.said), each.loop.now() + DEADLINE)
-    (told,) = each.said
-    outlook = "workers start cold until there is another template"
-    assert told == f"--preload: the workers' template was killed by SIGKILL: {outlook}"
-
-
-def test_what_happens_before_anybody_listens_is_told_then(engage: Engage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent without descriptors for forks says so, though nobody can hear it yet."""
-    pairs = [messages.open_pair()]
-
-    def open_pair() -> tuple[_socket.socket, _socket.socket]:
-        if not pairs:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return pairs.pop()
-
-    monkeypatch.setattr(messages, "open_pair", open_pair)
-    each = engage("json")
-    assert each.said == ["--preload: the template can't fork (Too many open files): the missing workers start cold"]
 
 
 def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,19 +224,6 @@ def test_a_socket_is_waited_for_whatever_timeout_a_module_sets() -> None:
         each.close()
 
 
-@pytest.mark.parametrize("name", ["a", "module", "\U0001d400"])
-def test_the_longest_list_fits_into_a_message(name: str) -> None:
-    """What is allowed arrives; what is longer is refused."""
-    names = [name] * ((1 << 14) // (len(name.encode()) + 1))
-    ours, theirs = messages.open_pair()
-    messages.send(ours, {"modules": preloaded(",".join(names)).split(",")})
-    assert messages.receive(theirs) == ({"modules": names}, [])
-    ours.close()
-    theirs.close()
-    with pytest.raises(ValueError, match="is longer than 16384 bytes"):
-        preloaded(",".join([*names, name, name]))
-
-
 def test_another_name_of_the_same_interpreter_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python3` beside `python` is no other environment's Python; a link elsewhere may be."""
     (tmp_path / "bin").mkdir()
@@ -334,10 +233,3 @@ def test_another_name_of_the_same_interpreter_will_do(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     assert find_obstacle([str(tmp_path / "bin" / "python3"), "train.py"]) == ""
     assert "which is not the Python of elastic-run" in find_obstacle([str(tmp_path / "python"), "train.py"])
-
-
-@pytest.mark.parametrize("program", ["$x.py", "${local_rank", "cost$$.py", "$LOCAL_RANK.py"])
-def test_only_a_macro_differs_from_worker_to_worker(program: str) -> None:
-    """A dollar in the name of a script means nothing by itself."""
-    assert find_obstacle([sys.executable, program]) == ""
-    assert "differs from worker to worker" in find_obstacle([sys.executable, f"{program}/$local_rank"])

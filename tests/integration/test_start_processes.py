@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import signal
@@ -10,11 +9,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from torch.distributed.elastic import multiprocessing as torchs
 
 from elastic_run import multiprocessing as ours
 from tests.support.launch import Launched
-from tests.support.processes import descendants_of, switches_within, wait_gone
+from tests.support.processes import switches_within, wait_gone
 from tests.support.programs import all_methods, write_program
 from tests.support.torch_python import TorchPython
 from tests.support.wait import wait_until
@@ -86,22 +84,6 @@ def on_both(run: Run, torch_python: TorchPython, tmp_path: Path) -> Callable[...
 def _wait_for_rest(job: Launched, seconds: float) -> None:
     """Wait until a program isn't woken up for so long."""
     wait_until(lambda: not switches_within(job.pid, seconds), what=f"a program at rest for {seconds} s")
-
-
-@pytest.mark.parametrize("name", ["start_processes", "RunProcsResult", "PContext", "MultiprocessContext"])
-def test_signatures(name: str) -> None:
-    """The names take torch's parameters, in torch's order, with torch's defaults."""
-    for method in ("", "wait", "close", "start", "pids"):
-        if method and name not in ("PContext", "MultiprocessContext"):
-            continue
-        pair = [getattr(package, name) for package in (torchs, ours)]
-        if method:
-            pair = [getattr(each, method) for each in pair]
-        expected, found = (inspect.signature(each).parameters.values() for each in pair)
-        kinds = [[(each.name, each.kind) for each in parameters] for parameters in (expected, found)]
-        assert kinds[0] == kinds[1], (name, method)
-        if name != "RunProcsResult":
-            assert [each.default for each in expected] == [each.default for each in found]
 
 
 @all_methods
@@ -214,13 +196,6 @@ def test_ranks_that_do_not_match_on_both(on_both: Callable[..., str]) -> None:
         """,
     )
     assert said == "refused\nrefused\n"
-
-
-def test_no_process_at_all(run: Run) -> None:
-    """Empty arguments are refused by one line."""
-    job = run("", "start('true', {})")
-    assert job.wait_exit() == 1
-    assert "args is empty" in job.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("entrypoint", ["/bin/true", os.getpid])
@@ -358,41 +333,11 @@ def test_tee_and_filters(method: str, run: Run, tmp_path: Path) -> None:
     assert sorted(filtered.read_text().splitlines()) == ["<a>x two", "<b>y two"]
 
 
-@all_methods
-def test_nothing_outlives_the_program(method: str, run: Run) -> None:
-    """A program that is killed takes its processes and what they started with it."""
-    job = run(
-        "def work(): say('ready', os.getpid(), subprocess.Popen(['sleep', '1000']).pid); time.sleep(1000)",
-        "start(work, {0: (), 1: ()}).wait()",
-        method=method,
-    )
-    pids = [int(pid) for match in job.wait_lines(r"ready (\d+) (\d+)", count=2) for pid in match.groups()]
-    os.kill(job.pid, signal.SIGKILL)
-    for pid in pids:
-        wait_gone(pid, deadline=2.0)
-
-
-def test_idle_processes_cost_nothing(run: Run) -> None:
-    """While processes run the waiting program isn't woken up once."""
-    job = run("", "processes = start('/bin/sleep', {0: ('1000',)}); say('ready'); processes.wait(period=0.1)")
-    job.wait_line("ready")
-    _wait_for_rest(job, 1.5)
-
-
 def test_a_command_that_is_not_there(run: Run) -> None:
     """A command that can't be started raises, and those before it are gone."""
     job = run("", "start('/no/such/program', {0: (), 1: ()})")
     assert job.wait_exit() == 1
     assert "FileNotFoundError" in job.stderr.splitlines()[-1]
-
-
-def test_a_start_that_fails_behind_its_last_process(tmp_path: Path) -> None:
-    """What goes wrong when the processes run already, with a prefix that is no text say, ends them."""
-    before = descendants_of(os.getpid())
-    specs = ours.DefaultLogsSpecs(log_dir=str(tmp_path), tee=ours.Std.OUT)
-    with pytest.raises(AttributeError, match="encode"):
-        ours.start_processes("name", "/bin/sleep", {0: ("1000",)}, {0: {}}, specs, {0: 7})  # type: ignore[dict-item] # that is it
-    assert descendants_of(os.getpid()) == before
 
 
 def test_a_failed_start_gives_the_signals_back(run: Run) -> None:

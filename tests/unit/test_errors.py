@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import logging
 import os
 import pickle
 from functools import partial
@@ -28,13 +27,6 @@ from tests.support.job_results import captured, worker_end
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class OddError(Exception):
-    """An exception that can't say what it is."""
-
-    def __str__(self) -> str:
-        raise KeyError
 
 
 class QuietHandler(ErrorHandler):
@@ -160,27 +152,6 @@ def test_faulthandler_is_switched_on_where_it_can_be(monkeypatch: pytest.MonkeyP
         get_error_handler().initialize()
 
 
-@pytest.mark.parametrize("character", ["x", "\n", "\N{FIRE}"])
-def test_what_is_recorded_can_be_read(error_file: Path, character: str) -> None:
-    """However long a message is, and whatever is in it: its type, its beginning and its end are in the file."""
-    missing = f"layer.0 {character * 2_000_000} layer.9"
-
-    @record
-    def main() -> None:
-        raise KeyError(missing)
-
-    with pytest.raises(KeyError):
-        main()
-    file = read_error_file(str(error_file))
-    assert file.problem == ""
-    assert file.exception is not None
-    assert file.exception.type == "KeyError"
-    assert file.data is not None
-    said = file.data["message"]["message"]
-    assert said.startswith("KeyError: 'layer.0 ")
-    assert said.endswith(" layer.9'")
-
-
 def test_a_long_message_is_recorded_and_a_huge_one_keeps_both_ends(error_file: Path) -> None:
     """A message may list all that a checkpoint lacks; of a larger one the begin and the end are recorded."""
     get_error_handler().record_exception(ValueError(f"<{'x' * 100_000}>"))
@@ -197,23 +168,6 @@ def test_without_a_file_recording_does_nothing(monkeypatch: pytest.MonkeyPatch) 
     get_error_handler().record_exception(ValueError("x"))
 
 
-def test_a_file_that_cannot_be_written_does_not_hide_the_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a warning, and the exception is the script's own."""
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/nowhere/error.json")
-
-    def fail() -> None:
-        raise OddError
-
-    with pytest.warns(UserWarning, match="error file /nowhere/error.json can't be written"), pytest.raises(OddError):
-        record(fail, QuietHandler())()
-
-
-def test_an_exception_that_cannot_be_told_is_recorded_all_the_same(error_file: Path) -> None:
-    """A broken __str__ is named in its place."""
-    get_error_handler().record_exception(OddError())
-    assert load(error_file)["message"]["message"] == "OddError: <its __str__ raised KeyError>"
-
-
 def test_the_root_cause_of_children_is_copied_with_its_exit_code(error_file: Path, tmp_path: Path) -> None:
     """A nanny's ChildFailedError carries its child's file to the launcher above."""
     child = recorded(tmp_path / "child.json", {"message": "E: x", "extraInfo": {"timestamp": "5"}})
@@ -227,17 +181,6 @@ def test_the_root_cause_of_children_is_copied_with_its_exit_code(error_file: Pat
     assert load(error_file)["message"] == {"message": "E: x", "extraInfo": {"timestamp": "5"}, "errorCode": -11}
 
 
-def test_children_without_a_file_leave_none(error_file: Path) -> None:
-    """There is nothing to copy."""
-
-    def fail() -> None:
-        raise ChildFailedError(name="nanny", failures={1: ProcessFailure(1, 7, 3, "")})
-
-    with pytest.raises(ChildFailedError):
-        record(fail, QuietHandler())()
-    assert not error_file.exists()
-
-
 def test_a_corrupt_file_of_a_child_is_replaced_by_a_sentence(error_file: Path, tmp_path: Path) -> None:
     """The launcher above learns that there was one, and the exit code."""
     (tmp_path / "child.json").write_text('{"message": ', encoding="utf-8")
@@ -247,20 +190,6 @@ def test_a_corrupt_file_of_a_child_is_replaced_by_a_sentence(error_file: Path, t
     assert message["errorCode"] == 3
     get_error_handler().dump_error_file(str(tmp_path / "none.json"))
     assert load(error_file)["message"]["message"] == f"{tmp_path / 'none.json'}: there is none"
-
-
-def test_a_plain_message_takes_no_exit_code(
-    error_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A string has no place for it: it is copied as it is, as torch does."""
-    child = recorded(tmp_path / "child.json", "plain")
-    get_error_handler().dump_error_file(child, 3)
-    assert load(error_file) == {"message": "plain"}
-    assert "no place for exit code 3" in caplog.text
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
-    with caplog.at_level(logging.INFO, logger="elastic_run.multiprocessing.errors.error_handler"):
-        get_error_handler().dump_error_file(child, 3)
-    assert "no error file of our own" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -289,33 +218,6 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     assert read_error_file(str(tmp_path / "pipe")).problem == "its error.json can't be read: it is not a file"
     assert read_error_file(str(tmp_path / "none")).problem == ""
     assert read_error_file("").problem == ""
-
-
-@pytest.mark.parametrize(
-    ("message", "expected", "timestamp"),
-    [
-        (
-            {"message": "E: x", "extraInfo": {"py_callstack": captured("value_error"), "timestamp": "7"}},
-            "ValueError",
-            7,
-        ),
-        ({"message": "mod.E: x", "extraInfo": {"py_callstack": "?"}}, "mod.E", None),
-        ({"message": "E: x", "extraInfo": {"timestamp": "soon"}}, "E", None),
-        ({"message": "it broke"}, "error", None),
-        ({"message": 5, "extraInfo": []}, None, None),
-        ("E: x", "E", None),
-        ("", None, None),
-        (None, None, None),
-    ],
-)
-def test_an_error_file_s_exception_is_found(
-    tmp_path: Path, message: object, expected: str | None, timestamp: int | None
-) -> None:
-    """Its traceback is read like one on stderr; else its summary, else nothing."""
-    file = read_error_file(recorded(tmp_path / "error.json", message))
-    assert (file.exception.type if file.exception else None) == expected
-    assert file.timestamp == timestamp
-    assert file.problem == ""
 
 
 def test_the_error_file_wins_over_stderr(tmp_path: Path) -> None:
@@ -355,12 +257,6 @@ def test_the_launcher_above_gets_what_stderr_told(tmp_path: Path) -> None:
     assert load(tmp_path / "parent.json")["message"]["message"] == "rank 3 ended with signal 9"
     write_parent_error_file(worker_end(3, 7), environ)
     assert load(tmp_path / "parent.json")["message"]["message"] == "rank 3 ended with exit code 7"
-
-
-def test_no_launcher_above_is_no_matter(tmp_path: Path) -> None:
-    """Unset, empty, or where nothing can be written."""
-    for environ in ({}, {"TORCHELASTIC_ERROR_FILE": ""}, {"TORCHELASTIC_ERROR_FILE": str(tmp_path)}):
-        write_parent_error_file(worker_end(0, 1), environ)
 
 
 def test_the_first_failure_is_the_given_root_or_the_earliest(tmp_path: Path) -> None:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
-
 import pytest
 
-from elastic_run.multiprocessing.output.console import QUEUE_LIMIT
 from elastic_run.multiprocessing.output.outlet import InterruptFold
-from elastic_run.multiprocessing.output.sink import Backlog, LogFile
 from tests.support.stream_bench import Bench
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _TRACE = (
     b'Traceback (most recent call last):\n  File "/x/train.py", line 5, in <module>\n    step()\nKeyboardInterrupt\n'
@@ -77,35 +69,3 @@ def test_a_worker_that_goes_on_is_shown_after_half_a_second() -> None:
     assert bench.got == _TRACE[:40]
     outlet.take(_TRACE[40:])
     assert bench.got == _TRACE
-
-
-def test_much_text_is_not_held() -> None:
-    """A traceback of more than 64 KiB is shown at once, so memory is bounded."""
-    bench = Bench()
-    outlet = bench.pass_through()
-    outlet.fold(InterruptFold(), 0)
-    outlet.take(_TRACE[:-1])
-    outlet.take(b"x" * 70_000)
-    assert bench.got == _TRACE[:-1] + b"x" * 70_000
-
-
-def test_a_stuck_console_folds_no_tee(tmp_path: Path) -> None:
-    """While a tee'd stream lags behind, the console shows what the log file has, and nothing is left out."""
-    bench = Bench()
-    fold = InterruptFold()
-    files = [LogFile(os.open(tmp_path / f"{rank}", os.O_CREAT | os.O_RDWR), lambda _: None) for rank in range(2)]
-    outlets = [bench.lines(b"", backlog=Backlog(file)) for file in files]
-    for rank, outlet in enumerate(outlets):
-        outlet.fold(fold, rank)
-    bench.reader.room = 0
-    for outlet, file in zip(outlets, files, strict=True):
-        for piece in (b"x" * QUEUE_LIMIT + b"\n", b"before\n" + _TRACE, b"after\n"):
-            file.write(piece)
-            outlet.take(piece)
-        outlet.end()
-    bench.reader.room = 1 << 30
-    bench.loop.drain()
-    assert bench.got.count(b"before\n" + _TRACE + b"after\n") == 2
-    assert fold.list_folded() == []
-    for file in files:
-        file.close()

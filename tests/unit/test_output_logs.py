@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
+from elastic_run.multiprocessing import DefaultLogsSpecs, Std, to_map
 from elastic_run.multiprocessing.output import log_directories
 from elastic_run.multiprocessing.output.worker_output import _describe_loss
 
@@ -84,13 +84,6 @@ def test_a_directory_that_a_subclass_makes_is_used_and_kept(tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["attempt_0", "attempt_1"]
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
-    """A log directory that is a file is refused at once."""
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file"):
-        DefaultLogsSpecs(str(tmp_path / "file"))
-
-
 @pytest.mark.parametrize("above", [0, 1, 2])
 def test_a_file_in_the_place_of_a_removed_directory_is_named(above: int, tmp_path: Path) -> None:
     """The system names only the path that can't be made, or says that the file exists."""
@@ -159,12 +152,6 @@ def test_directories_that_hold_nothing_are_not_left(tmp_path: Path) -> None:
     assert not list((tmp_path / "logs").iterdir())
 
 
-def test_two_jobs_of_one_name_do_not_meet(tmp_path: Path) -> None:
-    """Two jobs with the same run id and log directory get different directories."""
-    first, second = (DefaultLogsSpecs(str(tmp_path)) for _ in range(2))
-    assert first.reify(environments(1)).error_files[0] != second.reify(environments(1)).error_files[0]
-
-
 @pytest.mark.parametrize("run_id", ["a/b/../c", "x" * 300, "größe", "..", "new\nline"])
 def test_any_run_id_makes_a_directory(tmp_path: Path, run_id: str) -> None:
     """The directory lies directly in the log directory, whatever the run id is."""
@@ -202,15 +189,6 @@ def test_log_files_are_not_temporary(temporary_place: Path) -> None:
     assert path.is_relative_to(temporary_place)
 
 
-def test_a_given_directory_is_not_temporary(tmp_path: Path) -> None:
-    """A log directory that the user named is never removed."""
-    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
-    specs.reify(environments(1))
-    assert not specs.is_temporary
-    specs.cleanup()
-    assert (tmp_path / "logs").is_dir()
-
-
 def test_a_given_directory_alone_keeps_all_output(tmp_path: Path) -> None:
     """With a log directory, and no redirects nor tee, each rank has files for a copy of what goes to the console."""
     found = DefaultLogsSpecs(str(tmp_path), local_ranks_filter={0}).reify(environments(2))
@@ -233,36 +211,12 @@ def test_no_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.stdouts == {0: "", 1: os.devnull}
 
 
-def test_no_place_for_log_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log files that were asked for and have no place are an error that names the remedy."""
-    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    monkeypatch.setattr(log_directories, "_TEMPORARY_PLACES", ("/proc",))
-    with pytest.raises(OSError, match="--log-dir"):
-        DefaultLogsSpecs(redirects=Std.ALL).reify(environments(1))
-
-
 def test_an_unusable_temporary_directory_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """When TMPDIR can't be written to, the next place is taken."""
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
     specs = DefaultLogsSpecs()
     assert Path(specs.reify(environments(1)).error_files[0]).parent.is_dir()
     specs.cleanup()
-
-
-def test_plug_ins_can_be_written() -> None:
-    """A subclass of `LogsSpecs` with torch's two abstract members is complete."""
-
-    class Plugin(LogsSpecs):
-        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-            return LogsDest(stdouts=dict.fromkeys(envs, "here"))
-
-        @property
-        def root_log_dir(self) -> str:
-            return "there"
-
-    plugin = Plugin(log_dir="x", redirects=Std.ALL, tee=Std.NONE, local_ranks_filter=None)
-    assert plugin.reify(environments(1)) == LogsDest({0: "here"})
-    assert plugin.root_log_dir == "there"
 
 
 @pytest.mark.parametrize(

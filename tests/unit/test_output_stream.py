@@ -78,36 +78,6 @@ def test_lines_stay_whole_where_nobody_watches(bench: Bench) -> None:
     assert bench.got == b"text\nother\n..next\n"
 
 
-def test_the_wait_begins_when_the_console_has_taken_all(bench: Bench) -> None:
-    """A slow console is no silence of a rank: its line goes on before another one's begins."""
-    one, other = bench.pass_through(), bench.pass_through()
-    bench.reader.room = 2
-    give(one, b"text")
-    give(other, b"other\n")
-    bench.loop.advance(1.0)
-    bench.reader.room = 1 << 30
-    bench.loop.drain()
-    assert bench.got == b"text"
-    give(one, b"\n")
-    bench.loop.turn()
-    assert bench.got == b"text\nother\n"
-
-
-def test_a_turn_is_one_turn_of_the_loop(bench: Bench) -> None:
-    """Whoever waits again when it is called, as a backlog does, lets the loop go on before it is called again."""
-    source, order = Source(), list[str]()
-
-    def take_turn() -> None:
-        order.append("turn")
-        bench.loop.call_soon(lambda: order.append("loop"))
-        if len(order) < 4:
-            bench.stream.wait(source, take_turn)
-
-    bench.stream.wait(source, take_turn)
-    bench.loop.turn()
-    assert order == ["turn", "loop", "turn", "loop", "turn", "loop"]
-
-
 def test_a_backlog_goes_with_the_console(bench: Bench, tmp_path: Path) -> None:
     """A console that is given back while a tee is behind, after a stop signal, leaves no descriptor of the log file."""
     log = LogFile(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), lambda _: None)
@@ -220,17 +190,6 @@ def test_a_slow_line_stays_whole(bench: Bench) -> None:
     assert bench.got.endswith(b"[1]:at once\n[0]:next\n")
 
 
-def test_a_progress_bar_is_no_prompt(bench: Bench) -> None:
-    """A line with carriage returns is shown once a second, as a line, also where its first bytes had none."""
-    bar = bench.lines(b"[0]:")
-    give(bar, b"train: ", b"\rtrain: 1%")
-    shown = []
-    for seconds in (0.2, 0.9, 5.0):
-        bench.loop.advance(seconds)
-        shown.append(bench.got)
-    assert shown == [b"", *[b"[0]:train: \r\n"] * 2]
-
-
 def test_a_line_without_end_gives_way(bench: Bench) -> None:
     """A line that goes on and on is broken at last for those who wait; not a byte of it is lost."""
     long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
@@ -243,34 +202,6 @@ def test_a_line_without_end_gives_way(bench: Bench) -> None:
     give(long, b"\n")
     assert [line.replace(b"x", b"") for line in bench.got.splitlines()] == [b"[0]:", b"[1]:other", b"[0]:"]
     assert bench.got.count(b"x") == 2200
-
-
-def test_a_broken_line_is_not_ended_twice(bench: Bench) -> None:
-    """When somebody else has ended a rank's long line, its own newline doesn't make an empty line."""
-    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
-    give(long, b"x" * 101)
-    bench.loop.advance(2.0)
-    give(other, b"other\n")
-    give(long, b"\nnext\n")
-    assert bench.got == b"[0]:" + b"x" * 101 + b"\n[1]:other\n[0]:next\n"
-    give(long, b"x" * 101)
-    bench.loop.advance(2.0)
-    give(other, b"other\n")
-    long.end()
-    assert bench.got.endswith(b"x\n[1]:other\n")
-
-
-def test_a_slow_reader_is_not_a_silent_writer(bench: Bench) -> None:
-    """While the reader takes nothing the hold on a long line doesn't run out."""
-    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
-    bench.reader.room = 10
-    give(long, b"x" * 101)
-    give(other, b"other\n")
-    bench.loop.advance(60.0)
-    bench.reader.room = 1 << 20
-    give(long, b"y\n")
-    bench.loop.drain()
-    assert bench.got == b"[0]:" + b"x" * 101 + b"y\n[1]:other\n"
 
 
 @pytest.mark.parametrize("size", [1, 100, 5000, 70000])
@@ -331,15 +262,6 @@ def test_a_gone_reader_is_told_once(bench: Bench) -> None:
     assert source.is_clear
 
 
-def test_a_reader_that_is_gone_at_once(bench: Bench) -> None:
-    """A line that has to be started on a new line meets a gone reader, and that is told once."""
-    give(bench.pass_through(), b"unfinished")
-    bench.loop.advance(1.0)
-    bench.reader.is_gone = True
-    give(bench.lines(b"[0]:"), b"line\n")
-    assert len(bench.errors) == 1
-
-
 def test_progress_is_shown_once_a_second(bench: Bench) -> None:
     """An unfinished line with carriage returns is shown up to the last one, each update after the prefix."""
     bar = bench.lines(b"[0]:", limit=1 << 20)
@@ -351,18 +273,6 @@ def test_progress_is_shown_once_a_second(bench: Bench) -> None:
     bench.loop.advance(1.0)
     give(bar, b"done\n")
     assert bench.got == b"[0]: 10%\r[0]: 20%\r\n[0]: 30%\r\n[0]:done\n"
-
-
-def test_progress_that_was_shown_is_not_ended_twice(bench: Bench) -> None:
-    """The newline that ends a progress bar after its last update was shown makes no empty line; the next one does."""
-    bar = bench.lines(b"[0]:", limit=1 << 20)
-    give(bar, b"100%\r")
-    bench.loop.advance(1.0)
-    give(bar, b"\n")
-    assert bench.got == b"[0]:100%\r\n"
-    give(bar, b"\n")
-    bar.end()
-    assert bench.got == b"[0]:100%\r\n[0]:\n"
 
 
 def test_finished_progress_is_one_line(bench: Bench) -> None:

@@ -54,15 +54,6 @@ def test_the_beginning_of_a_long_exception_is_kept(length: int, size: int) -> No
     assert said.endswith("x end\n")
 
 
-@pytest.mark.parametrize("cut", range(-40, 41, 8))
-def test_a_beginning_is_found_wherever_the_window_ends(cut: int) -> None:
-    """Also where the edge goes through the traceback's first line."""
-    text = f"{_HEAD}KeyError: {'y' * (contract.CAPTURE_BYTES - len(_HEAD) + cut)}\n"
-    exception = parse_exception(kept("z" * 200_000 + "\n" + text, 1 << 12), exitcode=1)
-    assert exception is not None
-    assert exception.type == "KeyError"
-
-
 @pytest.mark.parametrize("end", ["\n", "\r"])
 @pytest.mark.parametrize("size", [1000, 1 << 18])
 def test_a_program_that_lived_on_may_not_have_died_of_its_last_exception(end: str, size: int) -> None:

@@ -84,7 +84,6 @@ class Console:
         """Write one line of the launcher to stderr."""
         self.write(STDERR, f"elastic-run: {text}\n".encode(errors="replace"))
 
-    # --- a line that is rewritten ----------------------------------------------------------------------------------
     @property
     def has_live_line(self) -> bool:
         """Whether stderr is a terminal that can show a line in place of another."""
@@ -107,11 +106,7 @@ class Console:
             return _COLUMNS
 
     def show_line(self, text: str) -> bool:
-        """Show a line on stderr's terminal until something else is written there, or another one is shown.
-
-        Returns:
-            Whether it could be shown.
-        """
+        """Show a line on stderr's terminal until something else is written there; return whether it could be shown."""
         return self._streams[STDERR].show_line(text.encode(errors="replace"))
 
     def hide_line(self) -> None:
@@ -210,15 +205,11 @@ class Stream:
     def _hold_ends(self, holder: Source) -> float:
         return min(self._held_at + holder.wait_limit, self._held_since + holder.hold_time)
 
-    # --- writing ---------------------------------------------------------------------------------------------------
     def write(self, source: Source, data: bytes | memoryview, *, starts_line: bool) -> None:
-        """Write, or queue; the caller has asked `may_write`.
+        """Write, or queue, data that is not empty; the caller has asked `may_write`.
 
-        Args:
-            source: The writer. It holds the stream if the data ends within a line.
-            data: The data, not empty.
-            starts_line: Whether the data must be at the beginning of a line: an unfinished line of another source is
-                ended first.
+        The source holds the stream if the data ends within a line. `starts_line` says that the data must be at the
+        beginning of a line: an unfinished line of another source is ended first.
         """
         if self.is_closed:
             return
@@ -251,13 +242,7 @@ class Stream:
                 self._serve_soon()
 
     def wait(self, source: Source, callback: Callable[[], None], *, is_first: bool = False) -> None:
-        """Call a source back when it is its turn.
-
-        Args:
-            source: The source that waits.
-            callback: Called once. `may_write` is true in it for this source.
-            is_first: Whether the source goes to the front of the waiting sources.
-        """
+        """Call a source back once, when it is its turn: `may_write` is true for it then."""
         if is_first:
             self._waiting.insert(0, (source, callback))
         else:
@@ -329,15 +314,10 @@ class Stream:
             self._waiting.pop(0)[1]()
         self._sink.close()
 
-    # --- the live line ---------------------------------------------------------------------------------------------
     def show_line(self, data: bytes) -> bool:
-        """Show a line until something else is written, in place of the live line before.
+        """Show a line that fits the terminal until something else is written, in place of the live line before.
 
-        Args:
-            data: One line that fits the terminal, without a newline.
-
-        Returns:
-            Whether it could be shown: not within a line of a source, and not if the terminal takes nothing now.
+        Returns whether it could be shown: not within a line of a source, and not if the terminal takes nothing now.
         """
         if self.is_closed or self._is_mid_line or self._queue or self._waiting:
             return False
@@ -351,7 +331,6 @@ class Stream:
             self._has_live_line = False
             self._put(_RETURN + _ERASE)
 
-    # --- taking turns ----------------------------------------------------------------------------------------------
     def _serve_soon(self) -> None:
         if not self._is_service_due:
             self._is_service_due = True

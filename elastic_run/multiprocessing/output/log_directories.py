@@ -26,15 +26,10 @@ def random_name() -> str:
 
 
 def name_run(run_id: str, *, program: str, host: str) -> str:
-    """Return the name of a run's directory without its random part.
+    """Return the name of a run's directory without its random part: `job7_20261122-0917` or `20261122-0917_train`.
 
-    Args:
-        run_id: The job's id, which stands first, as under torchrun.
-        program: The program's name, which takes the place of the id, behind the moment; "" to use the id.
-        host: The node's name where several nodes write to one directory, or "".
-
-    Returns:
-        Such as `job7_20261122-0917` or `20261122-0917_train`.
+    The job's id stands first, as under torchrun. A program's name, unless it is "", takes the place of the id, behind
+    the moment. `host` is the node's name where several nodes write to one directory, or "".
     """
     end = name_host(host)
     text = (program or run_id).replace("/", "_").encode(errors="surrogateescape")
@@ -52,13 +47,8 @@ def name_host(host: str) -> str:
 def link_latest(directory: str, name: str, link: str) -> str:
     """Let a link in a directory point to the newest of the directories beside it; harmless where that can't be done.
 
-    Args:
-        directory: Where both stand.
-        name: The newest directory.
-        link: The link's name. A file or directory of this name that is no link is left alone.
-
-    Returns:
-        A line for the user if another user's link has that name, else an empty string.
+    A file or directory of the link's name that is no link is left alone. Returns a line for the user if another user's
+    link has that name, else an empty string.
     """
     path = os.path.join(directory, link)
     try:
@@ -91,27 +81,16 @@ def make_directory(path: str) -> None:
     os.mkdir(path, stat.S_IRWXU | readers)
 
 
-def remove_empty(directory: str) -> None:
-    """Remove a directory and those below it, as far as they hold nothing."""
+def remove_empty(directory: str, link: str) -> None:
+    """Remove a directory and those below it, as far as they hold nothing, and a link that points to nothing then."""
     for place, _, _ in os.walk(directory, topdown=False):
         _attempt(os.rmdir, place)
-
-
-def unlink_dangling(path: str) -> None:
-    """Remove a link that points to nothing."""
-    if os.path.islink(path) and not os.path.exists(path):
-        _attempt(os.unlink, path)
+    if os.path.islink(link) and not os.path.exists(link):
+        _attempt(os.unlink, link)
 
 
 def make_new(directory: str, name: str) -> str:
-    """Make a directory that wasn't there.
-
-    Args:
-        directory: Where.
-        name: Its name; when that is taken, ``.1``, ``.2`` and so on follow it.
-
-    Returns:
-        Its path.
+    """Make a directory that wasn't there, and return its path; if the name is taken, ``.1``, ``.2`` … follow it.
 
     Raises:
         OSError: It can't be made.
@@ -150,10 +129,9 @@ def make_directories(path: str) -> None:
 
 
 def make_temporary(prefix: str) -> str | None:
-    """Make a private directory in which a file can be written.
+    """Make a private directory in which a file can be written, and return its path.
 
-    Returns:
-        Its path, or None where there is no such place: temporary directories may be read-only, or full.
+    None where there is no such place: temporary directories may be read-only, or full.
     """
     places = (os.environ.get(variable) for variable in _TEMPORARY_VARIABLES)
     for place in (*filter(None, places), *_TEMPORARY_PLACES):
@@ -184,11 +162,7 @@ def _has_room(directory: str) -> bool:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory with all that is in it, as far as that is possible.
-
-    Args:
-        directory: Its path. Links in it are removed, not followed.
-    """
+    """Remove a directory with all that is in it, as far as that is possible; links in it are removed, not followed."""
     for place, directories, files in os.walk(directory, topdown=False):
         for name in files:
             _attempt(os.unlink, os.path.join(place, name))

@@ -30,7 +30,6 @@ from elastic_run.multiprocessing.output.log_directories import (
     random_name,
     remove_empty,
     remove_tree,
-    unlink_dangling,
 )
 from elastic_run.multiprocessing.output.wiring import is_log
 from elastic_run.records import dataclass, field
@@ -188,7 +187,10 @@ class DefaultLogsSpecs(LogsSpecs):
             OSError: No temporary directory can be made.
         """
         if self._root_log_dir is None and self._run_log_dir is None:
-            self._root_log_dir = _make_kept_temporary()
+            self._root_log_dir = make_temporary("torchelastic_")
+            if self._root_log_dir is None:
+                message = "no directory for temporary files can be written to: give --log-dir for the log files"
+                raise OSError(message)
         return self._root_log_dir or self._run_log_dir or ""
 
     @property
@@ -228,9 +230,8 @@ class DefaultLogsSpecs(LogsSpecs):
         """Remove what holds nothing, the run's directory included; files stay, also in a temporary directory."""
         if self._run_log_dir is None or not self._has_own_directory:
             return
-        remove_empty(self._run_log_dir)
+        remove_empty(self._run_log_dir, os.path.join(os.path.dirname(self._run_log_dir), self._latest))
         if not os.path.lexists(self._run_log_dir):
-            unlink_dangling(os.path.join(os.path.dirname(self._run_log_dir), self._latest))
             self._run_log_dir = None
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -360,14 +361,6 @@ class DefaultLogsSpecs(LogsSpecs):
         )
 
     __hash__ = None  # type: ignore[assignment] # as torch's: equal by value, and changing
-
-
-def _make_kept_temporary() -> str:
-    directory = make_temporary("torchelastic_")
-    if directory is None:
-        message = "no directory for temporary files can be written to: give --log-dir for the log files"
-        raise OSError(message)
-    return directory
 
 
 def _values(setting: Streams) -> tuple[int, ...]:

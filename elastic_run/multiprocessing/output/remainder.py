@@ -25,13 +25,8 @@ _CODE = (
 )
 
 
-class Source:
-    """A stream that background processes may still write to.
-
-    Args:
-        reading: The launcher's end.
-        targets: Descriptors that get what comes.
-    """
+class OpenStream:
+    """A stream that background processes may still write to: the launcher's end, and the descriptors that get it."""
 
     __slots__ = ("reading", "targets")
 
@@ -40,12 +35,8 @@ class Source:
         self.targets = list(targets)
 
 
-def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
-    """Start the process that passes on what comes; returns when it has its descriptors.
-
-    Returns:
-        Its session.
-    """
+def leave(sources: Sequence[OpenStream], *, is_exec: bool) -> int:
+    """Start the process that passes on what comes; returns its session when it has its descriptors."""
     interpreter = ""
     if is_exec:
         from elastic_run.multiprocessing.process.interpreter import find_interpreter
@@ -65,7 +56,7 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
     return pid
 
 
-def _spawn(interpreter: str, sources: Sequence[Source]) -> int:
+def _spawn(interpreter: str, sources: Sequence[OpenStream]) -> int:
     from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -79,10 +70,10 @@ def _spawn(interpreter: str, sources: Sequence[Source]) -> int:
 def main() -> None:
     """Run as a fresh interpreter: each argument is a source, as `READING:TARGET,TARGET`."""
     pairs = [word.partition(":") for word in sys.argv[2:]]
-    _run([Source(int(reading), [int(fd) for fd in targets.split(",")]) for reading, _, targets in pairs])
+    _run([OpenStream(int(reading), [int(fd) for fd in targets.split(",")]) for reading, _, targets in pairs])
 
 
-def _run(sources: Sequence[Source]) -> None:
+def _run(sources: Sequence[OpenStream]) -> None:
     """In the new process: fork once more, so that the launcher is not its parent, and pass the output on."""
     from elastic_run.multiprocessing.process.guardian_process import become_daemon
 
@@ -93,32 +84,27 @@ def _run(sources: Sequence[Source]) -> None:
     pass_on(sources)
 
 
-def pass_on(sources: Sequence[Source]) -> None:
+def pass_on(sources: Sequence[OpenStream]) -> None:
     """Copy what comes until every source has ended."""
     poll, by_fd = select.poll(), {source.reading: source for source in sources}
     for reading in by_fd:
         poll.register(reading, select.POLLIN)
     while by_fd:
         for fd, _ in poll.poll():
-            data = _read(fd)
+            try:
+                data = os.read(fd, _SIZE)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""  # a terminal whose last user has gone
             if data:
                 _write(by_fd[fd], data)
-            elif data is not None:
+            else:
                 poll.unregister(fd)
                 del by_fd[fd]
 
 
-def _read(fd: int) -> bytes | None:
-    """Return what is there, nothing at the end, or None where it came to nothing."""
-    try:
-        return os.read(fd, _SIZE)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""  # a terminal whose last user has gone
-
-
-def _write(source: Source, data: bytes) -> None:
+def _write(source: OpenStream, data: bytes) -> None:
     for target in [*source.targets]:
         rest = memoryview(data)
         while rest:

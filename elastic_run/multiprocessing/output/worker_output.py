@@ -176,10 +176,10 @@ class WorkerOutput:
 
         Returns its session; nothing if none is needed.
         """
-        from elastic_run.multiprocessing.output.remainder import Source, leave
+        from elastic_run.multiprocessing.output.remainder import OpenStream, leave
 
         opened = [(each, self._targets[each]) for channels in self._channels.values() for each in channels]
-        sources = [Source(channel.fd, targets) for channel, targets in opened if channel.is_open and targets]
+        sources = [OpenStream(channel.fd, targets) for channel, targets in opened if channel.is_open and targets]
         return [leave(sources, is_exec=is_exec)] if sources else []
 
     def finish(self, local_rank: int) -> None:

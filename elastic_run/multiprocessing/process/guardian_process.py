@@ -377,12 +377,9 @@ def sweep(sessions: Mapping[int, descendants.Session], token: str, since: int, c
 
 
 def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
-    """Close the launcher's descriptors and change the title, in a process of its own session.
+    """Close the launcher's descriptors but for some, and change the title and its short form, in a session of its own.
 
-    Args:
-        title: Its command line from now on.
-        name: The short form.
-        kept: Descriptors that stay open; the standard ones lead to /dev/null otherwise.
+    Standard descriptors that are not kept lead to /dev/null.
     """
     ignore_signals()
     null = os.open(os.devnull, os.O_RDWR)

@@ -36,12 +36,7 @@ class ProcessTitle:
             pass
 
     def show(self, words: str, name: str) -> None:
-        """Show words instead of the command line.
-
-        Args:
-            words: The words that `ps -f` shows.
-            name: The name that `ps` and `top` show, 15 bytes at most.
-        """
+        """Show words instead of the command line (`ps -f`), and a name of at most 15 bytes (`ps`, `top`)."""
         self._write(words.encode()[: max(0, self._size - 1)], name.encode())
 
     def show_command(self, argv: Sequence[str]) -> None:
