@@ -105,7 +105,7 @@ class WorkerStarter:
                 )
         finally:
             self.wiring.started(local_rank)
-        return self._tell_guardian(pid)
+        return self._watch_session(pid)
 
     def start_function(
         self, functions: Functions, local_rank: int, env: Mapping[str, str], *, on_fork: Callable[[], None]
@@ -128,7 +128,7 @@ class WorkerStarter:
             started = functions.start(local_rank, options, on_fork=give_up)
         finally:
             self.wiring.started(local_rank)
-        return self._tell_guardian(started.pid, started)
+        return self._watch_session(started.pid, started)
 
     def _options(self, rank: int, env: Mapping[str, str]) -> SpawnOptions:
         own = {**env, contract.ENV_TOKEN: self.guardian.worker_token}
@@ -152,7 +152,7 @@ class WorkerStarter:
         stacks = self.wiring.open_stacks(rank) if self.has_stacks else -1
         return SpawnOptions(own, stdout, stderr, replaced, self.affinities.get(rank), self.closed, stacks)
 
-    def _tell_guardian(self, pid: int, function: StartedFunction | None = None) -> StartedWorker:
+    def _watch_session(self, pid: int, function: StartedFunction | None = None) -> StartedWorker:
         born = process_table.start_time(pid)
         self.guardian.watch(pid, born)
         return StartedWorker(pid, born, function)

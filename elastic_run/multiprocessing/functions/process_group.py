@@ -179,17 +179,17 @@ class HeldSignals:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in self._numbers:
-            previous = signal.signal(number, self._note)
+            previous = signal.signal(number, self._remember)
             # None: code in C answers it, which can't be put back.
             self.handlers[number] = signal.SIG_DFL if previous is None else previous
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _remember(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(number)
 
     def give_back(self) -> None:
         """Restore the signal handlers, also in a process that was forked during the hold."""
         for number, handler in self.handlers.items():
-            if signal.getsignal(number) == self._note:
+            if signal.getsignal(number) == self._remember:
                 signal.signal(number, handler)
 
     def deliver(self) -> None:

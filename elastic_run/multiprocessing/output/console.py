@@ -59,8 +59,8 @@ class Console:
         self._streams = {STDOUT: stderr if self.is_shared else self._open(STDOUT), STDERR: stderr}
 
     def _open(self, fd: int) -> Stream:
-        sink = open_sink(fd, lambda error: self._tell_loss(fd, error))
-        return Stream(self._loop, sink, lambda error: self._tell_closed(fd, error))
+        sink = open_sink(fd, lambda error: self._report_loss(fd, error))
+        return Stream(self._loop, sink, lambda error: self._report_closed(fd, error))
 
     def stream(self, fd: int) -> Stream:
         """Return the stream of descriptor 1 or 2, on which several sources take turns."""
@@ -123,14 +123,14 @@ class Console:
         for stream in {id(stream): stream for stream in self._streams.values()}.values():
             stream.close()
 
-    def _tell_closed(self, fd: int, error: OSError) -> None:
+    def _report_closed(self, fd: int, error: OSError) -> None:
         reason = "" if error.errno == errno.EPIPE else f" ({error.strerror})"
-        self._tell_other(fd, f"{_NAMES[fd]} has no reader any more{reason}: the job goes on without it")
+        self._say_on_other(fd, f"{_NAMES[fd]} has no reader any more{reason}: the job goes on without it")
 
-    def _tell_loss(self, fd: int, error: OSError) -> None:
-        self._tell_other(fd, f"{_NAMES[fd]}: {error.strerror}: output is missing there; the job goes on")
+    def _report_loss(self, fd: int, error: OSError) -> None:
+        self._say_on_other(fd, f"{_NAMES[fd]}: {error.strerror}: output is missing there; the job goes on")
 
-    def _tell_other(self, fd: int, text: str) -> None:
+    def _say_on_other(self, fd: int, text: str) -> None:
         if not self.is_shared:
             self.write(STDOUT + STDERR - fd, f"elastic-run: {text}\n".encode())
 

@@ -99,12 +99,12 @@ class LastException:
         """Take the next bytes of the stream."""
         start = 0
         if find_last(text, end) >= 0:
-            start = self._take_tracebacks(text, end)
+            start = self._read_tracebacks(text, end)
         if self._chain:
             self._chain[-1].add(memoryview(text)[start:end])
         self._before = (self._before + text[max(0, end - _CONTEXT_BYTES) : end])[-_CONTEXT_BYTES:]
 
-    def _take_tracebacks(self, text: bytearray, end: int) -> int:
+    def _read_tracebacks(self, text: bytearray, end: int) -> int:
         """Begin with each traceback in turn; return how far all was taken."""
         taken, place = 0, -1
         while (place := text.find(_FIRST_LINE, place + 1, end + len(_FIRST_LINE) - 1)) >= 0:

@@ -97,14 +97,14 @@ class WorkerOutput:
             except OSError as error:
                 if is_out_of_descriptors(error):
                     raise
-                self._tell_loss(path, error)
+                self._report_loss(path, error)
             else:
                 self._copies[fd] = FilteredCopy(self._log_file(file, path), filters)
 
     def attach(self, prefix: Callable[[int], str]) -> None:
         """Listen to every worker that is wired, from now on; `prefix` gives a local rank's text before tee'd lines."""
         for path, error in self._wiring.losses:
-            self._tell_loss(path, error)
+            self._report_loss(path, error)
         self._tees = sum(line.purpose == TEED for lines in self._wiring.lines.values() for line in lines)
         for local_rank, lines in self._wiring.lines.items():
             self.activities[local_rank] = Activity(local_rank, self._loop.now(), self._on_output)
@@ -139,9 +139,9 @@ class WorkerOutput:
         return Lines(self._loop, stream, prefix, limit=limit, copy=copy, backlog=backlog)
 
     def _log_file(self, file: int, path: str) -> LogFile:
-        return LogFile(file, lambda error: self._tell_loss(path, error))
+        return LogFile(file, lambda error: self._report_loss(path, error))
 
-    def _tell_loss(self, path: str, error: OSError) -> None:
+    def _report_loss(self, path: str, error: OSError) -> None:
         """Say it once per cause: when a disk is full, it is full for every rank."""
         if error.errno not in self._losses_told:
             self._losses_told.add(error.errno)

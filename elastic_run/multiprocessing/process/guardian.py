@@ -123,7 +123,7 @@ class Guardian:
         self.own_sessions.discard(session)
         self._send(_order(session, self._sessions[session]))
 
-    def tell_end(self, session: int, ended: int) -> None:
+    def report_end(self, session: int, ended: int) -> None:
         """Tell it that a session's leader had ended at a time in clock ticks; other processes of it may live."""
         if session in self._sessions:
             self._sessions[session].ended = ended

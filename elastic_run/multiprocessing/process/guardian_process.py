@@ -156,16 +156,16 @@ class _Launcher:
         poll, is_over = self.make_poll(select.POLLIN), False
         while not is_over and not self.orders.is_dismissed:
             is_over = any(fd == self.pidfd for fd, _ in poll.poll())
-            is_over = self._take_orders(second) or is_over
+            is_over = self._read_orders(second) or is_over
 
-    def _take_orders(self, second: _Second) -> bool:
+    def _read_orders(self, second: _Second) -> bool:
         """Take all that is in the pipe; return whether the launcher has closed it."""
         while True:
             chunk, held = _read(self.pipe)
             if not chunk:
                 return chunk is not None
             self.orders.take(chunk, held)
-            second.tell(chunk, held)
+            second.send(chunk, held)
 
     def clean_up(self, on_swept: Callable[[], None]) -> None:
         """Kill what it has left, remove its directory, and tell its job."""
@@ -206,7 +206,7 @@ class _Second:
         os.close(reading)
         self._pipe = writing
 
-    def tell(self, orders: bytes, held: Sequence[int] = ()) -> None:
+    def send(self, orders: bytes, held: Sequence[int] = ()) -> None:
         """Pass orders on; one that was killed, or that reads nothing, is let go."""
         if self._pipe < 0:
             return
@@ -229,9 +229,9 @@ def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
     watched.follow(second)
     if watched.orders.is_dismissed:
         return
-    second.tell(_CLEANS_UP + b"\n")
-    watched.clean_up(lambda: second.tell(_SWEPT + b"\n"))
-    second.tell(_BYE + b"\n")
+    second.send(_CLEANS_UP + b"\n")
+    watched.clean_up(lambda: second.send(_SWEPT + b"\n"))
+    second.send(_BYE + b"\n")
 
 
 def _stand_behind(first: int, pipe: int, launcher: _Launcher) -> None:

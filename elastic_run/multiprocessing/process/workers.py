@@ -117,7 +117,7 @@ class Workers:
         self._stop = shutdown.Stop(started_at=self._loop.now(), signal=number, grace=grace)
         # Some may have ended already without the loop having seen it: they failed, they were not stopped.
         self._ended_before_stop = {rank for rank in self.pids if rank not in self.alive or self._has_ended(rank)}
-        self._tell_groups(pid for rank, pid in self.pids.items() if rank not in self.alive)
+        self._signal_ended_groups(pid for rank, pid in self.pids.items() if rank not in self.alive)
         self._advance()
 
     def release(self, on_released: Callable[[list[int]], None]) -> None:
@@ -154,10 +154,10 @@ class Workers:
         self.alive.discard(local_rank)
         pid = self.pids[local_rank]
         if self._stop is not None:
-            self._tell_groups((pid,))
+            self._signal_ended_groups((pid,))
         else:
             self._sessions[pid].ended = process_table.ticks_since_boot()
-            self._guardian.tell_end(pid, self._sessions[pid].ended)
+            self._guardian.report_end(pid, self._sessions[pid].ended)
         self._on_exit(local_rank, code)
         if self._stop is not None and not self.alive:
             self._advance()
@@ -166,7 +166,7 @@ class Workers:
         served = self._exits.get(local_rank)
         return _is_zombie(self.pids[local_rank]) if served is None else served.has_ended()
 
-    def _tell_groups(self, leaders: Iterable[int]) -> None:
+    def _signal_ended_groups(self, leaders: Iterable[int]) -> None:
         """Send the signal to the remaining processes in the groups of ended workers."""
         untold = {leader: self._sessions[leader] for leader in leaders if leader not in self._told_groups}
         groups = descendants.find_groups(untold)
@@ -219,7 +219,7 @@ class Workers:
             self._finish([*survivors] or [self.pids[rank] for rank in self.alive])
             return
         if step.tell_groups:
-            self._tell(survivors, self._stop.signal)
+            self._signal_survivors(survivors, self._stop.signal)
         if step.ask_stacks:
             self._on_overdue()
         if self._stop.killed_at is not None:
@@ -239,7 +239,7 @@ class Workers:
             if stat is not None
         }
 
-    def _tell(self, survivors: Mapping[int, ProcessStat], number: int) -> None:
+    def _signal_survivors(self, survivors: Mapping[int, ProcessStat], number: int) -> None:
         """Send a signal to what is left, but to nobody twice and to nobody whose own parent passes it on."""
         leaders = {self.pids[rank] for rank in self.alive}
         sessions, known = set(self.pids.values()), {*survivors, *leaders}

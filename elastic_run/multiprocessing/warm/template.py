@@ -115,7 +115,7 @@ class Template:
     def _has_fit_start(self, own: Sequence[str]) -> bool:
         """Tell the agent if Python's own start has left or read something that a fork must not have."""
         if hazard := self._watch.find_hazard(variables=own):
-            self._tell("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
+            self._send("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
         return not hazard
 
     def _import(self, modules: Sequence[str], left_out: Sequence[str], own: Sequence[str]) -> bool:
@@ -124,24 +124,24 @@ class Template:
 
         chosen = self._choose(modules, left_out)
         if not chosen:
-            self._tell("idle")
+            self._send("idle")
             return False
         for name in chosen:
-            self._tell("importing", name)
+            self._send("importing", name)
             try:
                 importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - whatever the module's code raises
                 if isinstance(error, ImportError) and name not in modules:
                     continue  # the program may do without, it is only one of its imports
-                self._tell("failed", f"{name} can't be imported ({describe_exception(error)})")
+                self._send("failed", f"{name} can't be imported ({describe_exception(error)})")
                 return False
             if hazard := self._watch.find_hazard(variables=own):
                 # The user can't leave out a module that `auto` chose: another template does without it.
                 kind = "unfit" if name not in modules and len(chosen) > 1 else "failed"
-                self._tell(kind, f"{name} can't be preloaded: it {hazard}", package=_package(name))
+                self._send(kind, f"{name} can't be preloaded: it {hazard}", package=_package(name))
                 return False
         self._watch.close()
-        self._tell("ready")
+        self._send("ready")
         return True
 
     def _choose(self, names: Sequence[str], left_out: Sequence[str]) -> list[str]:
@@ -156,7 +156,7 @@ class Template:
     def _fork(self, places: list[int]) -> bool:
         """Fork a worker for each place; return True in one of them."""
         if hazard := self._watch.find_hazard(places):
-            self._tell("failed", f"the template can't be forked any more: it {hazard}")
+            self._send("failed", f"the template can't be forked any more: it {hazard}")
             os._exit(0)
         _flush()
         helper = self._try_fork()
@@ -166,7 +166,7 @@ class Template:
             _wait_exit(helper)  # afterwards its children are the agent's
         for place in places:
             os.close(place)
-        self._tell("done")
+        self._send("done")
         return False
 
     def _deliver(self, places: list[int]) -> bool:
@@ -179,7 +179,7 @@ class Template:
             if pid is None:
                 break
             pids.append(pid)
-        self._tell("born", pids=pids)
+        self._send("born", pids=pids)
         messages.receive(self._channel)
         os._exit(0)
 
@@ -188,10 +188,10 @@ class Template:
         try:
             return _fork_quietly()
         except (OSError, MemoryError) as error:
-            self._tell("refused", getattr(error, "strerror", None) or describe_exception(error))
+            self._send("refused", getattr(error, "strerror", None) or describe_exception(error))
             return None
 
-    def _tell(self, kind: str, text: str = "", **more: object) -> None:
+    def _send(self, kind: str, text: str = "", **more: object) -> None:
         try:
             messages.send(self._channel, {"kind": kind, "text": text[:_MOST_TEXT], **more})
         except OSError:

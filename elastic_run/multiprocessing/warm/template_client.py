@@ -134,7 +134,7 @@ class TemplateClient:
         """Listen to the template from now on."""
         self._loop = loop
         if self._channel is not None:
-            loop.add_reader(self._channel.fileno(), self._take_news)
+            loop.add_reader(self._channel.fileno(), self._read_news)
             self._watch(self.pid, self._ended)
 
     def order(self, count: int) -> None:
@@ -206,7 +206,7 @@ class TemplateClient:
             for end in theirs:
                 end.close()
 
-    def _take_news(self) -> None:
+    def _read_news(self) -> None:
         while self._channel is not None:
             try:
                 news = messages.receive(self._channel)
@@ -279,8 +279,8 @@ class TemplateClient:
 
     def _ended(self, code: int) -> None:
         self._sessions[self.pid].ended = process_table.ticks_since_boot()
-        self._guardian.tell_end(self.pid, self._sessions[self.pid].ended)
-        self._take_news()  # its last words
+        self._guardian.report_end(self.pid, self._sessions[self.pid].ended)
+        self._read_news()  # its last words
         self._hang_up()
         is_news, self.is_there = self.is_there, False
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

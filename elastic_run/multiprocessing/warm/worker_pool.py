@@ -126,7 +126,7 @@ class WorkerPool:
         if self._loop is not None and not self._timers:
             wait_limit = _FORK_WAIT if self._is_ready else _IMPORT_WAIT
             self._timers = [
-                self._loop.call_later(_NOTICE, self._tell_wait),
+                self._loop.call_later(_NOTICE, self._report_wait),
                 self._loop.call_later(wait_limit, lambda: self._end_wait(wait_limit)),
             ]
         self._settle()
@@ -153,10 +153,10 @@ class WorkerPool:
                     self._worker_pids.append(fork.pid)
                 return fork.pid
             template.discard(fork)
-            self._tell_lost(1)
+            self._report_lost(1)
         return None
 
-    def tell_sharing(self) -> None:
+    def report_sharing(self) -> None:
         """Tell once how much memory is saved; call it when the workers of a round are up."""
         if not self._worker_pids:
             return
@@ -215,12 +215,12 @@ class WorkerPool:
         elif kind == "refused":
             self._say(f"--preload: the template can't fork ({text}): the missing workers start cold")
         elif kind == "lost":
-            self._tell_lost(int(text))
+            self._report_lost(int(text))
         elif kind == "gone":
             self._lose(text)
         self._settle()
 
-    def _tell_lost(self, count: int) -> None:
+    def _report_lost(self, count: int) -> None:
         lost = f"{count} forks were killed: {count} workers start"
         self._say(f"--preload: {'a fork was killed: one worker starts' if count == 1 else lost} cold")
 
@@ -269,7 +269,7 @@ class WorkerPool:
             timer.cancel()
         self._timers.clear()
 
-    def _tell_wait(self) -> None:
+    def _report_wait(self) -> None:
         self._say(f"--preload: still waiting for the workers' template after {_NOTICE:.0f} s: it is {self._doing}")
 
     def _end_wait(self, wait_limit: float) -> None:
