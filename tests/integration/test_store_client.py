@@ -66,16 +66,6 @@ def test_prefixes_separate(store: ServedStore, client: StoreClient) -> None:
         assert client.num_keys() == 1
 
 
-def test_get_waits_for_the_key(client: StoreClient) -> None:
-    """Get of a missing key gives the value that another client sets later."""
-    got: list[bytes] = []
-    with client.clone() as other:
-        thread = in_thread(lambda: got.append(other.get("late")))
-        client.set("late", "v")
-        thread.join(DEADLINE)
-    assert got == [b"v"]
-
-
 def test_a_wait_in_vain_leaves_the_client_usable(client: StoreClient) -> None:
     """A wait that runs out of time names the keys, and the next operations work."""
     with pytest.raises(StoreTimeoutError, match=r"not within 0.05 s: 'a', 'b', 'c', 'd', 'e' …"):
@@ -179,18 +169,3 @@ def test_another_protocol_is_no_store() -> None:
         with pytest.raises(StoreConnectionError, match="is not a TCPStore"):
             StoreClient(LOOPBACK, listener.getsockname()[1], timeout=DEADLINE)
         thread.join(DEADLINE)
-
-
-def test_eight_clients_count_to_eight_hundred(store: ServedStore) -> None:
-    """Clients in threads that count at once lose no count."""
-
-    def count() -> None:
-        with StoreClient(LOOPBACK, store.port) as counting:
-            for _ in range(100):
-                counting.add("n", 1)
-
-    threads = [in_thread(count) for _ in range(8)]
-    for thread in threads:
-        thread.join(DEADLINE)
-    with StoreClient(LOOPBACK, store.port) as reading:
-        assert reading.get("n") == b"800"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
+from elastic_run.store.limits import COUNT_LIMIT
 from elastic_run.store.tcpstore import wire
 from tests.support.store import NONCE
 
@@ -29,14 +29,6 @@ def noise(seed: int, size: int) -> bytes:
 
 
 # --- the opening ---------------------------------------------------------------------------------------------------
-def test_a_client_gets_its_nonce_back(bench: Bench) -> None:
-    """The opening is answered with the client's own number, also when it comes byte by byte."""
-    peer = bench.peer(greets=False)
-    for byte in wire.encode_opening(NONCE):
-        peer.send(bytes((byte,)))
-    assert peer.take(4) == wire.U32.pack(NONCE)
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -70,24 +62,6 @@ def test_a_client_that_turns_to_garbage_is_closed(bench: Bench) -> None:
     bench.assert_healthy()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        bytes((wire.SET,)) + wire.U64.pack(KEY_LIMIT + 1),
-        bytes((wire.SET,)) + wire.U64.pack(2) + b"/k" + wire.U64.pack(VALUE_LIMIT + 1),
-        bytes((wire.WAIT,)) + wire.U64.pack(COUNT_LIMIT + 1),
-        bytes((wire.MULTI_SET,)) + wire.U64.pack(2**64 - 1),
-    ],
-    ids=["key", "value", "list", "endless list"],
-)
-def test_what_is_too_long_is_refused_before_it_comes(bench: Bench, message: bytes) -> None:
-    """A string or list over its limit closes the connection when its length is known."""
-    peer = bench.peer()
-    peer.send(message)
-    assert peer.wait_closed() == b""
-    bench.assert_healthy()
-
-
 def test_what_came_before_an_error_is_answered(bench: Bench) -> None:
     """Replies to proper messages reach the client also when the next message closes the connection."""
     peer = bench.peer()
@@ -111,15 +85,6 @@ def test_an_unknown_operation_is_told_once(bench: Bench) -> None:
 
 
 # --- slow and halting clients --------------------------------------------------------------------------------------
-def test_half_a_message_does_nothing(bench: Bench) -> None:
-    """A message that never ends has no effect, and its client's end is noticed."""
-    peer = bench.peer()
-    peer.send(wire.encode(wire.MULTI_SET, 2, b"/a", b"1", b"/b", b"2")[:-1])
-    peer.close()
-    bench.turn_until(lambda: not bench.server._connections)
-    assert bench.data.num_keys() == 0
-
-
 def test_messages_in_one_packet_are_answered_in_order(bench: Bench) -> None:
     """A thousand messages that arrive together get their replies in order."""
     peer = bench.peer()
@@ -145,29 +110,6 @@ def test_a_slow_reader_is_not_read_on(bench: Bench) -> None:
     assert bench.loop._writers == {}, "a loop that waits to write what is written already takes a whole processor"
 
 
-def test_a_slow_writer_is_read_to_the_end(bench: Bench) -> None:
-    """A large value that comes in small pieces, between other clients' messages, arrives whole."""
-    value = noise(1, MIB)
-    slow, other = bench.peer(), bench.peer()
-    message = wire.encode(wire.SET, b"/big", value)
-    for start in range(0, len(message), 50_000):
-        slow.send(message[start : start + 50_000])
-        other.ask(wire.ADD, b"/n", 1)
-        other.take_number()
-    slow.ask(wire.GET, b"/big")
-    assert slow.take_string() == value
-
-
-def test_largest_values_in_one_reply(bench: Bench) -> None:
-    """MULTI_GET of several values of 8 MiB gives each of them whole."""
-    values = [noise(seed, 8 * MIB) for seed in range(3)]
-    peer = bench.peer()
-    for number, value in enumerate(values):
-        peer.ask(wire.SET, b"/%d" % number, value)
-    peer.ask(wire.MULTI_GET, 4, b"/0", b"/1", b"/no", b"/2")
-    assert [peer.take_string() for _ in range(4)] == [values[0], values[1], b"", values[2]]
-
-
 def test_many_keys_in_one_message(bench: Bench) -> None:
     """A list of as many keys as the protocol allows is set, got and listed."""
     keys = [b"/%d" % number for number in range(COUNT_LIMIT)]
@@ -179,17 +121,6 @@ def test_many_keys_in_one_message(bench: Bench) -> None:
     peer.ask(wire.LIST_KEYS)
     assert peer.take_number() == len(keys)
     assert peer.take(len(expected)) == expected
-
-
-def test_a_client_that_dies_while_written_to_harms_nobody(bench: Bench) -> None:
-    """A reset connection with replies under way is dropped."""
-    bench.data.set(b"/big", b"x" * (8 * MIB))
-    peer = bench.peer()
-    peer.stop_reading()
-    peer.send(wire.encode(wire.GET, b"/big") * 3)
-    peer.close()
-    bench.turn_until(lambda: not bench.server._connections)
-    bench.assert_healthy()
 
 
 # --- life ----------------------------------------------------------------------------------------------------------

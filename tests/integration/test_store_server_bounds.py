@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
     from tests.support.store_bench import Bench
 
 MIB = 1 << 20
-
-
-def noise(seed: int, size: int) -> bytes:
-    """Return bytes that look random and are the same each time."""
-    return random.Random(seed).randbytes(size)  # noqa: S311 - a test's noise, no secret
 
 
 def test_one_value_many_times_is_one_value(bench: Bench) -> None:

@@ -27,16 +27,6 @@ def test_a_wait_ends_when_the_last_key_is_there(bench: Bench) -> None:
     waiting.assert_silent()
 
 
-def test_a_cancelled_wait_is_answered_once(bench: Bench) -> None:
-    """CANCEL_WAIT of a wait under way is answered with 1, and the keys' appearance with nothing."""
-    peer = bench.peer()
-    peer.ask(wire.WAIT, 1, b"/k")
-    peer.ask(wire.CANCEL_WAIT)
-    assert peer.take(1) == wire.WAIT_CANCELLED
-    peer.ask(wire.SET, b"/k", b"")
-    peer.assert_silent()
-
-
 def test_a_cancellation_that_crossed_is_answered_too(bench: Bench) -> None:
     """CANCEL_WAIT behind the wait's own end gives 0, then 1, which is what torch's client expects of the race."""
     peer, other = bench.peer(), bench.peer()
@@ -55,16 +45,6 @@ def test_a_wait_within_a_wait_is_refused(bench: Bench) -> None:
         peer = bench.peer()
         peer.send(wire.encode(wire.WAIT, 1, b"/a") + second)
         assert peer.wait_closed() == b""
-
-
-def test_who_leaves_waits_no_longer(bench: Bench) -> None:
-    """A client that disconnects while it waits leaves nothing behind."""
-    peer = bench.peer()
-    peer.ask(wire.WAIT, 1000, *(b"/%d" % number for number in range(1000)))
-    peer.assert_silent()
-    peer.close()
-    bench.turn_until(lambda: not bench.server._connections)
-    assert bench.data.waiters == {}
 
 
 def test_a_thousand_waiters_are_woken(bench: Bench) -> None:
@@ -107,29 +87,3 @@ def test_a_value_that_the_woken_one_leaves_wakes_the_next(bench: Bench, turn_awa
     assert second.take(1) == wire.WAIT_OVER
     second.ask(wire.QUEUE_POP, b"/q")
     assert (second.take_number(), second.take_string()) == (1, b"v")
-
-
-def test_one_value_wakes_one_client(bench: Bench) -> None:
-    """Of two clients that wait for a queue, one is woken by one value and takes it."""
-    first, second, pushing = bench.peer(), bench.peer(), bench.peer()
-    for peer in (first, second):
-        peer.ask(wire.WAIT, 1, b"/q")
-        peer.assert_silent()
-    pushing.ask(wire.QUEUE_PUSH, b"/q", b"v")
-    assert first.take(1) == wire.WAIT_OVER
-    first.ask(wire.QUEUE_POP, b"/q")
-    assert (first.take_number(), first.take_string()) == (1, b"v")
-    second.assert_silent()
-
-
-def test_a_barrier_is_called_off_like_a_wait(bench: Bench) -> None:
-    """Who gives up at a barrier stays counted, as in torch, and the last one opens it for the rest."""
-    first, second, third = bench.peer(), bench.peer(), bench.peer()
-    for peer in (first, second):
-        peer.ask(wire.BARRIER, b"/b", 3)
-        peer.assert_silent()
-    first.ask(wire.CANCEL_WAIT)
-    assert first.take(1) == wire.WAIT_CANCELLED
-    third.ask(wire.BARRIER, b"/b", 3)
-    assert (second.take(1), third.take(1)) == (wire.WAIT_OVER, wire.WAIT_OVER)
-    first.assert_silent()

@@ -41,23 +41,6 @@ def calls() -> Calls:
 
 
 # --- values --------------------------------------------------------------------------------------------------------
-def test_values_are_set_and_deleted(store: MemoryStore) -> None:
-    """A key has the value that was set last, until it is deleted."""
-    store.set(b"k", b"1")
-    store.set(b"k", b"2")
-    assert store.get(b"k") == b"2"
-    assert store.num_keys() == 1
-    assert (store.delete_key(b"k"), store.delete_key(b"k")) == (True, False)
-    assert store.get(b"k") is None
-
-
-def test_an_empty_value_is_a_value(store: MemoryStore) -> None:
-    """A key with an empty value is there, is counted, and can be deleted."""
-    store.set(b"k", b"")
-    assert store.check([b"k"])
-    assert store.delete_key(b"k")
-
-
 @pytest.mark.parametrize(
     ("present", "expected", "desired", "answer", "after"),
     [
@@ -80,14 +63,6 @@ def test_compare_set_is_torchs(
     assert store.get(b"k") == after
 
 
-def test_add_counts_text(store: MemoryStore) -> None:
-    """A counter is decimal text: it can be set, appended to and read as such."""
-    assert store.add(b"n", 5) == 5
-    store.append(b"n", b"0")
-    assert store.add(b"n", -8) == 42
-    assert store.get(b"n") == b"42"
-
-
 def test_add_wraps_as_64_bits(store: MemoryStore) -> None:
     """A counter runs over at 64 bits, both ways."""
     store.add(b"n", 2**63 - 1)
@@ -105,22 +80,6 @@ def test_append_in_many_pieces(store: MemoryStore) -> None:
     assert store.compare_set(b"k", b"xy" * 1000, b"z") == b"z"
 
 
-def test_a_value_once_got_does_not_change(store: MemoryStore) -> None:
-    """What was got from a key stays as it was when more is appended."""
-    store.append(b"k", b"a")
-    store.append(b"k", b"b")
-    got = store.get(b"k")
-    store.append(b"k", b"c")
-    assert got == b"ab"
-
-
-def test_many_at_once(store: MemoryStore) -> None:
-    """multi_set sets in order, multi_get gets in order with gaps, list_keys lists all."""
-    store.multi_set([b"a", b"b", b"a"], [b"1", b"2", b"3"])
-    assert store.multi_get([b"b", b"no", b"a"]) == [b"2", None, b"3"]
-    assert store.list_keys() == [b"a", b"b"]
-
-
 def test_clear_forgets_all(store: MemoryStore, calls: Calls) -> None:
     """After clear there is no key, no queue and nobody waiting."""
     store.set(b"k", b"v")
@@ -132,14 +91,6 @@ def test_clear_forgets_all(store: MemoryStore, calls: Calls) -> None:
 
 
 # --- waiting -------------------------------------------------------------------------------------------------------
-def test_a_wait_for_what_is_there_is_none(store: MemoryStore, calls: Calls) -> None:
-    """Waiting for keys that are all there, or for none, gives no waiter and no call."""
-    store.set(b"a", b"")
-    assert store.on_key([b"a", b"a"], calls.named("x")) is None
-    assert store.on_key([], calls.named("x")) is None
-    assert calls.made == []
-
-
 @pytest.mark.parametrize(
     "appear",
     [
@@ -165,13 +116,6 @@ def test_the_last_key_ends_a_wait_once(
     assert calls.made == ["x"]
 
 
-def test_a_failed_compare_set_wakes_nobody(store: MemoryStore, calls: Calls) -> None:
-    """compare_set that leaves a key missing doesn't end a wait for it."""
-    store.on_key([b"k"], calls.named("x"))
-    store.compare_set(b"k", b"old", b"new")
-    assert calls.made == []
-
-
 def test_a_key_that_came_and_went_counts(store: MemoryStore, calls: Calls) -> None:
     """A wait for several keys doesn't start over when one is deleted again."""
     store.on_key([b"a", b"b"], calls.named("x"))
@@ -179,14 +123,6 @@ def test_a_key_that_came_and_went_counts(store: MemoryStore, calls: Calls) -> No
     store.delete_key(b"a")
     store.set(b"b", b"")
     assert calls.made == ["x"]
-
-
-def test_waiters_are_called_in_order(store: MemoryStore, calls: Calls) -> None:
-    """Those who wait for a key are called in the order in which they came."""
-    for number in range(100):
-        store.on_key([b"k"], calls.named(str(number)))
-    store.set(b"k", b"")
-    assert calls.made == [str(number) for number in range(100)]
 
 
 def test_who_cancels_is_not_called(store: MemoryStore, calls: Calls) -> None:
@@ -217,41 +153,13 @@ def test_a_waiter_leaves_nothing_behind(store: MemoryStore, calls: Calls) -> Non
     assert (store.waiters, store._queues) == ({}, {})
 
 
-def test_a_barrier_opens_for_all(store: MemoryStore, calls: Calls) -> None:
-    """A barrier keeps those who come until the world is complete, and is a counter."""
-    assert store.barrier(b"b", 3, calls.named("1")) is not None
-    assert store.barrier(b"b", 3, calls.named("2")) is not None
-    assert calls.made == []
-    assert store.barrier(b"b", 3, calls.named("3")) is None
-    assert calls.made == ["1", "2"]
-    assert store.get(b"b") == b"3"
-
-
 # --- queues --------------------------------------------------------------------------------------------------------
-def test_a_queue_is_first_in_first_out(store: MemoryStore) -> None:
-    """Values leave a queue in order; an empty queue gives none."""
-    store.queue_push(b"q", b"1")
-    store.queue_push(b"q", b"2")
-    assert store.queue_len(b"q") == 2
-    assert [store.queue_pop(b"q") for _ in range(3)] == [(2, b"1"), (1, b"2"), (0, b"")]
-
-
 def test_a_queue_is_waited_for_and_no_key(store: MemoryStore) -> None:
     """A queue that isn't empty passes a check, but is neither counted nor listed nor deleted as a key."""
     assert not store.check([b"q"])
     store.queue_push(b"q", b"1")
     assert store.check([b"q"])
     assert (store.num_keys(), store.list_keys(), store.delete_key(b"q")) == (0, [], False)
-
-
-def test_one_push_wakes_one(store: MemoryStore, calls: Calls) -> None:
-    """Each value wakes one of those who wait, the first first."""
-    for name in "abc":
-        store.on_key([b"q"], calls.named(name))
-    store.queue_push(b"q", b"1")
-    assert calls.made == ["a"]
-    store.queue_push(b"q", b"2")
-    assert calls.made == ["a", "b"]
 
 
 def test_a_push_goes_past_who_misses_more(store: MemoryStore, calls: Calls) -> None:
@@ -262,18 +170,6 @@ def test_a_push_goes_past_who_misses_more(store: MemoryStore, calls: Calls) -> N
     assert calls.made == ["b"]
     store.set(b"k", b"")
     assert calls.made == ["b", "a"]
-
-
-def test_what_one_leaves_wakes_the_next(store: MemoryStore, calls: Calls) -> None:
-    """A value that the woken one didn't take wakes the next, and only while it is there."""
-    for name in "abc":
-        store.on_key([b"q"], calls.named(name))
-    store.queue_push(b"q", b"1")
-    store.pass_on(b"q")
-    assert calls.made == ["a", "b"]
-    store.queue_pop(b"q")
-    store.pass_on(b"q")
-    assert calls.made == ["a", "b"]
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------

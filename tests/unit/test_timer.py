@@ -109,14 +109,6 @@ def test_under_elastic_run_nothing_has_to_be_configured(tmp_path: Path, monkeypa
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
-def test_a_request_survives_its_json() -> None:
-    """A request that is written and read again is the same; one with another signal is not."""
-    request = FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGTERM)
-    assert read_request(request.to_json().encode()) == request
-    assert read_request(b"half a li" + request.to_json().encode()) == request
-    assert request != FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -181,13 +173,6 @@ def test_timers_are_renewed_released_and_cleared() -> None:
     assert set(countdowns.expired()) == {1}
     countdowns.clear()
     assert countdowns.seconds_left is None
-
-
-def test_only_a_negative_time_ends_a_timer() -> None:
-    """A timer that expires at time 0, the beginning of the epoch, has expired."""
-    countdowns = _Clocks().countdowns()
-    countdowns.register([FileTimerRequest(1, "x", 0), FileTimerRequest(2, "x", -0.5)])
-    assert set(countdowns.expired()) == {1}
 
 
 @pytest.mark.parametrize(("signals", "chosen"), [((0, 1), 1), ((-1, 0), None), ((15, 9), 15), ((), None)])
