@@ -76,16 +76,16 @@ docs: setup ## build the pages into site/
 bench: setup ## figures beside torchrun, ft_launcher and a bare loop, into docs/ and README.md; a quiet machine helps
 	@tools/test-tools.sh
 	@tools/setup-peers.sh
-	$(PYTHON_IN_VENV) -m tests.benchmarks $(BENCH)
+	$(PYTHON_IN_VENV) -m benchmarks $(BENCH)
 
 figures: setup ## write docs/benchmarks.md, its plots and the README's figures of what docs/benchmarks.json records
-	$(PYTHON_IN_VENV) -m tests.benchmarks --figures
+	$(PYTHON_IN_VENV) -m benchmarks --figures
 
 picture: setup ## run jobs that fail and hang, and draw the reports for the README
-	$(PYTHON_IN_VENV) -m tests.benchmarks.pictures reports
+	$(PYTHON_IN_VENV) -m benchmarks.pictures reports
 
 history-picture: setup ## run a job with failures, and draw the page of its history for the docs; needs root and Chromium
-	$(PYTHON_IN_VENV) -m tests.benchmarks.pictures history
+	$(PYTHON_IN_VENV) -m benchmarks.pictures history
 
 build: setup ## wheel and source archive into dist/
 	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .

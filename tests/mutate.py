@@ -1,7 +1,7 @@
 """Changes random places of the package, one at a time, and tells which changes no test notices: `make mutate`.
 
     python -m tests.mutate report store --sample 30 --seed 2
-    python -m tests.mutate report --tests tests/integration/test_report_*.py
+    python -m tests.mutate report --tests tests/integration/diagnosis/test_report_*.py
 
 A room is a package below `elastic_run`. Each change (a mutant) is made in a copy of the repository, never in the
 checkout. The unit tests and scenarios that import from the room run against the copy; if none fails, the tests of

@@ -13,13 +13,13 @@ flock 9 # two makes at once: the second waits, and finds the work done
 
 peers=.peers
 stamp=$peers/.made-from
-wanted() { { cut -d' ' -f1 .venv/.made-from && cat tests/benchmarks/requirements.txt tools/setup-peers.sh; } | sha256sum; }
+wanted() { { cut -d' ' -f1 .venv/.made-from && cat benchmarks/requirements.txt tools/setup-peers.sh; } | sha256sum; }
 
 if [ -f "$stamp" ] && [ "$(wanted)" = "$(cat "$stamp")" ]; then exit 0; fi
 rm -rf "$peers"
 echo "setup: installing what the benchmarks run beside into $peers" >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target "$peers" \
-  -r tests/benchmarks/requirements.txt || {
+  -r benchmarks/requirements.txt || {
   rm -rf "$peers"
   echo "setup: pip failed (see above): the benchmarks will have no column for ft_launcher" >&2
   exit 0

@@ -1,1 +1,1 @@
-"""Figures beside those of torchrun and of a bare loop: ``make bench``, ``python -m tests.benchmarks start tee``."""
+"""Tests of the benchmarks: their arithmetic, and generous bounds on ratios."""

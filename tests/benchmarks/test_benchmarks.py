@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.benchmarks import (
+from benchmarks import (
     detection,
     diagnosis,
     functions,
@@ -25,13 +25,13 @@ from tests.benchmarks import (
     warm,
     worker_connections,
 )
-from tests.benchmarks.__main__ import BENCHMARKS
-from tests.benchmarks.faults import LIGHT, Case, Fault, all_cases
-from tests.benchmarks.figures import Bar, Comparison, Figure, compared
-from tests.benchmarks.installation import Effort, Installation
-from tests.benchmarks.plots import PLOTS, draw_all
-from tests.benchmarks.recording import ORDER, ROOT, Record, Run, merge, read_record, write_record
-from tests.benchmarks.verdict import judge
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.faults import LIGHT, Case, Fault, all_cases
+from benchmarks.figures import Bar, Comparison, Figure, compared
+from benchmarks.installation import Effort, Installation
+from benchmarks.plots import PLOTS, draw_all
+from benchmarks.recording import ORDER, ROOT, Record, Run, merge, read_record, write_record
+from benchmarks.verdict import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

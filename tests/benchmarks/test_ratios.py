@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.benchmarks import (
+from benchmarks import (
     detection,
     functions,
     memory,
@@ -24,8 +24,8 @@ from tests.benchmarks import (
     warm,
     worker_connections,
 )
-from tests.benchmarks.figures import Comparison, compare, interleave, take_turns
-from tests.benchmarks.installation import Installation, install
+from benchmarks.figures import Comparison, compare, interleave, take_turns
+from benchmarks.installation import Installation, install
 from tests.support.torchrun import with_hosts_file, write_hosts_file
 from tests.support.wait import stretched
 

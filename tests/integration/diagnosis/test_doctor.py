@@ -1,0 +1,217 @@
+"""`elastic-run doctor` on virtual hosts: it finds what was broken there, that alone, and names the mend."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tests.support.hosts import virtual_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.hosts import VirtualHosts
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).parents[3]
+#: Drops what comes in: nothing answers any more, and no sender is told.
+_DROP = (
+    "nft add table inet t; nft 'add chain inet t c { type filter hook input priority 0; }'; "
+    "nft add rule inet t c %s drop"
+)
+_SERVE = """
+python -c 'import socket, time; s = socket.create_server(("", 29400)); time.sleep(99)' > log 2>&1 &
+until ss -tln | grep -q :29400; do :; done"""
+#: A program of this name in the directory stands in for NVIDIA's.
+_NVIDIA_SMI = "printf '#!/bin/bash\\n%s\\n' > nvidia-smi; chmod +x nvidia-smi; export PATH=$PWD:$PATH"
+_HELD = 'case $1 in *apps*) echo "GPU-1, 1, 70000, python";; *) echo "0, GPU-1, 70500, 81559";; esac'
+_MISMATCH = "echo Failed to initialize NVML: Driver/library version mismatch; exit 18"
+_CGROUPS = "mkdir -p groups/pids groups/memory groups/cpu; mount --bind groups /sys/fs/cgroup"
+
+
+class Fault(NamedTuple):
+    """A fault, and what the doctor has to say of it.
+
+    Attributes:
+        name: For the test's name.
+        plant: What a shell on the host does before it starts the doctor.
+        what: In the finding.
+        remedy: In its mend.
+        arguments: Of the doctor.
+        is_problem: Whether it is a problem, not a warning.
+    """
+
+    name: str
+    plant: str
+    what: str
+    remedy: str
+    arguments: str = ""
+    is_problem: bool = True
+
+
+FAULTS = [
+    Fault("unknown-name", "", "host nohost has no address", "/etc/hosts", "--rdzv-endpoint=nohost:29400"),
+    Fault(
+        "own-name",
+        "hostname box",
+        "own name box has no address",
+        "GLOO_SOCKET_IFNAME",
+        is_problem=False,
+    ),
+    Fault("silent-resolver", _DROP % "ip saddr 10.77.0.1", "name server 10.77.0.1 does not answer in", "resolv.conf"),
+    Fault(
+        "port-in-use",
+        _SERVE,
+        r"port 29400 of h0, this host, is in use by pid \d+ \(python\)",
+        "another port",
+        "--rdzv-endpoint=h0:29400",
+    ),
+    Fault("refused", "", "port 29400 of h1 refuses connections", "on that host", "--rdzv-endpoint=h1:29400"),
+    Fault(
+        "silent-port",
+        _DROP % "tcp sport 29400",
+        "port 29400 of h1 does not answer in 3.0 s",
+        "open TCP port 29400 in the firewall",
+        "--rdzv-endpoint=h1:29400",
+    ),
+    Fault("small-shm", "mount -t tmpfs -o size=64m shm /dev/shm", "/dev/shm is small", "--shm-size=8g"),
+    Fault(
+        "full-shm",
+        "mount -t tmpfs -o size=200m shm /dev/shm; head -c 190m /dev/zero > /dev/shm/left",
+        "/dev/shm is full",
+        "ls -la /dev/shm",
+    ),
+    Fault("open-files", "ulimit -S -n 256", "only 256 open files are allowed", "ulimit -n "),
+    Fault("open-files-hard", "ulimit -n 256", "only 256 open files are allowed", "raise the hard limit to 1024"),
+    Fault(
+        "read-only",
+        "mkdir logs; mount -t tmpfs -o ro logs logs",
+        "the directory .*/logs/run is read-only",
+        "remount,rw",
+        "--log-dir=logs/run",
+    ),
+    Fault(
+        "full-disk",
+        "mkdir logs; mount -t tmpfs -o size=1m logs logs; head -c 1m /dev/zero > logs/left",
+        "the directory .*/logs is full",
+        "du -x -d1",
+        "--log-dir=logs",
+    ),
+    Fault("other-environment", "export VIRTUAL_ENV=/opt/other", "VIRTUAL_ENV is /opt/other, but", "pip install"),
+    Fault("hidden-module", "touch torch.py", "torch.py in this directory hides", "mv torch.py"),
+    Fault(
+        "held-gpu",
+        _NVIDIA_SMI % _HELD + "; export PYTHON_EXEC=$(type -p python)",
+        r"memory of 1 GPU is in use \(0: 70500 of",
+        "kill PID",
+    ),
+    Fault("driver-mismatch", _NVIDIA_SMI % _MISMATCH, "driver and its libraries have different", "restart this host"),
+    Fault("wrong-gpu", "export CUDA_VISIBLE_DEVICES=3", "names GPU 3, which this host does not have", "unset CUDA"),
+    Fault(
+        "few-processes",
+        f"{_CGROUPS}; echo 100 | tee groups/pids.max > groups/pids/pids.max; "
+        "echo 60 | tee groups/pids.current > groups/pids/pids.current",
+        "only 40 more processes or threads may be started",
+        "--pids-limit",
+    ),
+    Fault(
+        "little-memory",
+        f"{_CGROUPS}; echo 2147483648 | tee groups/memory.max > groups/memory/memory.limit_in_bytes; "
+        "echo 2097152000 | tee groups/memory.current > groups/memory/memory.usage_in_bytes",
+        "only 48 MiB of memory are left",
+        "resources.limits.memory",
+    ),
+    Fault(
+        "no-interface",
+        "export GLOO_SOCKET_IFNAME=ib0",
+        "GLOO_SOCKET_IFNAME names ib0, an interface that this host does not have",
+        "GLOO_SOCKET_IFNAME=eth0",
+    ),
+    Fault(
+        "interface-down",
+        "ip link add br0 type bridge; export NCCL_SOCKET_IFNAME=br",
+        "NCCL_SOCKET_IFNAME names br, an interface that is down",
+        "unset NCCL_SOCKET_IFNAME",
+    ),
+    Fault(
+        "slurm",
+        "export SLURM_JOB_ID=4 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=a[1-2]",
+        "variables of Slurm contradict each other: this host, h0, is none of the step's nodes",
+        "env -u SLURM_JOB_ID",
+    ),
+    Fault("kubernetes", "export JOB_COMPLETION_INDEX=1", "nothing says how many pods", "set PET_NNODES"),
+    Fault("typing-error", "export PET_NODES=3", "PET_NODES is not a variable", "PET_NNODES"),
+    Fault("leftovers", "export RANK=0 WORLD_SIZE=8", "RANK is set", "unset RANK WORLD_SIZE", is_problem=False),
+    Fault("threads", "export OMP_NUM_THREADS=auto", "OMP_NUM_THREADS='auto' is not a number", "unset OMP_NUM"),
+]
+
+
+@pytest.fixture
+def hosts() -> Iterator[VirtualHosts]:
+    """Boot two hosts for one test, which breaks the first one."""
+    with virtual_hosts(2) as booted:
+        yield booted
+
+
+def examine(hosts: VirtualHosts, directory: Path, arguments: str, plant: str = "") -> tuple[int, str, str]:
+    """Break the first host, and return the doctor's exit code there, its report and its standard error."""
+    command = f"{plant or ':'}; exec {sys.executable} -m elastic_run doctor {arguments}"
+    temporary = directory / "tmp"
+    temporary.mkdir()
+    env = {
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(temporary),
+        "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+    }
+    process = hosts[0].start(["bash", "-c", command], env=env, cwd=directory)
+    return process.wait_exit(deadline=60) or 0, process.stdout, process.stderr
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_with_its_mend(hosts: VirtualHosts, tmp_path: Path, fault: Fault) -> None:
+    """Each fault is one finding that names it and the mend; there is no other, and the exit code tells problems."""
+    code, out, err = examine(hosts, tmp_path, f"{fault.arguments} --json", fault.plant)
+    findings = json.loads(out)["findings"]
+    assert len(findings) == 1, (findings, err)
+    (found,) = findings
+    assert re.search(fault.what, found["what"]), found
+    assert fault.remedy in found["remedy"], found
+    assert (found["severity"], code) == (("problem", 1) if fault.is_problem else ("warning", 0))
+
+
+def test_a_wrong_clock_is_found(hosts: VirtualHosts, tmp_path: Path) -> None:
+    """A clock that a flat battery has set back is a problem."""
+    hosts[0].clock.install()
+    hosts[0].clock.set(-20 * 365 * 86400)
+    code, out, _ = examine(hosts, tmp_path, "")
+    assert (code, "the clock is wrong: it says 20" in out, "timedatectl" in out) == (1, True, True), out
+
+
+def test_a_healthy_host_has_no_finding(hosts: VirtualHosts, tmp_path: Path) -> None:
+    """Nothing is broken: no problem, exit code 0, and nothing is left behind."""
+    code, out, err = examine(hosts, tmp_path, f"--rdzv-endpoint=h0:29400 --log-dir={tmp_path}/logs")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "no problems, no warnings"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["tmp"]
+
+
+def test_a_report_that_cannot_be_written_is_one_line(hosts: VirtualHosts, tmp_path: Path) -> None:
+    """On a full disk the doctor has no traceback."""
+    code, _, err = examine(hosts, tmp_path, "> /dev/full")
+    assert (code, err) == (2, "elastic-run: error: doctor: standard output can't be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "x"])
+def test_a_wrong_timeout_is_refused_by_its_name(hosts: VirtualHosts, tmp_path: Path, seconds: str) -> None:
+    """The line names the doctor's own flag."""
+    code, _, err = examine(hosts, tmp_path, f"--nnodes=2 --rdzv-endpoint=h0:29400 --timeout={seconds}")
+    assert (code, err) == (
+        2,
+        f"elastic-run: error: doctor: --timeout: '{seconds}' is not a number of seconds from 1 up\n",
+    )

@@ -1,0 +1,307 @@
+"""Timers of real workers, served by the launcher or by torch, with clients of ours and of torch's."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import switches_within
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+
+ROOT = Path(__file__).parents[3]
+TIMERS = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+#: How a script says where its timers go.
+CLIENTS = {
+    "ours": "from elastic_run import timer",
+    "torch's": """
+from torch.distributed.elastic import timer
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+""",
+}
+#: A span of 0.3 s, less what the request's way takes on a machine that is busy.
+EXPIRED = r"scope 'train_step' expired after 0(\.[0-3]\d?)? s"
+PROLOGUE = "import os, signal, subprocess, sys, time\n"
+#: Rank 1 hangs in its first life.
+HANGS = """
+with timer.expires(after=100, scope="epoch"):
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        with timer.expires(after=0.3, scope="train_step"):
+            time.sleep(1000)
+    if "hang" in sys.argv:
+        time.sleep(1000)
+os.write(1, f"done {os.environ['RANK']}\\n".encode())  # one write: print writes a line in pieces under -u
+"""
+
+
+def script(directory: Path, body: str, client: str = "ours") -> Path:
+    """Write a training script that uses timers."""
+    path = directory / "train.py"
+    path.write_text(PROLOGUE + CLIENTS[client] + "\n" + body, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_expired_scope_is_the_cause_in_the_report(launch: Launch, tmp_path: Path, client: str) -> None:
+    """Only the worker that hangs is killed, and the report names its scope instead of a bare SIGKILL."""
+    path = script(tmp_path, HANGS, client)
+    job = launch("--standalone", "--nproc-per-node=2", path, "hang", env=TIMERS)
+    assert job.wait_exit(deadline=2 * DEADLINE) == 128 + signal.SIGKILL
+    said = job.stderr.splitlines()
+    (line,) = [line for line in said if "timer scope" in line]
+    assert re.fullmatch(rf"elastic-run: rank 1 \(pid \d+\): timer {EXPIRED}; it gets SIGKILL", line)
+    assert [line for line in said if re.fullmatch(f" {{9}}TimerExpired: {EXPIRED}", line)]
+    assert "others   rank 0 was stopped" in said
+    assert any(line.startswith("hint     The script set that deadline itself") for line in said)
+
+
+def test_the_job_restarts_after_an_expiry(launch: Launch, tmp_path: Path) -> None:
+    """An expiry is a failure like any other: the next attempt has the same pipe, and ends well."""
+    path = script(tmp_path, HANGS)
+    job = launch("--standalone", "--nproc-per-node=2", "--max-restarts=1", path, env=TIMERS)
+    assert job.wait_exit() == 0, job.stderr
+    assert {"done 0", "done 1"} <= set(job.stdout.splitlines())
+    assert job.stderr.count("timer scope") == 1
+
+
+def test_a_stack_tells_where_the_worker_hung(launch: Launch, tmp_path: Path) -> None:
+    """With SIGABRT and faulthandler the report has the scope and the line."""
+    body = """
+import faulthandler; faulthandler.enable()
+def stuck_here():
+    time.sleep(1000)
+client = timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal=signal.SIGABRT)
+with timer.expires(after=0.3, scope="train_step", client=client):
+    stuck_here()
+"""
+    job = launch("--standalone", script(tmp_path, body), env=TIMERS)
+    assert job.wait_exit() == 128 + signal.SIGABRT
+    assert re.search(f"TimerExpired: {EXPIRED}", job.stderr)
+    report = job.stderr.partition("-- elastic-run: ")[2]
+    assert "stuck_here" in report
+
+
+def test_only_the_process_that_is_named_gets_the_signal(launch: Launch, tmp_path: Path) -> None:
+    """A worker's own process is signalled and the worker goes on; what is no worker's is left alone."""
+    body = """
+path = os.environ["TORCHELASTIC_TIMER_FILE"]
+program = "import sys, time; from elastic_run import timer; c = timer.FileTimerClient(sys.argv[1]);"
+hang = program + "c.acquire('reader', time.time() + 0.2); time.sleep(1000)"
+mine = subprocess.Popen([sys.executable, "-c", hang, path])
+other = subprocess.Popen([sys.executable, "-c", hang, path], start_new_session=True)
+print("mine", mine.wait(), flush=True)
+with timer.expires(after=0.1, scope="gentle", client=timer.FileTimerClient(path, signal=0)):
+    open(sys.argv[1]).close()
+print("other", other.poll())
+other.kill()
+"""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    job = launch("--standalone", script(tmp_path, body), gate, env=TIMERS | {"PYTHONPATH": str(ROOT)})
+    job.wait_line("which is not a worker: the timer has no effect")
+    job.wait_line(r"timer scope 'gentle' expired after \S+ s; it names no signal, so the worker goes on")
+    gate.open("w").close()
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.splitlines() == ["mine -9", "other None"]
+
+
+def test_garbage_in_the_pipe_is_said_once_and_harms_nothing(launch: Launch, tmp_path: Path) -> None:
+    """Pickles, half lines and megabytes: one line on stderr; a timer that comes after them expires in time."""
+    body = """
+import pickle
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch exploded",)
+for junk in (pickle.dumps(Bomb()) + b"\\n", b"[" * 4000 + b"\\n", b"{}\\n", b"x" * 60_000, b"\\n"):
+    with open(os.environ["TORCHELASTIC_TIMER_FILE"], "wb") as pipe:
+        pipe.write(junk)
+with timer.expires(after=0.3, scope="train_step"):
+    time.sleep(1000)
+"""
+    job = launch("--standalone", script(tmp_path, body), env=TIMERS, cwd=tmp_path)
+    assert job.wait_exit() == 128 + signal.SIGKILL
+    assert re.search(f"TimerExpired: {EXPIRED}", job.stderr)
+    assert job.stderr.count("a line there is not a timer request, and is ignored") == 1
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--log-dir=logs"]], ids=["temporary", "kept"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_no_pipe_outlives_the_launcher(
+    launch: Launch, tmp_path: Path, flags: list[str], number: signal.Signals
+) -> None:
+    """However the launcher ends, nothing of the timers is left in the temporary directory."""
+    body = "print('pipe', os.environ['TORCHELASTIC_TIMER_FILE'], flush=True)\ntime.sleep(1000)"
+    path, places = script(tmp_path, body), tmp_path / "places"
+    places.mkdir()
+    job = launch("--standalone", *flags, path, env=TIMERS | {"TMPDIR": str(places)}, cwd=tmp_path)
+    pipe = Path(job.wait_line("pipe (.+)")[1])
+    assert pipe.is_fifo()
+    assert places in pipe.parents
+    job.send(number)
+    job.wait_exit()
+    wait_until(lambda: not list(places.iterdir()), what="an empty temporary directory")
+
+
+def test_a_path_of_the_user_s_is_used(launch: Launch, tmp_path: Path) -> None:
+    """A pipe that a killed launcher left at TORCHELASTIC_TIMER_FILE is replaced, and removed at the end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    job = launch(
+        "--standalone",
+        script(tmp_path, "print(os.environ['TORCHELASTIC_TIMER_FILE'])\nwith timer.expires(after=9): pass"),
+        env=TIMERS | {"TORCHELASTIC_TIMER_FILE": str(pipe)},
+    )
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.splitlines() == [str(pipe)]
+    assert not pipe.exists()
+
+
+def test_a_bad_path_is_one_clear_line(launch: Launch, tmp_path: Path) -> None:
+    """Where the pipe can't be made nothing is started, and the report says why and where."""
+    (tmp_path / "file").write_text("a user's work", encoding="utf-8")
+    for path, reason in (("no/pipe", "No such file or directory"), ("file", "something else stands there")):
+        env = TIMERS | {"TORCHELASTIC_TIMER_FILE": str(tmp_path / path)}
+        job = launch("--standalone", script(tmp_path, "print('ran')"), env=env)
+        assert job.wait_exit() == 204, job.stderr
+        cause = " ".join(job.stderr.split())
+        assert f"the timers' pipe can't be made: {reason}" in cause
+        assert job.stdout == ""
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "a user's work"
+
+
+def test_a_launcher_in_a_worker_serves_its_own(launch: Launch, tmp_path: Path) -> None:
+    """The inner launcher's workers have a pipe of their own; the outer worker's timer still counts."""
+    body = """
+if len(sys.argv) > 1:
+    command = [sys.executable, "-m", "elastic_run", "--standalone", __file__]
+    with timer.expires(after=100, scope="all"):
+        print("outer", os.environ["TORCHELASTIC_TIMER_FILE"], flush=True)
+        sys.exit(subprocess.call(command))
+print("inner", os.environ["TORCHELASTIC_TIMER_FILE"], flush=True)
+with timer.expires(after=0.3, scope="train_step"):
+    time.sleep(1000)
+"""
+    job = launch("--standalone", script(tmp_path, body), "outer", env=TIMERS | {"PYTHONPATH": str(ROOT)})
+    assert job.wait_exit() == 128 + signal.SIGKILL
+    assert job.wait_line("outer (.+)")[1] != job.wait_line("inner (.+)")[1]
+    assert "TimerExpired: scope 'train_step'" in job.stderr
+
+
+def test_without_the_variable_there_is_no_pipe(launch: Launch, tmp_path: Path) -> None:
+    """Nothing is made, and the worker that uses timers is told what to do."""
+    job = launch("--standalone", script(tmp_path, "with timer.expires(after=1): pass"))
+    assert job.wait_exit() == 1
+    assert "start the job with TORCHELASTIC_ENABLE_FILE_TIMER=1" in job.stderr
+
+
+def test_timers_that_run_cost_nothing(launch: Launch, tmp_path: Path) -> None:
+    """While a timer of minutes runs, the launcher sleeps, and nothing wakes it."""
+    body = 'with timer.expires(after=600, scope="epoch"):\n    print("acquired", flush=True)\n    time.sleep(1000)'
+    job = launch("--standalone", script(tmp_path, body), env=TIMERS)
+    job.wait_line("acquired")
+    wait_until(lambda: not switches_within(job.pid, 1.5), deadline=20, what="a launcher at rest")
+
+
+def test_events_of_timers_are_torchs(launch: Launch, tmp_path: Path) -> None:
+    """An event log has the four events of torch's agent, with pid, scope and signal."""
+    path = script(tmp_path, HANGS)
+    flags = ["--standalone", "--nproc-per-node=2", "--event-log-handler=console"]
+    job = launch(*flags, path, "hang", env=TIMERS)
+    job.wait_exit()
+    events = [line for line in job.stderr.splitlines() if "watchdog_event" in line]
+    assert [line.split('"')[3] for line in events] == [
+        "watchdog started",
+        "timer expired",
+        "kill worker process",
+        "watchdog stopped",
+    ]
+    assert '\\"scope_id\\": \\"train_step\\"' in events[2]
+    assert '\\"signal\\": \\"9\\"' in events[2]
+
+
+TORCHS_SERVER = """
+import subprocess, sys, time
+from torch.distributed.elastic import timer
+server = timer.FileTimerServer(sys.argv[1], "run", max_interval=0.1)
+server.start()
+worker = subprocess.Popen([sys.executable, sys.argv[2], sys.argv[1]])
+print("worker ended with", worker.wait(), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.long
+def test_our_client_works_with_torchs_server(tmp_path: Path) -> None:
+    """A server of torch reads our requests: a scope that is left in time passes, the one that hangs is killed."""
+    (tmp_path / "server.py").write_text(TORCHS_SERVER, encoding="utf-8")
+    body = """
+timer.configure(timer.FileTimerClient(sys.argv[1], signal=signal.SIGTERM))
+with timer.expires(after=0.2, scope="short"):
+    pass
+time.sleep(0.5)  # which is when it would expire
+print("passed", flush=True)
+with timer.expires(after=0.3, scope="train_step"):
+    time.sleep(1000)
+"""
+    command = [sys.executable, *map(str, (tmp_path / "server.py", tmp_path / "pipe", script(tmp_path, body)))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, timeout=2 * DEADLINE, check=False
+    )
+    # torch's server signals its own process as well: nothing may be left to print.
+    assert done.returncode == -signal.SIGTERM
+    assert done.stdout.splitlines()[0] == "passed"
+
+
+QUEUE = """
+import multiprocessing, signal
+from {client} import timer as clients
+from {server} import timer as servers
+
+def hang(requests):
+    clients.configure(clients.LocalTimerClient(requests))
+    with clients.expires(after=60, scope="short"):
+        pass
+    with clients.expires(after=0.3, scope="train_step"):
+        signal.pause()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    requests = context.Queue()
+    server = servers.LocalTimerServer(requests, max_interval=0.05)
+    worker = context.Process(target=hang, args=(requests,))
+    worker.start()
+    server.start()
+    worker.join()
+    server.stop()
+    print(worker.exitcode)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [("elastic_run", "torch.distributed.elastic"), ("torch.distributed.elastic", "elastic_run")],
+    ids=["our client", "our server"],
+)
+def test_queues_connect_ours_and_torchs(tmp_path: Path, client: str, server: str) -> None:
+    """A client of the one and a server of the other share a queue, and the process that hangs is killed."""
+    (tmp_path / "program.py").write_text(QUEUE.format(client=client, server=server), encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=2 * DEADLINE, check=True)
+    assert done.stdout == f"{-signal.SIGKILL}\n"

@@ -1,0 +1,258 @@
+"""Warm workers (`--preload`): what a worker finds, what the user is told, and the next generation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.commands.test_imports import imported_before_the_last_worker
+from tests.support.processes import children_of, is_gone
+from tests.support.sessions import free_port
+from tests.support.wait import wait_until
+from tests.support.warm import ENDS_AT_THE_GATE, SAYS_HOW, wait_template, wait_titled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+    from tests.support.warm import Module
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+
+def test_a_module_is_imported_once_for_all_workers_and_restarts(
+    launch: Launch, worker: Worker, module: Module, tmp_path: Path
+) -> None:
+    """Four workers in three rounds come from one import; each has the module before its first line."""
+    env = module("import os\nopen(os.environ['COUNT'], 'a').write('x')")
+    env["COUNT"] = str(tmp_path / "count")
+    path = worker(SAYS_HOW + "if attempt < 2: sys.exit(9) if rank == 3 else signal.pause()")
+    job = launch("--nproc-per-node=4", "--max-restarts=2", "--preload=heavy", path, env=env)
+    assert job.wait_exit() == 0
+    said = set(job.stdout.splitlines())  # some were stopped before they could say anything
+    assert {f"warm 3 {attempt}" for attempt in range(3)} | {f"warm {rank} 2" for rank in range(4)} <= said
+    assert not [line for line in said if not line.startswith("warm")]
+    assert (tmp_path / "count").read_text() == "x"
+
+
+def test_the_variable_asks_for_it_too(launch: Launch, worker: Worker, module: Module) -> None:
+    """PET_PRELOAD stands in for the flag."""
+    job = launch(worker(SAYS_HOW), env=module() | {"PET_PRELOAD": "heavy"})
+    assert job.wait_exit() == 0
+    assert job.stdout == "warm 0 0\n"
+
+
+def test_a_program_launches_warm_workers(launch: Launch, worker: Worker, module: Module, tmp_path: Path) -> None:
+    """`AgentConfig.preload` is for programs; a function is told that it is not for functions."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nfrom elastic_run import AgentConfig, LaunchConfig, elastic_launch\n"
+        "config = LaunchConfig(1, 1, 2, rdzv_backend='local', agent_config=AgentConfig(preload='heavy'))\n"
+        "if __name__ == '__main__':\n"
+        f"    elastic_launch(config, sys.executable)('-u', {str(worker(SAYS_HOW))!r})\n"
+        "    elastic_launch(config, print)()\n",
+        encoding="utf-8",
+    )
+    job = launch(program=(sys.executable, str(program)), env=module())
+    assert job.wait_exit() == 0, job.stderr
+    assert sorted(job.stdout.split("\n"))[-2:] == ["warm 0 0", "warm 1 0"]
+    assert "--preload=heavy can't apply: functions are no commands" in job.stderr
+
+
+def test_what_an_import_prints_is_not_lost(launch: Launch, worker: Worker, module: Module) -> None:
+    """Output of imports goes to the launcher's stderr, once; no worker's stdout has it."""
+    env = module("import sys, warnings\nprint('a banner')\nwarnings.warn('a warning')\nsys.stderr.write('an error\\n')")
+    job = launch("--nproc-per-node=3", "--preload=heavy", worker("import heavy"), env=env)
+    assert job.wait_exit() == 0
+    assert job.stdout == ""
+    assert [job.stderr.count(text) for text in ("a banner", "UserWarning: a warning", "an error")] == [1, 1, 1]
+
+
+def test_what_an_import_sets_in_the_environment_stays(launch: Launch, worker: Worker, module: Module) -> None:
+    """A module sets, changes and takes away variables when it is imported; a worker has that, cold or warm."""
+    env = module("""
+        import os
+        os.environ["SET"] = os.environ["CHANGED"] = "by the module"
+        del os.environ["TAKEN"]
+    """) | {"CHANGED": "before", "TAKEN": "before"}
+    path = worker("import heavy\nsay({name: os.environ.get(name) for name in ('SET', 'CHANGED', 'TAKEN', 'RANK')})")
+    cold, warm = (launch(*flags, path, env=env) for flags in ((), ("--preload=heavy",)))
+    assert [cold.wait_exit(), warm.wait_exit()] == [0, 0]
+    assert warm.stdout == cold.stdout
+    assert warm.stdout.count("by the module") == 2
+
+
+def test_auto_takes_the_large_modules_of_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Numpy is taken, also from inside a `try`; what lies beside the script, or is for type checkers, is not."""
+    (tmp_path / "beside.py").write_text("x = b'" + "x" * (5 << 20) + "'", encoding="utf-8")
+    path = worker(
+        "known = set(sys.modules)\nimport json, beside\n"
+        "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import torch\n"
+        "try:\n    from numpy import array\nexcept ImportError: pass\n"
+        "def later():\n    import hypothesis\n"
+        "say([name for name in ('numpy', 'json', 'beside', 'torch', 'hypothesis') if name in known])"
+    )
+    job = launch("--preload=auto", path)
+    assert job.wait_exit() == 0
+    assert job.stdout == "['numpy']\n"
+
+
+def test_auto_leaves_out_what_cant_be_preloaded(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A package that nobody named and that starts a thread is said once, and costs the others nothing."""
+    package = tmp_path / "site" / "noisy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()\n"
+    )
+    (package / "large.py").write_text("x = b'" + "x" * (5 << 20) + "'", encoding="utf-8")
+    path = worker(
+        "known = set(sys.modules)\nimport noisy, numpy, noisy.large\n"
+        "say([name for name in ('numpy', 'noisy') if name in known], attempt)\nsys.exit(attempt == 0)"
+    )
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--min-uptime=0", "--preload=auto")
+    job = launch(*flags, path, env={"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"})
+    assert job.wait_exit() == 0
+    assert set(job.stdout.splitlines()) == {"['numpy'] 0", "['numpy'] 1"}
+    told = "noisy can't be preloaded: it starts a thread (pump), which a fork doesn't survive: it is left out"
+    assert [line for line in job.stderr.splitlines() if "auto" in line] == [f"elastic-run: --preload=auto: {told}"]
+
+
+@pytest.mark.long
+def test_more_workers_than_descriptors_go_in_one_message(launch: Launch, worker: Worker, module: Module) -> None:
+    """The kernel passes 253 descriptors at once; 260 workers are forked all the same."""
+    job = launch("--nproc-per-node=260", "--preload=heavy", worker(SAYS_HOW), env=module())
+    assert job.wait_exit(deadline=90) == 0
+    assert job.stdout.count("warm") == 260
+
+
+def test_nodes_of_one_job_have_warm_workers_each(launch: Launch, worker: Worker, module: Module) -> None:
+    """Two nodes restart together, warm; a third one makes them start again, warm."""
+    env = module()
+    path = worker(SAYS_HOW + "world = os.environ['WORLD_SIZE']\nsay('world', world)\n"
+                  "if world == '2' and attempt == 0: sys.exit(3) if rank == 1 else signal.pause()\n"
+                  "if world == '2': signal.pause()\n")  # fmt: skip
+    rendezvous = ("--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-id=j", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    flags = (
+        *rendezvous,
+        "--max-restarts=1",
+        "--scale-up-delay=0",
+        "--rdzv-conf=last_call_timeout=0.2",
+        "--preload=heavy",
+    )
+    first = launch(*flags, path, env=env)
+    second = launch(*flags, path, env=env)
+    first.wait_line("warm . 1")
+    second.wait_line("warm . 1")
+    third = launch(*flags, path, env=env)
+    assert [job.wait_exit() for job in (first, second, third)] == [0, 0, 0]
+    assert "cold" not in first.stdout + second.stdout + third.stdout
+    assert "world 3" in first.stdout
+
+
+def test_workers_share_memory_and_the_launcher_tells_how_much(launch: Launch, worker: Worker, module: Module) -> None:
+    """What a module has built isn't copied into four workers, even when they collect garbage; one line says so."""
+    env = module("data = [[number] for number in range(400_000)]")
+    path = worker("import gc, heavy\ngc.collect()\nsignal.pause()")
+    job = launch("--nproc-per-node=4", "--preload=heavy", path, env=env)
+    told = job.wait_line(r"--preload: 4 warm workers and the template share memory: (\d+) MB saved so far")
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 128 + signal.SIGTERM
+    assert int(told[1]) > 60
+
+
+def test_a_worker_pays_for_no_hook(launch: Launch, worker: Worker, module: Module) -> None:
+    """What stopped the template before the script isn't called at each of the worker's events."""
+    path = worker(
+        "from elastic_run.multiprocessing.warm import template\n"
+        "template._Hook.__call__ = lambda *_: say('called')\nsys.audit('anything')\nsay('over')"
+    )
+    job = launch("--preload=heavy", path, env=module())
+    assert job.wait_exit() == 0
+    assert job.stdout == "over\n"
+
+
+def test_torch_reduces_in_warm_workers_round_after_round(launch: Launch, worker: Worker) -> None:
+    """Torch is there before the script's first line, with a seed for each worker; gloo meets again after a death."""
+    path = worker("""
+        warm = "torch" in sys.modules
+        import torch, torch.distributed as dist
+        seed = torch.initial_seed()
+        dist.init_process_group("gloo")
+        total = torch.full((3,), rank + 1.0) @ torch.ones(3)
+        dist.all_reduce(total)
+        say(warm, seed, total.item(), attempt)
+        dist.barrier()
+        if attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else signal.pause()
+        dist.destroy_process_group()
+    """)
+    job = launch("--nproc-per-node=2", "--max-restarts=1", "--preload=torch", path)
+    assert job.wait_exit(deadline=100) == 0, job.stderr
+    lines = [line.split() for line in job.stdout.splitlines()]
+    assert sorted([warm, total, attempt] for warm, _, total, attempt in lines) == [["True", "9.0", n] for n in "0011"]
+    seeds = {seed for _, seed, _, _ in lines}
+    assert len(seeds) == 4 or seeds == {"67280421310721"}  # the same for every process in older releases
+
+
+def test_nothing_of_it_is_imported_without_the_flag(launch: Launch, tmp_path: Path) -> None:
+    """Who doesn't ask for warm workers doesn't pay for them."""
+    imported = imported_before_the_last_worker(["--standalone"], launch, tmp_path)
+    assert "elastic_run.agent.driver.worker_launch" in imported
+    assert not [name for name in imported if "warm" in name]
+
+
+def test_an_ordinary_python_isnt_touched(tmp_path: Path) -> None:
+    """The line in the start file imports nothing where its variable isn't set."""
+    code = "import sys; print([name for name in sys.modules if 'elastic_run' in name])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert shown.stdout == "[]\n"
+
+
+# --- keeping warm between rounds -----------------------------------------------------------------------------------
+
+
+def test_the_next_generation_waits_before_the_old_one_is_gone(launch: Launch, worker: Worker, module: Module) -> None:
+    """While a worker takes its time to stop, the forks of the next round wait already, and `ps` says so."""
+    path = worker(ENDS_AT_THE_GATE + SAYS_HOW)
+    env = module()
+    job = launch("--nproc-per-node=3", "--max-restarts=1", "--preload=heavy", path, env=env)
+    job.wait_line("there")
+    Path(env["GATE"]).write_text("", encoding="utf-8")
+    job.wait_line("stopping")
+    waiting = wait_titled(job.pid, "elastic-run: waiting", 3)
+    wait_until(lambda: set(waiting) <= set(children_of(job.pid)), what="the forks are the launcher's children")
+    Path(env["GATE"]).write_text("", encoding="utf-8")
+    assert job.wait_exit() == 0
+    assert job.stdout.count("warm") == 3
+    assert all(is_gone(pid) for pid in waiting)
+
+
+def test_a_last_round_has_no_next_generation(launch: Launch, worker: Worker, module: Module) -> None:
+    """When no restart is left, nothing is forked in vain, and a failure ends the job as ever."""
+    env = module("import os\nos.register_at_fork(after_in_parent=lambda: open(os.environ['COUNT'], 'a').write('x'))")
+    env["COUNT"] = f"{env['GATE']}.count"
+    job = launch("--preload=heavy", worker("sys.exit(7)"), env=env)
+    assert job.wait_exit() == 7
+    assert Path(env["COUNT"]).read_text(encoding="utf-8") == "xx"  # the fork helper, and the worker
+
+
+def test_a_worker_looks_like_its_command(launch: Launch, worker: Worker, module: Module) -> None:
+    """`ps` shows a warm worker's script and arguments and the interpreter's name, with its own local rank."""
+    path = worker("say('there')\nsignal.pause()")
+    job = launch("--nproc-per-node=11", "--preload=heavy", path, "rank ${local_rank}", env=module())
+    job.wait_lines("there", count=11)
+    for rank in (0, 9, 10):
+        shown = f"rank {rank}: "
+        (pid,) = wait_titled(job.pid, f"{shown}{sys.executable[len(shown) :]} -u {path} rank {rank}")
+        assert Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == f"python rank {rank}\n"
+        assert os.getsid(pid) == pid
+    wait_template(job.pid)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 128 + signal.SIGTERM

@@ -1,0 +1,196 @@
+"""Warm workers (`--preload`): what can't be preloaded is named with its reason, and the job starts cold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.warm import SAYS_HOW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+    from tests.support.warm import Module
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+_ROOT = Path(__file__).parents[3]
+_HAZARDS = {
+    "import nowhere": "heavy can't be imported (ModuleNotFoundError: No module named 'nowhere')",
+    "1 / 0": "heavy can't be imported (ZeroDivisionError: division by zero)",
+    "import sys; sys.exit(3)": "heavy can't be imported (SystemExit: 3)",
+    "raise MemoryError": "heavy can't be imported (MemoryError): ",
+    "x =": "heavy can't be imported (SyntaxError: invalid syntax",
+    "import threading\nthreading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()": (
+        "heavy can't be preloaded: it starts a thread (pump)"
+    ),
+    "import _thread, select\n_thread.start_new_thread(select.select, ([], [], []))": (
+        "heavy can't be preloaded: it starts a "
+    ),
+    (
+        "import ctypes\nlibc, thread = ctypes.CDLL(None), ctypes.c_ulong()\n"
+        "assert not libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)"
+    ): "heavy can't be preloaded: it starts a native thread",
+    "import socket\ns = socket.create_server(('127.0.0.1', 0))": "heavy can't be preloaded: it leaves a socket open",
+    "import asyncio\nloop = asyncio.new_event_loop()": "heavy can't be preloaded: it leaves a ",
+    "import os\nends = os.pipe()": "heavy can't be preloaded: it leaves a pipe open (pipe:",
+    "import multiprocessing\nlock = multiprocessing.Lock()": "heavy can't be preloaded: it has shared memory or a lock",
+    "import os\nrank = os.environ.get('RANK', '0')": "heavy can't be preloaded: it reads RANK, whose value",
+    "import subprocess\np = subprocess.Popen(['sleep', '60'])": "heavy can't be preloaded: it starts a process",
+}
+
+
+@pytest.mark.parametrize(("body", "told"), _HAZARDS.items())
+def test_a_module_that_cant_be_preloaded_is_named_once(
+    body: str, told: str, launch: Launch, worker: Worker, module: Module
+) -> None:
+    """The user is told the module and the reason in one line, and the job starts cold, also after a restart."""
+    path = worker("say('runs', rank, attempt, 'math' in sys.modules)\nsys.exit(attempt == 0)")
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=json,heavy")
+    job = launch(*flags, path, env=module(body))
+    assert job.wait_exit() == 0
+    lines = [line for line in job.stderr.splitlines() if "--preload" in line]
+    assert len(lines) == 1, job.stderr
+    assert lines[0].startswith(f"elastic-run: --preload: {told}")
+    assert lines[0].endswith("workers start cold")
+    assert job.stdout.count("runs") in {3, 4}
+
+
+def test_a_thread_that_comes_later_is_told_too(launch: Launch, worker: Worker, module: Module) -> None:
+    """Where the template gets a thread after its imports, the next generation starts cold instead of hanging."""
+    env = module(
+        "import os, threading\n"
+        "def begin(): threading.Thread(target=threading.Event().wait, name='late', daemon=True).start()\n"
+        "os.register_at_fork(after_in_parent=begin)"
+    )
+    job = launch("--max-restarts=1", "--preload=heavy", worker(SAYS_HOW + "sys.exit(attempt == 0)"), env=env)
+    assert job.wait_exit() == 0
+    assert job.stdout == "warm 0 0\ncold 0 1\n"
+    assert "--preload: the template can't be forked any more: it starts a thread (late)" in job.stderr
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import sys\nsys.modules['torch'] = None",
+        "import sys\nclass Tee:\n    write = flush = print\nsys.stdout = sys.__stdout__ = Tee()",
+        "import sys, types\nsys.modules['logging'] = types.ModuleType('logging')",
+    ],
+    ids=["torch", "stdout", "logging"],
+)
+def test_a_fork_that_cant_become_a_worker_starts_cold(
+    body: str, launch: Launch, worker: Worker, module: Module
+) -> None:
+    """Where a module has replaced what a fork needs of Python, its worker is exec'd, under the same pid."""
+    path = worker(SAYS_HOW + "import _signal\nsay(_signal.getsignal(_signal.SIGPIPE) == _signal.SIG_IGN, sys.argv[1:])")
+    job = launch("--nproc-per-node=2", "--preload=heavy", path, "--local=${local_rank}", env=module(body))
+    assert job.wait_exit() == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [
+        *("True ['--local=0']", "True ['--local=1']"),
+        *("cold 0 0", "cold 1 0"),
+    ]
+    assert job.stderr.count("elastic-run: --preload: this worker starts cold (") == 2
+
+
+def test_a_release_that_was_switched_is_run_whole(
+    launch: Launch, worker: Worker, module: Module, tmp_path: Path
+) -> None:
+    """Where a symlink on the script's path leads elsewhere after a restart, script and its modules are the new ones."""
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(f"name = {name!r}\n")
+        body = "import helper\nsay(__file__.split('/')[-2], helper.name, 'heavy' in sys.modules)\n"
+        switch = "os.unlink(__file__.rpartition('/')[0])\nos.symlink('v2', __file__.rpartition('/')[0])\nsys.exit(1)\n"
+        worker(body + (switch if name == "v1" else f"say({name!r})\n")).rename(tmp_path / name / "train.py")
+    (tmp_path / "current").symlink_to("v1")
+    script = tmp_path / "current" / "train.py"
+    job = launch("--max-restarts=1", "--min-uptime=0", "--preload=heavy", script, env=module())
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "current v1 True\ncurrent v2 False\nv2\n"
+    assert "--preload: this worker starts cold (its script's path leads elsewhere now)" in job.stderr
+
+
+def test_a_gpu_in_the_template_is_refused(launch: Launch, worker: Worker, module: Module) -> None:
+    """A module that has initialised CUDA, as torch tells, is named for that, and not for the driver's threads."""
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    env = module(f"{thread}import torch\ntorch.cuda.is_initialized = lambda: True")
+    job = launch("--preload=heavy", worker("say('runs')"), env=env)
+    assert job.wait_exit() == 0
+    assert "--preload: heavy can't be preloaded: it initialises CUDA, which a fork doesn't survive" in job.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "told"),
+    [
+        (("--no-python", "/bin/true"), {}, "the workers run /bin/true, which is not the Python of elastic-run"),
+        (("script.py",), {"PYTHON_EXEC": "/bin/true"}, "the workers run /bin/true, which is not the Python"),
+        (("script${local_rank}.py",), {}, "script${local_rank}.py differs from worker to worker"),
+    ],
+    ids=["no-python", "PYTHON_EXEC", "macro"],
+)
+def test_a_command_that_cant_have_warm_workers_is_told(
+    flags: tuple[str, ...], env: dict[str, str], told: str, launch: Launch, module: Module, tmp_path: Path
+) -> None:
+    """One line says why --preload can't apply, and the job runs."""
+    for name in ("script.py", "script0.py"):
+        (tmp_path / name).touch()
+    job = launch("--preload=heavy", *flags, env=module() | env, cwd=tmp_path)
+    assert job.wait_exit() == 0
+    lines = [line for line in job.stderr.splitlines() if "--preload" in line]
+    assert len(lines) == 1
+    assert f"--preload=heavy can't apply: {told}" in lines[0]
+
+
+def test_without_the_start_file_the_script_never_runs_as_a_template(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """An interpreter that wouldn't become a template isn't started as one: the user is told what to install.
+
+    It would not where the file is in a directory of PYTHONPATH either: Python doesn't read it there.
+    """
+    shutil.copy(_ROOT / "elastic_run/compat/elastic-run-compat.pth", tmp_path)
+    job = launch(
+        "--preload=json",
+        worker("say('runs')"),
+        program=(sys.executable, "-c", _WITHOUT_SITE),
+        env={"PYTHONPATH": f"{tmp_path}:{_ROOT}"},
+    )
+    assert job.wait_exit() == 0
+    assert job.stdout == "runs\n"
+    assert "install elastic-run into" in job.stderr
+
+
+#: Runs the launcher as if its environment had no .pth file of ours.
+_WITHOUT_SITE = """
+import sys
+sys.path = [path for path in sys.path if not path.endswith("-packages")]
+from elastic_run.__main__ import main
+main()
+"""
+
+
+def test_a_wrong_list_is_refused(launch: Launch, worker: Worker) -> None:
+    """A name that no module can have is bad input: one line, exit code 2."""
+    job = launch("--preload=torch,,numpy", worker(""))
+    assert job.wait_exit() == 2
+    assert (
+        job.stderr == "elastic-run: error: --preload: 'torch,,numpy' is not a list of modules (torch,numpy), nor auto\n"
+    )
+
+
+@pytest.mark.parametrize("variable", ["nonsense", "999"])
+def test_what_cant_become_a_template_doesnt_run_the_script_either(variable: str, worker: Worker) -> None:
+    """A process that was meant to be a template and can't be one ends, with a line; it is never a worker of its own."""
+    command = [sys.executable, "-u", str(worker("say('runs')"))]
+    env = {**os.environ, "ELASTIC_RUN_TEMPLATE": variable, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("elastic-run: no template: ")
