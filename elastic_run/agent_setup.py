@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from elastic_run.agent.http_ports import HealthPort, MetricsPort
+    from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
 
     Port = TypeVar("Port", HealthPort, MetricsPort)
@@ -71,6 +72,8 @@ def make_agent_context(
     )
     context.mask = mask
     settings = config.agent_config
+    if settings.keep_state:
+        context.kept = _keep_state(settings.keep_state, config)
     if settings.health_port is not None:
         from elastic_run.agent.http_ports import HealthPort
 
@@ -86,6 +89,15 @@ def make_agent_context(
 
             say(obstacle)
     return context
+
+
+def _keep_state(wanted: str, config: LaunchConfig) -> KeptMemories:
+    from elastic_run.agent.kept_memory import KeptMemories, choose_size
+
+    if config.max_nodes > 1:
+        message = f"keep state is for jobs of one node; this one may have {config.max_nodes}"
+        raise ValueError(message)
+    return KeptMemories(choose_size(wanted, config.nproc_per_node), config.nproc_per_node)
 
 
 def _open_metrics_port(port: int) -> MetricsPort:
@@ -283,5 +295,6 @@ def name_flag(message: str) -> str:
         "rendezvous endpoint": "--rdzv-endpoint",
         "health port": "--health-port",
         "metrics port": "--metrics-port",
+        "keep state": "--keep-state",
     }
     return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)

@@ -102,6 +102,8 @@ ENV_TOKEN = "ELASTIC_RUN_TOKEN"  # noqa: S105 - a name, not a secret
 ENV_SCALE_UP_SIGNAL = "ELASTIC_RUN_SCALE_UP_SIGNAL"
 ENV_STOP_TIME = "ELASTIC_RUN_STOP_TIME"
 ENV_HEARTBEAT_FILE = "ELASTIC_RUN_HEARTBEAT_FILE"
+#: Where a worker keeps its state: the number of its memory, and the paths of all memories of the node (`1:PATH:PATH`).
+ENV_KEPT_STATE = "ELASTIC_RUN_KEPT_STATE"
 #: Makes a process the template of warm workers; says which descriptor its orders come from. No worker has it.
 ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"
 #: For a Python worker until its start is over: descriptor, inode and signal with which the agent gets its stacks. Only

@@ -225,6 +225,7 @@ def describe_node(parts: AgentParts, before: Sample, now: Sample, gpus: Mapping[
         "waiting": "" if job is None else job.describe_wait(),
         "left_out": [] if job is None else job.list_left_out(),
         "world_size": group.workers[0].world_size if workers else None,
+        "kept_state": None if context.kept is None else context.kept.read_status(),
         "workers": [_describe_worker(worker, current, before, now, gpus) for worker in workers if current is not None],
     }
 

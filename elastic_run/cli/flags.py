@@ -106,6 +106,26 @@ FLAGS: tuple[Flag, ...] = (
         f"restart: uses one of --max-restarts. fail: ends the job with exit code {contract.EXIT_HUNG}.",
     ),
     Flag(
+        "--keep-state",
+        group=STOPPING,
+        values="SIZE",
+        default="",
+        parse=_values.memory_size,
+        is_ours=True,
+        text="Keep the state of the training in memory of the launcher, so that it goes on from the last step after a "
+        "restart: 64GB for all workers of the node together, two generations each; auto: half of the memory that is "
+        "left. The script uses KeptState or MemoryWriter of elastic_run.worker (docs/kept-state.md). Jobs of one node.",
+    ),
+    Flag(
+        "--keep-state-dir",
+        group=STOPPING,
+        values="DIR",
+        default="",
+        is_ours=True,
+        text="With --keep-state: if the job fails or is stopped, write the newest state to DIR/latest, a checkpoint of "
+        "torch.distributed.checkpoint. It may take --shutdown-timeout.",
+    ),
+    Flag(
         "--inject-fault",
         group=MONITORING,
         values="FAULT,...",

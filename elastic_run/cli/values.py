@@ -251,6 +251,15 @@ def hang_timeout(text: str) -> float:
     return value
 
 
+def memory_size(text: str) -> str:
+    """Check the size of --keep-state; the text stays as it is."""
+    if text:
+        from elastic_run.core.kept_generations import read_size
+
+        read_size(text)
+    return text
+
+
 def command(text: str) -> str:
     """Check that a command's quotes are closed, and that it names a program; the text stays as it is."""
     if text:

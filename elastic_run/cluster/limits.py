@@ -72,6 +72,17 @@ def memory_limit(*, root: str = ROOT) -> int | None:
     return min((int(limit) for limit in limits if limit is not None), default=None)
 
 
+def available_memory(*, root: str = ROOT) -> int:
+    """Return the bytes of memory that the machine and the control groups of this process leave to it."""
+    facts = read_text(os.path.join(root, "proc/meminfo")).partition("MemAvailable:")[2].split()
+    left = [float(facts[0]) * 1024] if facts else []
+    for controllers, path in _cgroup_entries(root):
+        if not controllers or "memory" in controllers.split(","):
+            mount = os.path.join(root, "sys/fs/cgroup", "memory" if controllers else "")
+            left.append(_lowest_limit(mount, path, _read_memory_left) or float(_NO_LIMIT))
+    return int(min(left, default=_NO_LIMIT))
+
+
 def read_oom_kills(*, root: str = ROOT) -> OomKills:
     """Read the counters of the OOM killer, of this process's control group and of the machine.
 
@@ -136,6 +147,13 @@ def _read_cpu_limit(group: str) -> float | None:
 def _read_memory_limit(group: str) -> float | None:
     texts = (read_text(os.path.join(group, name)).strip() for name in ("memory.max", "memory.limit_in_bytes"))
     return next((float(text) for text in texts if text.isdecimal() and int(text) < _NO_LIMIT), None)
+
+
+def _read_memory_left(group: str) -> float | None:
+    limit = _read_memory_limit(group)
+    texts = (read_text(os.path.join(group, name)).strip() for name in ("memory.current", "memory.usage_in_bytes"))
+    used = next((int(text) for text in texts if text.isdecimal()), 0)
+    return None if limit is None else max(1.0, limit - used)
 
 
 # --- files of the kernel ---------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ def render_status(nodes: Sequence[Document], *, label: str, width: int, color: b
     if nodes[0].get("news"):
         lines.append(f"last change: {printable(nodes[0]['news'])}")
     lines += map(_describe_left_out, find_left_out(nodes))
+    lines += [_describe_kept(node["kept_state"]) for node in nodes if isinstance(node.get("kept_state"), dict)]
     if nodes[0].get("log_dir"):
         lines.append(f"logs: {printable(nodes[0]['log_dir'])}")
     if rows:
@@ -114,6 +115,13 @@ def render_status(nodes: Sequence[Document], *, label: str, width: int, color: b
         told = f"the output of {ranks(unseen)} does not pass through elastic-run"
         lines += ["", f"{told}: --log-dir, --tee=3 or --redirects=3 show it"]
     return lines
+
+
+def _describe_kept(kept: Document) -> str:
+    used = f"{_describe_memory(kept['used'])} of {_describe_memory(kept['size'])}"
+    if kept.get("label") is None:
+        return f"kept state: none yet, {used}"
+    return f"kept state: step {printable(kept['label'])}, {span(kept['age'])} old, {used}"
 
 
 def _advise(marks: Sequence[Mark], label: str) -> list[str]:

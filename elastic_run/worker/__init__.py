@@ -13,18 +13,27 @@ if TYPE_CHECKING:
     from elastic_run.worker.collectives import all_to_all, reduce_mean
     from elastic_run.worker.distributed import WorkerContext, init_distributed, is_main, local_rank, rank, world_size
     from elastic_run.worker.heartbeats import heartbeat
+    from elastic_run.worker.kept_memory import DamagedStateError, KeptStateError, StateTooLargeError
+    from elastic_run.worker.kept_state import KeptState
     from elastic_run.worker.launching import launch_subprocesses
+    from elastic_run.worker.memory_checkpoint import MemoryReader, MemoryWriter
     from elastic_run.worker.parallel import ParallelGroup, ParallelGroups, parallel_groups
     from elastic_run.worker.place import JoinError, PlaceError, WorkerError
     from elastic_run.worker.sampler import ElasticSampler
     from elastic_run.worker.stopping import stop_requested
 
 __all__ = [
+    "DamagedStateError",
     "ElasticSampler",
     "JoinError",
+    "KeptState",
+    "KeptStateError",
+    "MemoryReader",
+    "MemoryWriter",
     "ParallelGroup",
     "ParallelGroups",
     "PlaceError",
+    "StateTooLargeError",
     "WorkerContext",
     "WorkerError",
     "all_to_all",
@@ -55,6 +64,12 @@ __getattr__ = lazy_names(
         "WorkerError": "place",
         "all_to_all": "collectives",
         "heartbeat": "heartbeats",
+        "DamagedStateError": "kept_memory",
+        "KeptStateError": "kept_memory",
+        "StateTooLargeError": "kept_memory",
+        "KeptState": "kept_state",
+        "MemoryReader": "memory_checkpoint",
+        "MemoryWriter": "memory_checkpoint",
         "launch_subprocesses": "launching",
         "ParallelGroup": "parallel",
         "ParallelGroups": "parallel",

@@ -164,3 +164,24 @@ def test_the_difference_of_two_readings_counts() -> None:
     difference = OomKills(5, 9).since(OomKills(3, None))
     assert (difference.group, difference.machine) == (2, None)
     assert OomKills(1, 1).since(OomKills(2, 1)).group == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"proc/meminfo": "MemFree: 1 kB\nMemAvailable:    4000 kB\n"}, 4000 * 1024),
+        ({"proc/meminfo": "MemAvailable: 4000 kB\n", GROUPS: "0::/\n", f"{V2}/memory.max": "max\n"}, 4000 * 1024),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 4000 kB\n",
+                GROUPS: "0::/a\n",
+                f"{V2}/a/memory.max": "1000000\n",
+                f"{V2}/a/memory.current": "400000\n",
+            },
+            600000,
+        ),
+    ],
+)
+def test_the_memory_that_is_left(files: dict[str, str], left: int, tmp_path: Path) -> None:
+    """The machine and each control group leave some memory; the least counts."""
+    assert limits.available_memory(root=write_tree(tmp_path, files)) == left

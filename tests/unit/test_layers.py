@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {
         "schedulers.actions",
+        "worker.kept_checkpoint",
         "control",
         "diagnosis",
         "store.errors",
@@ -72,14 +73,17 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.addresses",
     }
     | {"report.text", "files", "schedulers.slurm"},
-    "worker": {"contract", "schedulers.slurm_variables"},
+    "worker": {"contract", "core.kept_generations", "schedulers.slurm_variables"},
 }
 #: What the command line's modules leave to the launcher, which alone sees all.
 INNER = {"agent", "loop", "store"}
 SEE_ALL = {"__init__", "agent_setup", "launcher", "launch_config"}
 
 #: Subclasses of torch's classes, for training scripts; the launcher never imports them.
-FOR_WORKERS = {("timer", "local_timer_server"), ("worker", "sampler")}
+FOR_WORKERS = {
+    ("timer", "local_timer_server"),
+    *(("worker", name) for name in ("kept_checkpoint", "kept_state", "memory_checkpoint", "sampler")),
+}
 
 #: The one way from a training script to the launcher, taken when the script starts its own workers.
 LAUNCHES_ITSELF = ("worker", "launching")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
     from elastic_run.agent.driver.timers import WorkerTimers
     from elastic_run.agent.http_ports import HealthPort, MetricsPort
+    from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.plugin_calls import PluginCalls
     from elastic_run.core.agent.faults import Fault
     from elastic_run.core.job.config import JobConfig
@@ -113,6 +114,7 @@ class AgentContext:
         mask: The signals that were blocked when this process began, so that a worker begins with the same; None if this
             process has blocked no others since.
         plugin_calls: Makes calls of plug-ins, once there is a loop that waits for them.
+        kept: The memories in which the workers keep their state; only with --keep-state.
         heartbeats: Path of the file for each worker's heartbeats, by local rank; only with --hang-timeout.
     """
 
@@ -125,6 +127,7 @@ class AgentContext:
         "health_port",
         "heartbeats",
         "hostname",
+        "kept",
         "logs_specs",
         "mask",
         "metrics_port",
@@ -151,6 +154,7 @@ class AgentContext:
         self.health_port: HealthPort | None = None
         self.metrics_port: MetricsPort | None = None
         self.flight_recorder: FlightRecorder | None = None
+        self.kept: KeptMemories | None = None
         self.heartbeats: dict[int, str] = {}
         self._announced = ""
         self.adopts_orphans = False

@@ -30,7 +30,7 @@ from elastic_run.signals import SIGKILL, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.loop import Loop, Timer
@@ -95,7 +95,7 @@ class RoundChecks:
             return
         self._check = CheckProcess(self._loop, self._context, self._take_end)
         try:
-            self._check.start(shlex.split(config.health_check), config.health_check_timeout)
+            self._check.start(shlex.split(config.health_check), timeout=config.health_check_timeout)
         except OSError as error:
             self._on_unhealthy(f"{config.health_check} can't be started: {error.strerror}")
 
@@ -157,7 +157,7 @@ class GpuMemoryWait:
         left = self._began_at + WAIT_LIMIT - self._loop.now()
         self._process = CheckProcess(self._loop, self._context, lambda end: self._take(query, pids, end))
         try:
-            self._process.start(query, max(left, _PAUSE))
+            self._process.start(query, timeout=max(left, _PAUSE))
         except OSError:
             self._on_end()  # the query can't be started, so nothing is known of the memory
 
@@ -215,8 +215,13 @@ class CheckProcess:
         self._is_stopping = False
         self.is_running = False
 
-    def start(self, argv: Sequence[str], timeout: float) -> None:
+    def start(self, argv: Sequence[str], more: Mapping[str, str] | None = None, *, timeout: float) -> None:
         """Start the command; it is killed after `timeout` seconds.
+
+        Args:
+            argv: The program, looked up in PATH unless it has a slash, and its arguments.
+            more: Variables beside the launcher's own.
+            timeout: Seconds.
 
         Raises:
             OSError: The system can't execute it.
@@ -227,7 +232,7 @@ class CheckProcess:
         os.set_blocking(self._reader, False)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            env = {**inherited_environment(), contract.ENV_TOKEN: guardian.worker_token}
+            env = {**inherited_environment(), **(more or {}), contract.ENV_TOKEN: guardian.worker_token}
             pid = start_process(
                 argv,
                 env,

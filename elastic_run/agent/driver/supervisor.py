@@ -220,6 +220,7 @@ class Supervisor:
         self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
 
     def _conclude(self) -> JobResult:
+        self._write_kept_state()
         history = self.parts.history
         if self._job is not None and self._job.place is not None:
             history.add_versions(self._job.place.versions)
@@ -230,6 +231,29 @@ class Supervisor:
         self._observation.begin()
         self._result = result
         return result
+
+    def _write_kept_state(self) -> None:
+        """Write the state that the workers have kept to a disk, if the job has not succeeded; a signal ends it."""
+        directory, kept = self._options.agent_config.keep_state_dir, self._context.kept
+        if not directory or kept is None or self._finish is None or self._finish.verdict == "success":
+            return
+        from elastic_run.agent.driver.round_checks import CheckEnd, CheckProcess
+
+        def tell(end: CheckEnd) -> None:
+            late = f"the kept state was not written to {directory} within {self._options.shutdown_timeout:g} s"
+            lines = end.output.strip().splitlines()
+            self.console.say(late if end.is_late else lines[-1] if lines else "there is no kept state to write")
+
+        process, before = CheckProcess(self._loop, self._context, tell), self._signals.seen
+        try:
+            process.start(*kept.write_command(directory), timeout=self._options.shutdown_timeout)
+        except OSError as error:
+            self.console.say(f"the kept state was not written to {directory}: {error}")
+            return
+        self._loop.run_until(lambda: not process.is_running or self._signals.seen > before)
+        if process.is_running:
+            process.cancel()
+            self._loop.run_until(lambda: not process.is_running)
 
     @property
     def rendezvous_error(self) -> Exception | None:
@@ -260,6 +284,8 @@ class Supervisor:
                 if self._options.is_whole_process:
                     self._let_go_of_signals()
             finally:
+                if context.kept is not None:
+                    context.kept.close()
                 for server in (self._control, context.health_port, context.metrics_port):
                     if server is not None:
                         server.close()

@@ -151,6 +151,9 @@ def _launch(
     is_shared = len(group.workers) > 1 and is_read_in_lines(STDOUT)
     launched.wiring.is_stdout_passed = is_shared or _is_any_stdout_passed(launched.logs)
     context.serve_timers(envs)
+    if context.kept is not None:
+        for rank, env in envs.items():
+            env.update(context.kept.describe(rank))
     context.switch_on_recorders(envs, launched.logs)
     if any(fault.is_of_worker for fault in context.options.faults):
         launched.fault_sockets = _open_to_faults(envs, group.workers, context.options.faults, restart_count)

@@ -31,6 +31,9 @@ class AgentConfig:
         hang_timeout: Seconds without progress of any rank that are a hang; 0 for a time that follows from the job's
             rhythm, None for no detection.
         hang_action: The reaction to a hang: `report`, `restart` or `fail`.
+        keep_state: Memory in which the workers keep their state beyond their end, such as `64GB`; `auto` for half of
+            what is left, "" for none.
+        keep_state_dir: Directory to which the kept state of a job that fails or is stopped is written, or "".
         inject_fault: Faults that the agent injects into the workers, as `--inject-fault` has them, or "".
     """
 
@@ -45,4 +48,6 @@ class AgentConfig:
     flight_recorder: bool = False
     hang_timeout: float | None = None
     hang_action: str = "report"
+    keep_state: str = ""
+    keep_state_dir: str = ""
     inject_fault: str = ""

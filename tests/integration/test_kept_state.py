@@ -1,0 +1,278 @@
+"""--keep-state: the state of a training outlives its workers, and what is not whole is never loaded."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import secrets
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from elastic_run.agent.kept_memory import KeptMemories
+from elastic_run.contract import ENV_KEPT_STATE
+from elastic_run.worker import KeptState, KeptStateError, MemoryReader, MemoryWriter, StateTooLargeError, kept_memory
+from tests.support.launch import ELASTIC_RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+TRAIN = """
+import os, random, signal, sys, torch
+import torch.distributed as dist
+from elastic_run.worker import KeptState
+dist.init_process_group("gloo")
+rank, restart = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+torch.manual_seed(rank); random.seed(rank)
+layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+model = torch.nn.parallel.DistributedDataParallel(layers)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+kept = KeptState(model=model, optimizer=optimizer, scheduler=scheduler)
+step = kept.restore() or 0
+kills = dict(kill.split(":") for kill in sys.argv[2].split(",") if kill)
+with open(f"{sys.argv[1]}.{rank}", "a") as book:
+    while step < int(sys.argv[3]):
+        x = torch.randn(8, 8)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean() + random.random()
+        optimizer.zero_grad(); loss.backward(); optimizer.step(); scheduler.step()
+        step += 1
+        print(step, repr(loss.item()), file=book, flush=True)
+        kept.save(step)
+        if kills.get(restart) == f"{rank}/{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
+"""
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+
+#: Saves states whose numbers are all the step, while a thread kills the worker at a random moment.
+TORN = """
+import os, random, signal, sys, threading, time, torch
+import torch.distributed as dist
+from elastic_run.worker import KeptState
+dist.init_process_group("gloo")
+rank, restart = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+model = torch.nn.Linear(512, 512, bias=False)
+kept = KeptState(model=model)
+step = kept.restore() or 0
+values = model.weight.unique()
+assert step == 0 or (len(values) == 1 and int(values[0]) == step), (step, values)
+print("whole", rank, restart, step, flush=True)
+if restart < int(sys.argv[1]):
+    delay = random.Random(f"{sys.argv[2]} {restart} {rank}").uniform(0.02, 0.15)
+    kill = lambda: (time.sleep(delay), os.kill(os.getpid(), signal.SIGKILL))
+    threading.Thread(target=kill, daemon=True).start()
+while step < 10 ** 9 and (restart < int(sys.argv[1]) or step % 20):
+    step += 1
+    with torch.no_grad():
+        model.weight.fill_(step)
+    kept.save(step)
+dist.destroy_process_group()
+"""
+
+
+def _read_losses(book: Path) -> list[dict[str, str]]:
+    return [
+        dict(line.split() for line in book.with_name(f"{book.name}.{rank}").read_text().splitlines())
+        for rank in range(2)
+    ]
+
+
+def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Losses over 30 steps with 3 kills are bit by bit those of an undisturbed run, random numbers included."""
+    program = worker(TRAIN)
+    flags = ("--nproc-per-node=2", "--preload=torch", "--max-restarts=3", "--keep-state=16MB")
+    kills = "0:0/7,1:1/8,2:0/21"
+    assert launch(*flags, program, str(tmp_path / "killed"), kills, "30").wait_exit() == 0
+    assert launch(*flags, program, str(tmp_path / "calm"), "", "30").wait_exit() == 0
+    assert _read_losses(tmp_path / "killed") == _read_losses(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.long)])
+def test_a_torn_state_is_never_loaded(kills: int, launch: Launch, worker: Worker) -> None:
+    """Workers that are killed at any moment of a save go on from a state that is whole and the same on all ranks."""
+    flags = ("--nproc-per-node=2", "--preload=torch", f"--max-restarts={kills}", "--keep-state=16MB")
+    job = launch(*flags, "--monitor-interval=0.1", worker(TORN), str(kills), secrets.token_hex(4))
+    assert job.wait_exit(deadline=60 + 3 * kills) == 0, job.stderr[-3000:]
+    begun = [line.split() for line in job.stdout.splitlines() if line.startswith("whole")]
+    steps = {
+        restart: {step for _, _, each, step in begun if each == restart} for restart in {each[2] for each in begun}
+    }
+    assert all(len(each) == 1 for each in steps.values()), steps
+    assert int(max(steps[f"{kills}"])) > 0
+
+
+@pytest.mark.parametrize("how", ["failure", "SIGTERM"])
+def test_the_newest_state_is_written_on_the_way_out(how: str, launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A job that fails or is stopped leaves an ordinary checkpoint, which plain torch reads, with a line."""
+    end = "raise RuntimeError" if how == "failure" else "print('saved', flush=True); signal.pause()"
+    program = worker(
+        "import signal, torch\nfrom elastic_run.worker import KeptState\n"
+        "model = torch.nn.Linear(2, 2)\ntorch.nn.init.constant_(model.weight, 7.0)\n"
+        f"KeptState(model=model).save(41)\n{end}\n"
+    )
+    job = launch("--keep-state=8MB", f"--keep-state-dir={tmp_path / 'kept'}", program)
+    if how == "SIGTERM":
+        job.wait_line("saved")
+        status = subprocess.run((*ELASTIC_RUN, "status"), capture_output=True, text=True, check=True).stdout
+        assert re.search(r"kept state: step 41, [0-9.]+ m?s old, \d+ MiB of 8 MiB", status), status
+        job.process.terminate()
+    assert job.wait_exit() == (1 if how == "failure" else 143)
+    assert f"the kept state is in {tmp_path}/kept/step-41" in job.stderr
+    state = {"model": {"weight": torch.zeros(2, 2)}}
+    load(state, checkpoint_id=tmp_path / "kept" / "latest", no_dist=True)
+    assert torch.equal(state["model"]["weight"], torch.full((2, 2), 7.0))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_nothing_else(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A line says why; the exit code is that of the job."""
+    (tmp_path / "file").touch()
+    program = worker(
+        "import torch\nfrom elastic_run.worker import KeptState\n"
+        "KeptState(model=torch.nn.Linear(2, 2)).save(1)\nraise SystemExit(3)\n"
+    )
+    job = launch("--keep-state=8MB", f"--keep-state-dir={tmp_path / 'file'}", program)
+    assert job.wait_exit() == 3
+    assert f"the kept state was not written to {tmp_path / 'file'}: [Errno 17] File exists" in job.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--keep-state=lots",), "--keep-state: 'lots' is neither auto nor a size with a unit, such as 64GB or 500MiB"),
+        (("--keep-state=900TB",), "--keep-state: keep state needs 900000.0 GB of memory, and this node has "),
+        (("--keep-state=8MB", "--nnodes=1:2"), "--keep-state: keep state is for jobs of one node; this one may have 2"),
+        (("--keep-state=10KB",), "--keep-state: keep state needs 1 MB for 1 workers, and gets 0.0 MB"),
+    ],
+)
+def test_bad_values_are_refused_in_a_line(flags: tuple[str, ...], line: str, launch: Launch, worker: Worker) -> None:
+    """Nothing starts, and the line names flag, value and what is allowed."""
+    job = launch(*flags, worker("print('started')"))
+    assert job.wait_exit() == 2
+    assert line in job.stderr
+    assert len(job.stderr.splitlines()) == 1
+
+
+def test_a_script_runs_without_the_flag(launch: Launch, worker: Worker) -> None:
+    """One line says that nothing is kept."""
+    program = worker(
+        "import torch\nfrom elastic_run.worker import KeptState\nkept = KeptState(model=torch.nn.Linear(2, 2))\n"
+        "print(kept.restore()); kept.save(1); kept.save(2)\n"
+    )
+    job = launch(program)
+    assert job.wait_exit() == 0
+    assert job.stdout == "None\n"
+    assert job.stderr.count("no state is kept: the launcher was not started with --keep-state") == 1
+
+
+# --- in one process --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def memories(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptMemories]:
+    """Give this process the memory of a worker, as the launcher does."""
+    made = KeptMemories(1 << 20, 1)
+    for name, value in made.describe(0).items():
+        monkeypatch.setenv(name, value)
+    kept_memory._map.cache_clear()
+    yield made
+    made.close()
+
+
+def _make_model(value: float) -> torch.nn.Module:
+    model = torch.nn.Linear(100, 100)
+    torch.nn.init.constant_(model.weight, value)
+    return model
+
+
+def test_damage_is_found_and_the_generation_before_is_used(
+    memories: KeptMemories, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A flipped bit anywhere in the state, its index or its record is found, a hundred times of a hundred."""
+    path = os.environ[ENV_KEPT_STATE].partition(":")[2]
+    for number in range(100):
+        for step in (2 * number + 1, 2 * number + 2):
+            KeptState(model=_make_model(step)).save(step)
+        kept_memory.open_memories(os.environ)[0].wait_checked()
+        reader = MemoryReader()
+        (part,) = reader._parts.values()
+        record = part.record
+        pick = random.Random(number)  # noqa: S311 - it repeats
+        places = [
+            pick.randrange(record.start, record.start + 100 * 100 * 4),
+            pick.randrange(record.index_start, record.index_start + record.index_length),
+        ]
+        with Path(path).open("r+b") as memory:
+            place = pick.choice(places)
+            memory.seek(place)
+            (byte,) = memory.read(1)
+            memory.seek(place)
+            memory.write(bytes((byte ^ 1 << pick.randrange(8),)))
+        model = _make_model(0)
+        assert KeptState(model=model).restore() == 2 * number + 1, (number, place, record)
+        assert torch.equal(model.get_parameter("weight"), torch.full((100, 100), 2.0 * number + 1))
+    assert "is damaged; step 199 is used instead" in capfd.readouterr().err
+    assert memories.read_status()["used"] <= memories.size
+
+
+def test_a_state_that_is_too_large_leaves_the_one_before(memories: KeptMemories) -> None:
+    """The error names rank, size and flag; what was kept before is still there."""
+    KeptState(model=_make_model(1)).save(1)
+    with pytest.raises(
+        StateTooLargeError, match=r"rank 0: the state has 4\.0 MB, and --keep-state leaves 0\.5 MB to it"
+    ):
+        KeptState(model=torch.nn.Linear(1000, 1000)).save(2)
+    assert KeptState(model=_make_model(0)).restore() == 1
+    assert memories.read_status()["label"] == "1"
+
+
+def test_a_state_older_than_the_scripts_own_is_not_loaded(
+    memories: KeptMemories, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The script says which step it has loaded from a disk; a line says what is used."""
+    assert memories.size
+    KeptState(model=_make_model(1)).save(5)
+    assert KeptState(model=_make_model(0)).restore(loaded_step=6) is None
+    assert KeptState(model=_make_model(0)).restore(loaded_step=5) == 5
+    assert "step 5 is older than step 6, which was loaded; it is not used" in capfd.readouterr().err
+
+
+def test_plain_checkpoints_of_torch_go_into_memory(memories: KeptMemories) -> None:
+    """`dcp.save` and `dcp.load` with writer and reader keep tensors, slices, scalars and objects."""
+    assert memories.size
+    assert MemoryReader().label is None
+    state: dict[str, Any] = {
+        "a": torch.arange(12.0).view(3, 4).t(),
+        "b": torch.tensor(3, dtype=torch.bfloat16),
+        "c": {"d": [1, "x"]},
+    }
+    state["empty"] = torch.zeros(0, 3)
+    save(state, checkpoint_id="first", storage_writer=MemoryWriter(), no_dist=True)
+    loaded: dict[str, Any] = {
+        "a": torch.zeros(4, 3),
+        "b": torch.tensor(0, dtype=torch.bfloat16),
+        "c": {"d": [0]},
+        "empty": torch.ones(0, 3),
+    }
+    reader = MemoryReader()
+    load(loaded, storage_reader=reader, no_dist=True)
+    assert reader.label == "first"
+    assert torch.equal(loaded["a"], state["a"])
+    assert (loaded["b"].item(), loaded["c"]) == (3.0, {"d": [1, "x"]})
+
+
+def test_an_optimizer_needs_its_module() -> None:
+    """The error says what to do."""
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+    with pytest.raises(KeptStateError, match="the parameters of optimizer 'optimizer' are in none of the modules"):
+        KeptState(model=torch.nn.Linear(1, 1), optimizer=optimizer)
