@@ -33,12 +33,10 @@ from elastic_run.core.protocol.codec import encode, to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.backend_table import make_place, read_settings
-from elastic_run.rendezvous.coordination.frames import MESSAGE, PREAMBLE, encode_frame
 from elastic_run.rendezvous.coordination.handler import open_session
-from elastic_run.rendezvous.coordination.link import Link
-from elastic_run.rendezvous.coordination.opening import Credentials, Hello, make_nonce
+from elastic_run.rendezvous.coordination.link import MESSAGE, PREAMBLE, Link, encode_frame
+from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, make_nonce
 from elastic_run.rendezvous.coordination.places import Place
-from elastic_run.rendezvous.coordination.token_proof import NODE
 from elastic_run.rendezvous.session import Lost
 from elastic_run.store.tcpstore.listener import open_listeners, raise_descriptor_limit
 from elastic_run.store.tcpstore.server import StoreServer

@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elastic_run.core.agent.config import AgentConfig
-    from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.node_config import NodeConfig
+    from elastic_run.core.job.config import JobConfig, NodeConfig
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
     from elastic_run.multiprocessing.functions.spawn import spawn
@@ -38,7 +37,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AgentConfig": "core.agent.config",
     "JobConfig": "core.job.config",
-    "NodeConfig": "core.job.node_config",
+    "NodeConfig": "core.job.config",
     "LaunchConfig": "launcher",
     "elastic_launch": "launcher",
     "launch_agent": "launcher",

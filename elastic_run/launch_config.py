@@ -11,8 +11,7 @@ from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import JobConfig, Window
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig, Window
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.records import dataclass, field, fields, replace
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.request import Origin, Origins, Request
     from elastic_run.cli.values import Flag
-    from elastic_run.core.job.node_config import JoinCommand
+    from elastic_run.core.job.config import JoinCommand
     from elastic_run.launcher import LaunchConfig
 
 __all__ = [
@@ -209,7 +209,7 @@ def _make_join_command(
     args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], origins: Mapping[str, Origin]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
-    from elastic_run.core.job.node_config import JoinCommand
+    from elastic_run.core.job.config import JoinCommand
 
     program = (args.training_script, *args.training_script_args)
     is_told_apart = not args.training_script.startswith("-") and "--" not in args.training_script_args
@@ -235,7 +235,7 @@ def _report_error(error: Exception, origins: Mapping[str, Origin]) -> int:
     if isinstance(error, ImportError) and str(error.name).startswith("elastic_run."):
         say(f"error: {error}: the files of elastic-run are not those that this process began with")
         return contract.EXIT_INTERNAL_ERROR
-    from elastic_run.rendezvous.errors import RendezvousError, is_kind
+    from elastic_run.rendezvous.api import RendezvousError, is_kind
 
     if isinstance(error, (UsageError, RendezvousError)):
         say(f"error: {name_source(str(error), origins, os.environ)}")

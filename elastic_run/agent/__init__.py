@@ -67,7 +67,7 @@ _BORROWED = {
     "EventSource": "elastic_run.events",
     "NumaOptions": "elastic_run.cluster.numa",
     "ProcessFailure": "elastic_run.multiprocessing.errors",
-    "RendezvousGracefulExitError": "elastic_run.rendezvous.errors",
+    "RendezvousGracefulExitError": "elastic_run.rendezvous.api",
     "SignalException": "elastic_run.multiprocessing",
     "TORCHELASTIC_ENABLE_FILE_TIMER": "local_elastic_agent",
     "TORCHELASTIC_TIMER_FILE": "local_elastic_agent",

@@ -39,7 +39,7 @@ def raise_unless_worker_failed(
         message = f"Process {os.getpid()} got signal: {int(name)} ({name.name}); its workers are stopped"
         raise SignalException(message, name)
     if job_result.verdict == "rendezvous":
-        from elastic_run.rendezvous.errors import RendezvousError
+        from elastic_run.rendezvous.api import RendezvousError
 
         raise rendezvous_error or RendezvousError(job_result.detail)
     if job_result.root is None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.core.diagnosis.stacks import Dump, Place
     from elastic_run.core.failure.diagnose import RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
-    from elastic_run.core.protocol.decisions import End, EqualErrors
-    from elastic_run.core.protocol.facts import NodeEnds
+    from elastic_run.core.protocol.facts import End, EqualErrors, NodeEnds
     from elastic_run.report import Attempt, JobResult
 
 

@@ -19,8 +19,7 @@ from elastic_run.agent.plugin_calls import close_part, is_ours
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
-from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False

@@ -2,7 +2,7 @@
 
 - Nodes may have a script in different directories and at different mount points, and start in different working
   directories. So only the last part of a path counts, and files of one name count by their content
-  (`core.job.role_scripts`).
+  (`core.job.node_changes`).
 - Nodes may name their interpreter differently. So an interpreter counts by the script, module or code that it runs.
 - The arguments of a script may differ by node, so they don't count.
 """

@@ -18,7 +18,7 @@ from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker,
 from elastic_run.agent.driver.round_join import ask_for_ranks
 from elastic_run.agent.plugin_calls import make_call, name_call
 from elastic_run.agent.state import WorkerState
-from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
+from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False

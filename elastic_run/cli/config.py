@@ -9,8 +9,7 @@ from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.workers import choose_threads
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import make_run_path_code, own_interpreter
 from elastic_run.notices import say

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
     from elastic_run.cli.values import Flag
-    from elastic_run.core.job.node_config import LaunchStep
+    from elastic_run.core.job.config import LaunchStep
     from elastic_run.multiprocessing.output.logs import Streams
     from elastic_run.schedulers.asked import Derivation
 

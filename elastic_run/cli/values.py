@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from elastic_run import contract
 from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME, WORKER_COUNT_WORDS
-from elastic_run.core.job.config import JobConfig, Window
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig, Window
 from elastic_run.records import fields
 
 TYPE_CHECKING = False

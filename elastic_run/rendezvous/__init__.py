@@ -2,26 +2,6 @@
 
 Importing this package loads the interface and the registry and nothing else: a backend is imported when it is asked
 for, plug-ins are looked for only when the backend is not one of ours.
-
-| module | what it holds |
-|---|---|
-| `addresses` | endpoints, this machine's addresses, whether a port can be reached |
-| `api` | torch's interface: handler, parameters, info, registry |
-| `backend_table` | the table of the built-in backends |
-| `coordination` | the rendezvous of several nodes: one of them coordinates, and each has one connection to it |
-| `errors` | torch's rendezvous errors |
-| `etcd_server` | torch's helper that starts an etcd for tests |
-| `join_command` | the command that starts the other nodes, as text for a shell |
-| `leases` | the lease in etcd or a file that says which agent coordinates |
-| `local` | one node: no rendezvous store is needed |
-| `local_store` | the store of a one-node handler, for agents that use torch's methods |
-| `registry` | backends by name, plug-ins included |
-| `round_store` | the store of a round's agents |
-| `session` | the interface between the agent and a rendezvous of several nodes |
-| `settings` | ``--rdzv-conf``, read and checked, with the defaults of the times of a connection |
-| `static` | the static backend with one node: checks the endpoint and the rank |
-| `torch_rounds` | torch's methods of a handler (`next_rendezvous` and others) on a session |
-| `utils` | torch's helpers: parsing of endpoints and settings |
 """
 
 from __future__ import annotations

@@ -167,8 +167,7 @@ def _own_loopbacks() -> list[str]:
 def find_outward_address() -> str:
     """Find the address by which other machines probably reach this one, without asking a name server.
 
-    Returns:
-        The address of the default route; without such a route that of the first interface that is up; else loopback.
+    It is the address of the default route, without such a route that of the first interface that is up, or loopback.
     """
     routes = (_source_towards(family, (address, _ANY_PORT)) for family, address in _ANYWHERE)
     found = (one for one in (*routes, *_interface_addresses()) if one is not None and not _is_loopback(one))
@@ -247,16 +246,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def find_trouble(host: str, port: int, timeout: float) -> str | None:
-    """Try to connect to a port.
-
-    Args:
-        host: Name or address.
-        port: The port.
-        timeout: Seconds for all of it.
-
-    Returns:
-        None if the port can be reached, otherwise the reason, with the address.
-    """
+    """Return why a port can't be reached within a time, with the address; None if it can."""
     try:
         connect_once(host, port, timeout, dark_after=timeout).close()
     except StoreConnectionError as error:

@@ -11,27 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from elastic_run.records import dataclass
-from elastic_run.rendezvous.errors import (
-    BackendNameError,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
-
-    class Store(Protocol):
-        """The part of torch.distributed.Store that is used here; torch's stores and ours have it."""
-
-        def set(self, key: str, value: bytes, /) -> object: ...
-        def get(self, key: str, /) -> bytes: ...
-
 
 __all__ = [
     "RendezvousClosedError",
@@ -48,6 +32,59 @@ __all__ = [
     "RendezvousTimeoutError",
     "rendezvous_handler_registry",
 ]
+
+
+class RendezvousError(Exception):
+    """The root of everything that a rendezvous raises."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The rendezvous is closed: the job is over, nobody can join any more."""
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """The nodes did not come together in time."""
+
+
+class RendezvousConnectionError(RendezvousError):
+    """The backend can't be reached, or the connection to it was lost."""
+
+
+class RendezvousStateError(RendezvousError):
+    """The values in the backend's store make no sense."""
+
+
+class BackendNameError(ValueError, RuntimeError):
+    """A handler belongs to another backend than the one that was asked for (torch: RuntimeError)."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """This node is not needed and leaves; that is not a failure."""
+
+
+def is_kind(error: BaseException, kind: type[RendezvousError]) -> bool:
+    """Tell whether an exception is of one of these classes, or of torch's class of that name.
+
+    A foreign handler raises torch's errors, which have nothing in common with ours but the name.
+
+    Args:
+        error: What a handler raised.
+        kind: A class of this module.
+
+    Returns:
+        Whether `except kind` would have caught it, if torch's classes were ours.
+    """
+    return any(base.__name__ == kind.__name__ for base in type(error).__mro__)
+
+
+if TYPE_CHECKING:
+
+    class Store(Protocol):
+        """The part of torch.distributed.Store that is used here; torch's stores and ours have it."""
+
+        def set(self, key: str, value: bytes, /) -> object: ...
+        def get(self, key: str, /) -> bytes: ...
+
 
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")

@@ -153,17 +153,7 @@ BACKENDS: Mapping[str, BuiltInBackend] = {
 
 
 def make_place(kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None = None) -> Place:
-    """Make the place where the nodes of a job meet, as one agent reaches it.
-
-    Args:
-        kind: Name of the backend.
-        endpoint: As the user wrote it.
-        run_id: The job.
-        settings: Of the rendezvous.
-        secret: The secret that the members of the job share, or None.
-
-    Returns:
-        The place; nothing was opened yet.
+    """Return the place where the nodes of a job meet, as one agent reaches it; nothing is opened yet.
 
     Raises:
         ValueError: The backend is for one node, or the endpoint or a setting doesn't suit it.
@@ -198,8 +188,7 @@ def open_lease(
         return FileLease(endpoint, run_id, secret=secret)
     _require_python_etcd(kind)
     from elastic_run.rendezvous.addresses import parse_endpoints
-    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers
-    from elastic_run.rendezvous.leases.etcd_settings import read_tls, read_user
+    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers, read_tls, read_user
 
     conf = settings.backend
     servers = EtcdServers(parse_endpoints(endpoint, backend.default_port), timeout, read_tls(conf))
@@ -215,18 +204,7 @@ def open_lease(
 
 
 def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:
-    """Read and check a backend's settings.
-
-    Args:
-        kind: Name of the backend.
-        config: The settings as given.
-
-    Returns:
-        All of them, with defaults.
-
-    Raises:
-        ValueError: A key is unknown, a value of the wrong kind, or they don't go together.
-    """
+    """Return a backend's settings, checked and with defaults; see `parse_settings`."""
     from elastic_run.rendezvous.settings import parse_settings
 
     backend = BACKENDS[kind]

@@ -86,9 +86,9 @@ def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:
 def _create_static_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.max_nodes > 1:
         return _create_elastic_handler(params)
-    from elastic_run.rendezvous.static import create_handler
+    from elastic_run.rendezvous.local import create_static_handler
 
-    return create_handler(params)
+    return create_static_handler(params)
 
 
 def _create_c10d_handler(params: RendezvousParameters) -> RendezvousHandler:

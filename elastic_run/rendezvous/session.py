@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.node_config import NodeConfig
+    from elastic_run.core.job.config import JobConfig, NodeConfig
     from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
     from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, StoreAddress
     from elastic_run.store.tcpstore.worker_store import WorkerStore
@@ -204,7 +203,7 @@ class Session(ABC):
         """Return the nodes that the job goes on without, as far as this node knows: the coordinator does.
 
         Returns:
-            Documents as `rendezvous.coordination.left_out_nodes` makes them.
+            Documents as `rendezvous.coordination.coordinator_thread.list_left_out` makes them.
         """
 
     @abstractmethod

@@ -69,16 +69,7 @@ class Settings:
 
 
 def parse_settings(backend: str, config: Mapping[str, Any], own: tuple[str, ...], *, reads_timeout: bool) -> Settings:
-    """Read and check a backend's settings.
-
-    Args:
-        backend: Name of the backend, for messages.
-        config: The settings as given.
-        own: The keys of this backend beyond the common ones.
-        reads_timeout: Whether torch's backend of this name reads `timeout`.
-
-    Returns:
-        All of them, with defaults.
+    """Return a backend's settings, checked and with defaults; `own` are its keys beyond the common ones.
 
     Raises:
         ValueError: A key is unknown, a value of the wrong kind, or they don't go together.

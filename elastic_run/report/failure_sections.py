@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.diagnosis.stacks import Place
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
-    from elastic_run.core.protocol.decisions import EqualErrors
+    from elastic_run.core.protocol.facts import EqualErrors
 
 _FRAME_LINE = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?(?=/python3))/")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.core.diagnosis.stacks import Place
     from elastic_run.core.failure.diagnose import Cause, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.core.protocol.decisions import EqualErrors
+    from elastic_run.core.protocol.facts import EqualErrors
 
 #: Verdicts whose detail says which nodes are lost, or why this node has to go.
 _OF_NODES = frozenset(("nodes_lost", "excluded", "unhealthy"))

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_run.core.job.node_config import LaunchStep
+    from elastic_run.core.job.config import LaunchStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.core.job.node_config import LaunchStep
+from elastic_run.core.job.config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.schedulers.asked import Derivation, check_endpoint
 from elastic_run.schedulers.slurm import StepError, count_idle_nodes, find_nodes_elsewhere, find_step

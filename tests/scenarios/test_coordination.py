@@ -26,10 +26,10 @@ from tests.support.configs import plain_config
 from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.assignment import Assignment
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.coordination import Coordination
     from elastic_run.core.job.membership import Member
+    from elastic_run.core.job.node_events import Assignment
     from elastic_run.core.job.state import Job
 
 SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))

@@ -6,8 +6,7 @@ import os
 import socket
 from typing import Any
 
-from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig
 from elastic_run.core.protocol.facts import NodeInfo
 from elastic_run.rendezvous.session import Setup
 

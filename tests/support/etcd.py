@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_run.rendezvous.leases.etcd_servers import EtcdServers
-from elastic_run.rendezvous.leases.etcd_settings import read_tls
+from elastic_run.rendezvous.leases.etcd_servers import EtcdServers, read_tls
 from elastic_run.store.errors import StoreConnectionError
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from elastic_run.core.job.assignment import Assignment
+    from elastic_run.core.job.node_events import Assignment
     from elastic_run.rendezvous.session import Session, SessionEvent
 
 E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)

@@ -8,9 +8,17 @@ from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import membership
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.coordination import BROKEN, SILENT, Closed, LeaseRenewed, MayFound, Said, StepDown
-from elastic_run.core.job.documents import NodeState, Order, Promise, Proposal, Round, RoundEnd
+from elastic_run.core.job.documents import (
+    LARGEST_MEMORY,
+    NodeState,
+    Order,
+    Promise,
+    Proposal,
+    Round,
+    RoundEnd,
+    write_memory,
+)
 from elastic_run.core.job.membership import OrderRead, Search, make_state
-from elastic_run.core.job.memory import LARGEST_MEMORY, write_memory
 from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Leaving, Refused, Settled, WorkersFailing
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, Job
 from elastic_run.core.job.succession import LEASE, MAJORITY, Knowledge, describe_majority

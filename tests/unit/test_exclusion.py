@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.core.job.config import Window
-from elastic_run.core.job.documents import Round
+from elastic_run.core.job.documents import Round, take_memory, write_memory
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
-from elastic_run.core.job.memory import take_memory, write_memory
 from elastic_run.core.job.node_events import Leaving, Refused, WorkersFailing
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Root

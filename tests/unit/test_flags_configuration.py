@@ -17,8 +17,7 @@ from elastic_run.cli.notices import find_notices
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import read_request
 from elastic_run.cluster import devices, limits
-from elastic_run.core.job.config import Window
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import NodeConfig, Window
 from elastic_run.errors import UsageError
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std

@@ -14,7 +14,7 @@ from elastic_run.cluster import limits, paths
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.restart_policy import Failure
-from elastic_run.core.protocol.decisions import End
+from elastic_run.core.protocol.facts import End
 from elastic_run.report.failure_documents import encode_root_cause
 from tests.support.job_results import stopped, worker_end
 

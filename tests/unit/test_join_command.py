@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from elastic_run.core.job.node_config import JoinCommand
-from elastic_run.rendezvous.join_command import describe_join_command
+from elastic_run.core.job.config import JoinCommand
+from elastic_run.rendezvous.coordination.handler import describe_join_command
 
 
 @pytest.mark.parametrize(

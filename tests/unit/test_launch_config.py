@@ -9,8 +9,7 @@ import pytest
 
 from elastic_run.agent.api import WorkerSpec
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import JobConfig, Window
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig, Window
 from elastic_run.launcher import LaunchConfig, elastic_launch
 
 

@@ -58,7 +58,6 @@ ALLOWED: dict[str, set[str]] = {
         "store.tcpstore",
         "timer",
         "rendezvous.api",
-        "rendezvous.errors",
         "rendezvous.session",
     },
     "diagnosis": {

@@ -10,7 +10,7 @@ import pytest
 from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.core.agent import messages
 from elastic_run.core.job.node_events import Ended
-from elastic_run.core.protocol.decisions import End
+from elastic_run.core.protocol.facts import End
 from elastic_run.report import waiting
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from elastic_run.cluster.torch_devices import find_torch_version
-from elastic_run.core.job.node_versions import describe_versions
+from elastic_run.core.job.formation import describe_versions
 from elastic_run.core.protocol.facts import NodeInfo
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastic_run import rendezvous
-from elastic_run.rendezvous import api, errors
+from elastic_run.rendezvous import api
 from elastic_run.rendezvous.api import RendezvousHandlerRegistry, RendezvousParameters, RendezvousStoreInfo
-from elastic_run.rendezvous.local import LocalRendezvousHandler
-from elastic_run.rendezvous.local_store import LocalStore
+from elastic_run.rendezvous.local import LocalRendezvousHandler, LocalStore
 
 
 def _parameters(backend: str = "mine", **settings: object) -> RendezvousParameters:
@@ -138,11 +137,11 @@ def test_errors_of_torch_are_known_by_name() -> None:
     """An exception with the name of one of ours, as torch's have, is of that kind, and so are its subclasses."""
     torchs_error = type("RendezvousError", (Exception,), {})
     torchs_closed = type("RendezvousClosedError", (torchs_error,), {})
-    assert errors.is_kind(torchs_closed(), errors.RendezvousClosedError)
-    assert errors.is_kind(torchs_closed(), errors.RendezvousError)
-    assert errors.is_kind(errors.RendezvousStateError(), errors.RendezvousError)
-    assert not errors.is_kind(ValueError(), errors.RendezvousError)
-    assert not errors.is_kind(torchs_error(), errors.RendezvousClosedError)
+    assert api.is_kind(torchs_closed(), api.RendezvousClosedError)
+    assert api.is_kind(torchs_closed(), api.RendezvousError)
+    assert api.is_kind(api.RendezvousStateError(), api.RendezvousError)
+    assert not api.is_kind(ValueError(), api.RendezvousError)
+    assert not api.is_kind(torchs_error(), api.RendezvousClosedError)
 
 
 @pytest.mark.parametrize("module", [api, rendezvous])

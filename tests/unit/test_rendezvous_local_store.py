@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.rendezvous import local_store
-from elastic_run.rendezvous.local_store import LocalStore, make_local_store
+from elastic_run.rendezvous.local import LocalStore, make_local_store
 from elastic_run.store.errors import StoreTimeoutError
 
 

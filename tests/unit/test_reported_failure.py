@@ -6,7 +6,7 @@ from typing import Any
 
 from elastic_run.core.failure.root_cause import BARE_END
 from elastic_run.core.job.documents import RoundEnd
-from elastic_run.core.job.reported_failure import read_report
+from elastic_run.core.job.round_outcome import read_report
 from elastic_run.core.job.state import REMEMBERED, REMEMBERED_BYTES, remember
 from elastic_run.core.protocol.codec import encode
 

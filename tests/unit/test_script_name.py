@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.agent.script_name import find_script_file, name_script, program_name
-from elastic_run.core.job.role_scripts import describe_other_script, settle_script
+from elastic_run.core.job.node_changes import describe_other_script, settle_script
 from elastic_run.core.protocol.facts import RoleScript, ScriptFile
 from elastic_run.multiprocessing.process.interpreter import make_run_path_code
 

@@ -7,7 +7,7 @@ import pytest
 from elastic_run.cli import cluster_values, workers
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.core.job.node_config import LaunchStep
+from elastic_run.core.job.config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
 from tests.support.slurm_variables import (

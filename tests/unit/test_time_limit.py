@@ -13,8 +13,7 @@ from elastic_run.agent.driver.watches import watch_time_limit
 from elastic_run.cli.config import make_config
 from elastic_run.cli.request import read_request
 from elastic_run.contract import ENV_STOP_TIME
-from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig
 from elastic_run.loop import Loop
 from elastic_run.run import parse_args
 from elastic_run.worker import stopping

@@ -6,8 +6,7 @@ import hmac
 
 import pytest
 
-from elastic_run.rendezvous.coordination.opening import Credentials, make_nonce
-from elastic_run.rendezvous.coordination.token_proof import NODE, SERVER, prove
+from elastic_run.rendezvous.coordination.opening import NODE, SERVER, Credentials, make_nonce
 
 _OWN = Credentials(b"a token")
 _NODE_NONCE, _SERVER_NONCE = "c" * 64, "5" * 64
@@ -24,7 +23,7 @@ def test_both_ends_make_the_same_proof(role: bytes) -> None:
     "proof",
     [
         Credentials(b"another token").prove(NODE, _NODE_NONCE, _SERVER_NONCE),
-        prove(hmac.new(b"a token", digestmod="sha256"), NODE, _NODE_NONCE.encode(), _SERVER_NONCE.encode()).hex(),
+        hmac.new(b"a token", NODE + (_NODE_NONCE + _SERVER_NONCE).encode(), "sha256").hexdigest(),
         _OWN.prove(SERVER, _NODE_NONCE, _SERVER_NONCE),
         _OWN.prove(NODE, _SERVER_NONCE, _NODE_NONCE),
         _OWN.prove(NODE, "0" * 64, _SERVER_NONCE),

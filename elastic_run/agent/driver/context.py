@@ -8,7 +8,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import NodeConfig
 from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.multiprocessing.process.stack_pipe import is_possible

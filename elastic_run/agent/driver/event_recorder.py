@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.diagnosis.hang import Stillness
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.core.job.assignment import Assignment
+    from elastic_run.core.job.node_events import Assignment
     from elastic_run.loop import Loop
     from elastic_run.report import JobResult
 

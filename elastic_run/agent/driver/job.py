@@ -24,7 +24,7 @@ from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
-from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
+from elastic_run.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
 from elastic_run.schedulers.actions import find_machine_name
 
 TYPE_CHECKING = False
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.context import AgentOptions
     from elastic_run.agent.driver.round_join import RoundJoin
-    from elastic_run.core.job.assignment import Assignment
-    from elastic_run.core.protocol.decisions import End
-    from elastic_run.core.protocol.facts import NodeEnds
+    from elastic_run.core.job.node_events import Assignment
+    from elastic_run.core.protocol.facts import End, NodeEnds
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.process.guardian import Guardian
-    from elastic_run.rendezvous.errors import RendezvousError
+    from elastic_run.rendezvous.api import RendezvousError
     from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.report.waiting import WaitLine
 

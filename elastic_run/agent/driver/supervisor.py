@@ -31,7 +31,7 @@ from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian import GuardianKeeper
-from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
+from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import SIGINT, SIGTERM, restore_signals
 from elastic_run.store.tcpstore.listener import PortTakenError
 

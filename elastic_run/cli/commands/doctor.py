@@ -10,8 +10,7 @@ from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import whole_number
-from elastic_run.core.job.config import JobConfig, Window
-from elastic_run.core.job.node_config import NodeConfig
+from elastic_run.core.job.config import JobConfig, NodeConfig, Window
 from elastic_run.diagnosis.doctor.checks import run_checks
 from elastic_run.diagnosis.doctor.environment_checks import find_version
 from elastic_run.diagnosis.doctor.findings import (
@@ -25,7 +24,7 @@ from elastic_run.diagnosis.doctor.findings import (
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, say
 from elastic_run.rendezvous.addresses import is_own_host, parse_endpoints
-from elastic_run.rendezvous.errors import RendezvousError
+from elastic_run.rendezvous.api import RendezvousError
 from elastic_run.schedulers.slurm import StepError, find_step
 
 TYPE_CHECKING = False

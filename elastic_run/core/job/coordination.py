@@ -55,10 +55,11 @@ from elastic_run.core.job.documents import (
     NodeState,
     Order,
     Promise,
+    take_memory,
+    write_memory,
 )
-from elastic_run.core.job.memory import take_memory, write_memory
 from elastic_run.core.job.node_changes import NodeChanges, describe_death, describe_misfit
-from elastic_run.core.job.rank_claims import counts_at, find_disputes
+from elastic_run.core.job.ranks import counts_at, find_disputes
 from elastic_run.core.job.round_policy import awaited_until, scale_up_at
 from elastic_run.core.job.round_steps import PATIENCE, advance
 from elastic_run.core.job.state import ENDED as JOB_ENDED
@@ -96,16 +97,9 @@ __all__ = [
 
 # --- what has happened -----------------------------------------------------------------------------------------------
 def decide(coordination: Coordination, events: Iterable[Event], *, now: float, jitter: float = 0.0) -> Coordination:
-    """Take in what has happened, and decide.
+    """Take in documents and ends of connections, in order, and decide; without events, decide for the time alone.
 
-    Args:
-        coordination: The state.
-        events: Documents and ends of connections, in order; none for the time alone.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1), for the pause before a restart.
-
-    Returns:
-        The state after. Each node's order follows from it (`make_order`).
+    `jitter` is a random number in [0, 1), for the pause before a restart.
     """
     if coordination.is_over:
         return coordination
@@ -243,12 +237,7 @@ def _take_term(coordination: Coordination, term: int) -> Coordination:
 
 # --- orders ----------------------------------------------------------------------------------------------------------
 def make_order(coordination: Coordination, name: str) -> Order:  # noqa: PLR0911 - one for each kind of order
-    """Return what a node shall do now.
-
-    Args:
-        coordination: The state.
-        name: A node that is connected.
-    """
+    """Return what a node that is connected shall do now."""
     promise, job = coordination.promise, coordination.job
     memory = None if coordination.choice == ONLY_ONE else coordination.memory
     refusal = next((one for one in job.refusals if one.node == name), None)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.core.job.assignment import Assignment
     from elastic_run.core.job.documents import JobMemory, NodeState, Promise, Proposal, Round
-    from elastic_run.core.protocol.decisions import End, Halt
+    from elastic_run.core.job.node_events import Assignment
+    from elastic_run.core.protocol.facts import End, Halt
 
 # How a connection has ended.
 ENDED = "ended"
@@ -192,16 +192,9 @@ def begin(
     started_by: tuple[Round, ...] = (),
     lease_until: float = math.inf,
 ) -> Coordination:
-    """Return the state of a coordinator that knows nothing yet.
+    """Return the state of a coordinator that knows nothing yet; see `Coordination` for the values.
 
-    Args:
-        promise: Its term, above each that its node has promised to follow, and its node.
-        choice: How a coordinator is chosen, a word of `succession`.
-        now: Monotonic seconds.
-        dead: The coordinator that is surely dead; see `Knowledge`.
-        silent: See `Coordination`.
-        started_by: The rounds that this agent has started as a coordinator before.
-        lease_until: See `LeaseRenewed`.
+    Its term is above each that its node has promised to follow.
     """
     job = Job(term=promise.term, coordinator=promise.coordinator, since=now)
     return Coordination(

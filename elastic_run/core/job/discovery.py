@@ -210,14 +210,7 @@ def make_answer(discovery: Discovery, standing: int) -> Answer:
 
 
 def decide(discovery: Discovery, fact: Fact, now: float, *, standing: int = KNOWS_NOTHING) -> Decision:
-    """Decide what follows a fact, or the time alone.
-
-    Args:
-        discovery: The state.
-        fact: What has happened, or None.
-        now: Monotonic seconds.
-        standing: The standing of this agent's own coordinator, while it coordinates.
-    """
+    """Decide what follows a fact, or the time alone; `standing` is that of this agent's own coordinator."""
     if isinstance(fact, CoordinatorLost):
         discovery = _search_again(discovery, fact)
     elif fact is not None:

@@ -9,15 +9,18 @@ Times travel as ages in seconds, since each node has a clock of its own.
 
 from __future__ import annotations
 
-from elastic_run.core.job.assignment import Assignment  # noqa: TC001 - importing it registers it as a field
 from elastic_run.core.job.config import JobConfig  # noqa: TC001 - ditto
+from elastic_run.core.job.node_events import Assignment  # noqa: TC001 - importing it registers it as a field
 from elastic_run.core.job.restart_policy import Failure  # noqa: TC001 - ditto
-from elastic_run.core.job.state import Exclusion, Incident  # noqa: TC001 - ditto
-from elastic_run.core.protocol.codec import Document, MessageError, register
-from elastic_run.core.protocol.decisions import End  # noqa: TC001 - ditto
-from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, RoleScript, StoreAddress  # noqa: TC001 - ditto
+from elastic_run.core.job.state import REMEMBERED, Exclusion, Incident
+from elastic_run.core.protocol.codec import Document, MessageError, encode, register, to_message
+from elastic_run.core.protocol.facts import End, NodeEnds, NodeInfo, RoleScript, StoreAddress  # noqa: TC001 - ditto
 from elastic_run.core.protocol.outcomes import OUTCOMES
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.job.state import Job
 
 # --- phases of a node and of an order --------------------------------------------------------------------------------
 IDLE = "idle"
@@ -247,7 +250,7 @@ class Order:
         round: The round of `start`, `warn` and `halt`; None for `halt` of whatever else the node runs.
         assignment: With `propose`: the node's place in the round.
         proposal: With `propose`: what to accept.
-        reason: Of `halt`, see `core.protocol.decisions`; of `refuse`: `refused` or `excluded`; of `search`: why the
+        reason: Of `halt`, see `core.protocol.facts`; of `refuse`: `refused` or `excluded`; of `search`: why the
             node stops its workers, or "" if its round runs on.
         detail: One clause for the user, or "".
         end: With `end`: the verdict.
@@ -270,3 +273,47 @@ class Order:
         if self.phase not in ORDER_PHASES:
             message = f"Order.phase: {self.phase!r} is none of {', '.join(sorted(ORDER_PHASES))}"
             raise MessageError(message)
+
+
+#: Bytes of a memory as JSON: each of its nodes gets it with each order.
+LARGEST_MEMORY = 16 * 1024
+
+
+def write_memory(job: Job, started: Round, *, edition: int, settled_round: str, now: float) -> JobMemory:
+    """Return the memory of a job whose last round has started.
+
+    Where it is too long, the oldest causes of attempts are left out, then incidents and failures.
+    """
+    memory = JobMemory(
+        term=job.term,
+        edition=edition,
+        round=started,
+        settled_round=settled_round,
+        restart_count=job.restart_count,
+        restart_times=tuple(now - at for at in job.restart_times),
+        changes=tuple(now - at for at in job.changes),
+        failures=job.failures[-REMEMBERED:],
+        attempts=job.attempts,
+        scripts=job.scripts,
+        incidents=tuple(replace(one, at=now - one.at) for one in job.incidents),
+        exclusions=tuple(replace(one, at=now - one.at) for one in job.exclusions),
+    )
+    for name in ("attempts", "incidents", "failures"):
+        while getattr(memory, name) and len(encode(to_message(memory))) > LARGEST_MEMORY:
+            memory = replace(memory, **{name: getattr(memory, name)[1 + len(getattr(memory, name)) // 2 :]})
+    return memory
+
+
+def take_memory(job: Job, memory: JobMemory, now: float) -> Job:
+    """Return the state of a job that goes on with the memory of an earlier coordinator."""
+    return replace(
+        job,
+        restart_count=max(job.restart_count, memory.restart_count),
+        restart_times=tuple(now - age - memory.age for age in memory.restart_times),
+        changes=tuple(now - age - memory.age for age in memory.changes),
+        failures=memory.failures,
+        attempts=memory.attempts,
+        scripts=memory.scripts,
+        incidents=tuple(replace(one, at=now - one.at - memory.age) for one in memory.incidents),
+        exclusions=tuple(replace(one, at=now - one.at - memory.age) for one in memory.exclusions),
+    )

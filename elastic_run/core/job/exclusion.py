@@ -79,11 +79,7 @@ def name_machine(node: str, node_info: NodeInfo) -> str:
 
 
 def note_incident(job: Job, config: JobConfig, root: Root, now: float) -> Job:
-    """Note that a round has failed on a node, and forget what has expired.
-
-    Returns:
-        The state after; the same where nobody may be excluded, or the cause is not known.
-    """
+    """Note that a round has failed on a node, and forget what has expired; no change where nobody may be excluded."""
     node = job.nodes.get(root.node)
     is_named = root.failure.decision == EXCLUDE_NODE
     is_watched = config.exclude_after or config.exclude_exit_codes or is_named

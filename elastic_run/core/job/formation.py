@@ -1,12 +1,15 @@
-"""Forms a round: the ranks of its members, and the assignment that each of them gets."""
+"""Forms a round: the ranks of its members, and the assignment that each of them gets. Pure.
+
+Tensors and collectives of two versions of torch may not fit together, so the assignment also says whether the members
+have different versions.
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.job.assignment import Assignment
-from elastic_run.core.job.host_lists import list_hosts
-from elastic_run.core.job.node_versions import describe_versions
+from elastic_run.core.job.host_lists import fold_hosts, list_hosts
+from elastic_run.core.job.node_events import Assignment
 from elastic_run.core.job.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.round_outcome import describe_lost
 from elastic_run.core.job.state import (
@@ -20,10 +23,11 @@ from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.documents import Round
+    from elastic_run.core.protocol.facts import NodeInfo
 
 
 def note_minimum(job: Job, config: JobConfig, now: float) -> Job:
@@ -114,3 +118,26 @@ def form(job: Job, started: Round, assignments: Mapping[str, Assignment], now: f
 def _place(node: Node, place: Assignment | None) -> Node:
     rank = None if place is None else place.group_rank
     return replace(node, rank=rank, is_member=rank is not None, failing=None, outcome="", is_suspecting=False)
+
+
+#: Hosts of a version that are listed one by one; versions that are named.
+_HOSTS = 3
+_VERSIONS = 4
+#: Characters of a version, which comes from the node.
+_LENGTH = 30
+
+
+def describe_versions(nodes: Iterable[NodeInfo]) -> str:
+    """Return which hosts have which version of torch, the fewest hosts first; "" where at most one is told."""
+    hosts: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.torch:
+            hosts.setdefault(node.torch[:_LENGTH], []).append(node.host)
+    if len(hosts) < 2:  # noqa: PLR2004 - two versions differ
+        return ""
+    rare_first = sorted(hosts.items(), key=lambda item: len(item[1]))
+    return "; ".join(f"torch {version} on {_list(names)}" for version, names in rare_first[:_VERSIONS])
+
+
+def _list(hosts: list[str]) -> str:
+    return ", ".join(hosts if len(hosts) <= _HOSTS else fold_hosts(hosts))

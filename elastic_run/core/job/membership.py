@@ -50,8 +50,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from elastic_run.core.job.assignment import Assignment
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.node_events import Assignment
     from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 
 
@@ -127,14 +127,7 @@ class Member:
 
 
 def make_state(member: Member, now: float, *, is_first: bool, dead: str = "") -> NodeState:
-    """Return what the node tells its coordinator.
-
-    Args:
-        member: The node.
-        now: Monotonic seconds.
-        is_first: Whether it is the first document on this connection: only this has the memory of the job.
-        dead: See `NodeState`.
-    """
+    """Return what the node tells its coordinator; only the first document on a connection has the memory of the job."""
     memory = member.memory if is_first else None
     return NodeState(
         node=member.node,
@@ -162,16 +155,7 @@ def make_state(member: Member, now: float, *, is_first: bool, dead: str = "") ->
 
 
 def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR0911 - one for each event
-    """Decide what follows an event.
-
-    Args:
-        member: The node.
-        event: The event.
-        now: Monotonic seconds.
-
-    Returns:
-        The node after the event, and the commands for its agent and its driver.
-    """
+    """Return the node after an event, and the commands for its agent and its driver."""
     if member.is_over:
         return member, ()
     if isinstance(event, Connected):

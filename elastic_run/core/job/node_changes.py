@@ -12,10 +12,8 @@ from elastic_run.core.failure.root_cause import LOST_RANK
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.documents import IDLE
 from elastic_run.core.job.exclusion import find_exclusion
-from elastic_run.core.job.rank_claims import has_rival
-from elastic_run.core.job.refusals import forget_refused, forget_replaced
-from elastic_run.core.job.reported_failure import read_report
-from elastic_run.core.job.role_scripts import describe_other_script, settle_script
+from elastic_run.core.job.ranks import has_rival
+from elastic_run.core.job.round_outcome import read_report
 from elastic_run.core.job.state import (
     HALTING,
     REFUSED,
@@ -28,6 +26,7 @@ from elastic_run.core.job.state import (
     Refusal,
     Seat,
     forget_place,
+    name_host,
 )
 from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK
 from elastic_run.core.protocol.outcomes import (
@@ -85,7 +84,9 @@ class NodeChanges:
         if not self._nodes and self._job.round == 0:
             # The next node begins anew, with a configuration that may be better.
             self._set(config=None, scripts=())
-            forget_refused(self._gone)
+            for name, gone in self._gone.items():
+                if gone.reason == REFUSED:
+                    self._gone[name] = replace(gone, is_told=True)
         return replace(
             self._job,
             order=self._order,
@@ -95,11 +96,7 @@ class NodeChanges:
         )
 
     def adopt_round(self, started: Round) -> None:
-        """Go on from a round that has started under another coordinator: its members have yet to come.
-
-        Args:
-            started: The round.
-        """
+        """Go on from a round that has started under another coordinator: its members have yet to come."""
         self._round = started
         self._seats = [Seat() for _ in range(started.size)]
         self._nodes = {
@@ -171,7 +168,12 @@ class NodeChanges:
         gone = self._gone.pop(state.node, None)
         if gone is not None and gone.was is not None:
             return replace(gone.was, is_member=False, arrived_at=self._now, failing=None, outcome="")
-        forget_replaced(self._gone, state.node_info.host)
+        # A node of a refused node's host has probably come in its place. Several nodes may have one host name, and the
+        # others are still missing, so only the first one counts as replaced.
+        refused = (one for one in self._gone.values() if one.reason == REFUSED and not one.is_told)
+        replaced = next((one for one in refused if name_host(one) == state.node_info.host), None)
+        if replaced is not None:
+            self._gone[replaced.node] = replace(replaced, is_told=True)
         order = self._next_order()
         return Node(
             state.node, _keep(state.node_info), state.store_address, arrived=order, arrived_at=self._now, rank=None
@@ -293,14 +295,7 @@ class NodeChanges:
 
 
 def describe_misfit(state: NodeState, config: JobConfig, scripts: tuple[RoleScript, ...], *, here: str = "here") -> str:
-    """Tell why a node is not of this job; "" if it may be.
-
-    Args:
-        state: The node.
-        config: The job's configuration.
-        scripts: The scripts of its roles.
-        here: The node's place for the reader, who may be another node's user.
-    """
+    """Tell why a node is not of this job; "" if it may be. See `describe_difference` for `here`."""
     return describe_difference(config, state.config, here=here) or describe_other_script(
         scripts, state.node_info.role_script, here=here
     )
@@ -314,3 +309,40 @@ def describe_death(detail: str) -> str:
 def _keep(node_info: NodeInfo) -> NodeInfo:
     """Return what the state keeps of a node: the script's file is kept once for its role."""
     return node_info if node_info.script_file is None else replace(node_info, script_file=None)
+
+
+#: Roles whose scripts are remembered.
+_REMEMBERED = 64
+
+
+def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript, *, here: str = "here") -> str:
+    """Return a sentence with a node's script and that of the other nodes of its role; "" where they agree."""
+    known = _find(scripts, own.role)
+    if not own.script or known is None or _are_one(known, own):
+        return ""
+    script, other = own.script, known.script
+    if script == other and own.file is not None and known.file is not None:
+        script, other = own.file.path, known.file.path
+    return (
+        f"the script of role {own.role!r} is {script!r} {here} and {other!r} in the job: nodes of one role run the "
+        "same script, and each job needs an --rdzv-id of its own"
+    )
+
+
+def settle_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> tuple[RoleScript, ...]:
+    """Remember a role's script, instead of a former one that is another."""
+    known = _find(scripts, own.role)
+    if not own.script or (known is not None and _are_one(known, own)):
+        return scripts
+    others = (other for other in scripts if other.role != own.role)
+    return (*others, own)[-_REMEMBERED:]
+
+
+def _are_one(one: RoleScript, other: RoleScript) -> bool:
+    if one.script != other.script or one.file is None or other.file is None:
+        return one.script == other.script
+    return one.file.path == other.file.path or one.file.digest == other.file.digest
+
+
+def _find(scripts: tuple[RoleScript, ...], role: str) -> RoleScript | None:
+    return next((known for known in scripts if known.role == role), None)

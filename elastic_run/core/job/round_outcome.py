@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from types import MappingProxyType
 
-from elastic_run.core.failure.root_cause import LOST_RANK, SECONDARY_FAILURE
+from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
+from elastic_run.core.failure.root_cause import BARE_END, LOST_RANK, SECONDARY_FAILURE
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.host_lists import fold_clauses, fold_hosts, list_hosts
 from elastic_run.core.job.ranks import assign_worker_ranks, list_ranks
-from elastic_run.core.job.reported_failure import verdict_exit_code
-from elastic_run.core.job.restart_policy import GiveUp, decide_restart
+from elastic_run.core.job.restart_policy import RULE_DECISIONS, Failure, GiveUp, decide_restart
 from elastic_run.core.job.state import (
     GATHERING,
     PAUSING,
+    REFUSED,
     REMEMBERED,
     Gone,
     Job,
@@ -21,17 +22,82 @@ from elastic_run.core.job.state import (
     name_host,
     remember,
 )
-from elastic_run.core.protocol.decisions import End, EqualErrors
-from elastic_run.core.protocol.outcomes import DONE, UNHEALTHY
+from elastic_run.core.protocol.codec import encode
+from elastic_run.core.protocol.facts import End, EqualErrors
+from elastic_run.core.protocol.outcomes import CANNOT_START, DONE, UNHEALTHY, UNREACHABLE
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeGuard
 
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.documents import RoundEnd
     from elastic_run.core.job.state import Node
+    from elastic_run.core.protocol.codec import Document
     from elastic_run.core.protocol.facts import StuckRank
+
+#: Bytes of a report that are kept, and of one of its values where it is longer.
+_REPORT_BYTES = 64 * 1024
+_VALUE_BYTES = 1024
+_SIGNATURE_LENGTH = 1024
+_RULE_LENGTH = 80
+_EXIT_CODES = {name: code for code, name, _ in EXIT_CODES if isinstance(code, int)}
+
+
+def verdict_exit_code(verdict: str) -> int:
+    """Return the exit code of a verdict that has one of its own, else 1."""
+    return _EXIT_CODES.get(verdict, 1)
+
+
+def read_report(node: str, end: RoundEnd, order: int) -> Root:
+    """Return the failure that a node reports.
+
+    Args:
+        node: The node.
+        end: How the round has ended on it.
+        order: The failure's place in the order in which the failures of the round were heard.
+
+    Returns:
+        The failure; values that are missing or garbage have their defaults.
+    """
+    report = end.report or {}
+    decision, rule = report.get("decision"), report.get("rule")
+    code, uptime, severity = report.get("exit_code"), report.get("uptime"), report.get("severity")
+    signature = report.get("signature")
+    own = {UNREACHABLE: "rendezvous", CANNOT_START: end.verdict or "cannot_start"}.get(end.outcome, "")
+    fallback = EXIT_RENDEZVOUS if end.outcome == UNREACHABLE else verdict_exit_code(own)
+    return Root(
+        node=node,
+        # Who could not reach the master's node may see no more than that it died.
+        severity=LOST_RANK if end.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        order=order,
+        failure=Failure(
+            exit_code=code if _is_integer(code) and code != 0 else fallback,
+            signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
+            is_deterministic=report.get("is_deterministic") is True,
+            uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
+            decision=decision if isinstance(decision, str) and decision in RULE_DECISIONS else "",
+            rule=rule[:_RULE_LENGTH] if isinstance(rule, str) else "",
+        ),
+        verdict=own,
+        detail=end.detail,
+        report=_cut(end.report),
+    )
+
+
+def _cut(report: Document | None) -> Document | None:
+    """Return a report without its long values where it is too long to be carried to every node."""
+    if report is None or len(encode(report)) <= _REPORT_BYTES:
+        return report
+    short = {name: value for name, value in report.items() if len(encode({name: value})) <= _VALUE_BYTES}
+    return short if len(encode(short)) <= _REPORT_BYTES else {}
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
 
 #: Characters of what a node says of its failure in a line.
 _SUMMARY_LENGTH = 200
@@ -95,6 +161,13 @@ def _is_lost(job: Job, gone: Gone) -> bool:
     if gone.was is None or gone.was.rank is None:
         return gone.reason == UNHEALTHY and not gone.is_told
     return not job.seats[gone.was.rank].is_awaited
+
+
+def describe_refused(job: Job, limit: int) -> tuple[str, ...]:
+    """Return clauses for the nodes that were refused since the last round was formed, the latest first."""
+    refused = [gone for gone in job.gone.values() if gone.reason == REFUSED and not gone.is_told]
+    reasons = dict.fromkeys((name_host(gone), f"refused: {gone.detail}") for gone in reversed(refused))
+    return fold_clauses(tuple(reasons), limit)
 
 
 def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:

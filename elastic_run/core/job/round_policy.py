@@ -16,28 +16,24 @@ import math
 
 from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.node_changes import NodeChanges
-from elastic_run.core.job.rank_claims import counts_at, describe_dispute, describe_missing_ranks, find_disputes
-from elastic_run.core.job.refusals import describe_refused
-from elastic_run.core.job.reported_failure import verdict_exit_code
+from elastic_run.core.job.ranks import counts_at, describe_dispute, describe_missing_ranks, find_disputes
 from elastic_run.core.job.restart_policy import CAUSE_WAIT
-from elastic_run.core.job.round_outcome import change_allowed_at, describe_lost, settle
-from elastic_run.core.job.state import ENDED, HALTING, RUNNING, WARNED, Job, Node
-from elastic_run.core.protocol.decisions import FAILURE, JOIN, LEAVE, LOSS, End, Halt
-from elastic_run.core.protocol.outcomes import (
-    BY_SIGNAL,
-    DONE,
-    EXCLUDED,
-    FAILED,
-    STOPPED,
-    UNHEALTHY,
-    UNKILLABLE,
-    UNREACHABLE,
+from elastic_run.core.job.round_outcome import (
+    change_allowed_at,
+    describe_lost,
+    describe_refused,
+    settle,
+    verdict_exit_code,
 )
+from elastic_run.core.job.state import ENDED, HALTING, RUNNING, WARNED, Job, Node
+from elastic_run.core.protocol.facts import FAILURE, JOIN, LEAVE, LOSS, End, Halt
+from elastic_run.core.protocol.outcomes import ANNOUNCED, DONE, FAILED, STOPPED, UNREACHABLE
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.state import Job, Node
 
 #: Names that a line for the user holds.
 SHOWN = 8
@@ -108,7 +104,7 @@ def _describe_trouble(node: Node) -> str:
 
 def _loss_reason(job: Job) -> str:
     lost = [gone for gone in job.gone_members if gone.was is not None and gone.was.outcome != DONE]
-    return LEAVE if lost and all(gone.reason in (BY_SIGNAL, UNKILLABLE, UNHEALTHY, EXCLUDED) for gone in lost) else LOSS
+    return LEAVE if lost and all(gone.reason in ANNOUNCED for gone in lost) else LOSS
 
 
 def conclude(job: Job, config: JobConfig, now: float, jitter: float) -> Step:

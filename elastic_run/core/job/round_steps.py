@@ -27,7 +27,7 @@ from elastic_run.core.job.state import ENDED as JOB_ENDED
 from elastic_run.core.job.state import GATHERING, HALTING, PAUSING
 from elastic_run.core.job.succession import MAJORITY, find_base, list_needed, may_form
 from elastic_run.core.job.wait_status import describe_missing_seats
-from elastic_run.core.protocol.decisions import End, Halt
+from elastic_run.core.protocol.facts import End, Halt
 from elastic_run.records import replace
 
 TYPE_CHECKING = False

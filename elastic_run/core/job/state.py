@@ -226,7 +226,7 @@ class Job:
         attempts: The causes of the attempts before, oldest first.
         incarnation: The founding of the job; see `documents.Round.root`.
         scripts: What each role runs, as the first of its nodes said.
-        rank_claims: Nodes that came with a fixed rank which another node had; see `rank_claims`.
+        rank_claims: Nodes that came with a fixed rank which another node had; see `ranks`.
         incidents: Failures and the machines on which they began, oldest first.
         exclusions: Machines that the job goes on without.
     """

@@ -92,10 +92,7 @@ def list_needed(known: Knowledge) -> tuple[Round, ...]:
 def may_form(known: Knowledge, members: Container[str], *, continues_alone: bool = False) -> bool:
     """Whether a round of these members may follow all rounds that have started or may have started.
 
-    Args:
-        known: What the coordinator knows.
-        members: The nodes of the new round.
-        continues_alone: Whether the last node of a pair goes on (`--on-split=continue`).
+    With `--on-split=continue` the last node of a pair goes on (`continues_alone`).
     """
     needed = list_needed(known)
     return all(_has_majority(known, one, members, continues_alone=continues_alone) for one in needed)

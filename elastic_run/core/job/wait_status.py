@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from elastic_run.core.job import formation
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.rank_claims import describe_missing_ranks
-from elastic_run.core.job.refusals import describe_refused
-from elastic_run.core.job.round_outcome import describe_lost
+from elastic_run.core.job.ranks import describe_missing_ranks
+from elastic_run.core.job.round_outcome import describe_lost, describe_refused
 from elastic_run.core.job.round_policy import SHOWN, list_present
 from elastic_run.core.job.state import GATHERING
 from elastic_run.core.job.succession import MAJORITY, describe_majority

@@ -104,8 +104,7 @@ def kind_of(question: str) -> str:
 def count_members(nodes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     """Return how many nodes a round has, and how many of them have sent no document; 0 and 0 without a round.
 
-    Args:
-        nodes: Documents, each of another node. Of several rounds, the round with most documents counts.
+    Of several rounds, the round with most documents counts.
     """
     rounds = [(node["round_id"], node["round_nodes"]) for node in nodes if node["round_id"]]
     if not rounds:

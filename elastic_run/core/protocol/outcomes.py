@@ -16,3 +16,5 @@ DIED = "died"
 UNKILLABLE = "unkillable"
 UNHEALTHY = "unhealthy"
 EXCLUDED = "excluded"
+#: Reasons that are known before the node goes: the round ends for a departure, and not for a loss.
+ANNOUNCED = frozenset((BY_SIGNAL, UNKILLABLE, UNHEALTHY, EXCLUDED))

@@ -15,10 +15,10 @@ from elastic_run.core.job import coordination as rules
 from elastic_run.core.job.coordination import BROKEN, Closed, Said, make_order
 from elastic_run.core.job.discovery import compute_standing
 from elastic_run.core.job.documents import GATHER, NodeState, Order, Promise
-from elastic_run.core.job.reported_failure import verdict_exit_code
+from elastic_run.core.job.round_outcome import verdict_exit_code
 from elastic_run.core.job.wait_status import describe_wait
 from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
-from elastic_run.core.protocol.decisions import End
+from elastic_run.core.protocol.facts import End
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.questions import Questions
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.link import Link
 
-__all__ = ["Coordinator"]
+__all__ = [
+    "Coordinator",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +47,6 @@ _LONGEST_REST = 0.25
 
 class Coordinator:
     """One agent's coordination of its job; everything happens in the loop's thread.
-
-    Args:
-        loop: The loop.
-        node: This agent's node.
-        on_standing: Called with the standing of the coordination when it has changed.
 
     Attributes:
         state: The coordination, None while this agent doesn't coordinate.
@@ -88,11 +85,7 @@ class Coordinator:
 
     # --- a term ------------------------------------------------------------------------------------------------------
     def begin(self, make: Callable[[tuple[Round, ...]], Coordination]) -> None:
-        """Coordinate from now on.
-
-        Args:
-            make: Returns the coordination, given the rounds that this agent has started as a coordinator before.
-        """
+        """Coordinate from now on; `make` gets the rounds that this agent has started as a coordinator before."""
         self.end()
         self.state = make(self._started_by)
         self._standing = -1
@@ -129,11 +122,7 @@ class Coordinator:
     def admit(self, node: str, host: str, link: Link, term: int) -> None:
         """Take the connection of a node, in place of one that it had before.
 
-        Args:
-            node: The node.
-            host: Its machine.
-            link: The connection.
-            term: The term that the node was told: it promises to follow this one with its first state.
+        The node was told the term, and promises to follow it with its first state.
         """
         former = self._links.get(node)
         if former is not None:

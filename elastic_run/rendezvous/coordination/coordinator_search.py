@@ -31,12 +31,10 @@ from elastic_run.core.job.node_events import Refused
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
-from elastic_run.rendezvous.coordination.frames import MESSAGE, encode_frame
-from elastic_run.rendezvous.coordination.lease_place import LeasePlace, split_endpoint
-from elastic_run.rendezvous.coordination.link import PARTING
+from elastic_run.rendezvous.coordination.lease_place import LeasePlace, LeaseRenewal, split_endpoint
+from elastic_run.rendezvous.coordination.link import MESSAGE, PARTING, encode_frame
 from elastic_run.rendezvous.coordination.opening import CONTRADICTS, REFUSED, Answer, ask
 from elastic_run.rendezvous.session import Lost, Notice
-from elastic_run.report.waiting import Repetition
 from elastic_run.store.connecting import Backoff
 from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
@@ -80,15 +78,7 @@ _LONGEST_PAUSE = 0.1
 
 
 class CoordinatorSearch:
-    """One agent's search, in the loop of its node's thread.
-
-    Args:
-        loop: The loop.
-        identity: This agent.
-        place: Where the nodes meet.
-        config: The job's configuration.
-        outage: The time without a coordinator.
-        owner: The node's thread, which gets the connection.
+    """One agent's search, in the loop of its node's thread; the owner gets the connection.
 
     Attributes:
         coordinator: This agent's port and its coordination, or None.
@@ -117,10 +107,11 @@ class CoordinatorSearch:
         self._short_since: float | None = None  # since when this agent has coordinated too few nodes
         self._questions = 0
         self._timer: Timer | None = None
-        self._is_lease_open = self._is_renewing = False
+        self._is_lease_open = False
+        self._renewal: LeaseRenewal | None = None
+        if isinstance(place, LeasePlace):
+            self._renewal = LeaseRenewal(loop, place, config.lease, lambda: self._coordinates, owner.deliver)
         self._opened: dict[str, tuple[socket.socket, bytes, Promise]] = {}
-        self._unrenewed_since: float | None = None
-        self._repetition = Repetition()
 
     @property
     def dead(self) -> str:
@@ -155,12 +146,7 @@ class CoordinatorSearch:
         self._advance(None)
 
     def search_again(self, how: str, to: str = "") -> None:
-        """Look for another coordinator.
-
-        Args:
-            how: How the connection to the last one has ended.
-            to: Where a higher one listens, or "".
-        """
+        """Look for another coordinator, at `to` first: the connection to the last one has ended, and how."""
         if self._discovery is not None and self._discovery.role == COORDINATES and self.coordinator is not None:
             self.coordinator.end_term()
         if not self._place.own and self._place.choice == MAJORITY and self._discovery is not None:
@@ -172,6 +158,10 @@ class CoordinatorSearch:
         if self._is_leaving and self._discovery is not None:
             self._discovery = replace(self._discovery, own="")  # it never coordinates again
         self._advance(CoordinatorLost(how, to))
+
+    @property
+    def _coordinates(self) -> bool:
+        return not self.is_over and self._discovery is not None and self._discovery.role == COORDINATES
 
     @property
     def _is_leaving(self) -> bool:
@@ -261,7 +251,6 @@ class CoordinatorSearch:
         own, others = socket.socketpair()
         member = self._owner.member
         term = 1 if member is None else member.promise.term + 1
-        is_leased = isinstance(self._place, LeasePlace)
         if isinstance(self._place, LeasePlace):
             term = max(term, self._place.term)  # the store may have lost its data, and count from the beginning
         promise = Promise(term, self._identity.node)
@@ -275,8 +264,8 @@ class CoordinatorSearch:
             may_found=self._place.choice == ONLY_ONE,
         )
         self._owner.use(own, b"", promise, is_own=True)
-        if is_leased and not self._is_renewing:
-            self._renew_lease()
+        if self._renewal is not None:
+            self._renewal.begin(self._listen())
 
     # --- other agents ------------------------------------------------------------------------------------------------
     def _ask(self, name: str, discovery: Discovery) -> None:
@@ -391,45 +380,6 @@ class CoordinatorSearch:
             if news is not None:
                 self._owner.deliver(news)
             self._advance(discovering.Answer(LEASE_STORE, SILENT))
-
-    def _renew_lease(self) -> None:
-        """Hold the lease on while this agent coordinates; again in a third of its time."""
-        place, coordinator = self._place, self.coordinator
-        is_coordinator = self._discovery is not None and self._discovery.role == COORDINATES
-        if not isinstance(place, LeasePlace) or coordinator is None or not is_coordinator or self.is_over:
-            self._is_renewing = False
-            return
-        self._is_renewing = True
-
-        def call() -> None:
-            error = None
-            try:
-                coordinator.note(place.renew())
-            except StoreError as caught:
-                error = caught
-            self._loop.call_soon_threadsafe(lambda: again(error))
-
-        def again(error: StoreError | None) -> None:
-            self._tell_lease(error)
-            self._loop.call_later(self._config.lease / 3, self._renew_lease)
-
-        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
-
-    def _tell_lease(self, error: StoreError | None) -> None:
-        """Tell the user that the lease can't be renewed, as soon as it is over, and that it can again."""
-        now, name = self._loop.now(), self._place.name
-        silent_for = 0.0 if self._unrenewed_since is None else now - self._unrenewed_since
-        if error is None:
-            if silent_for >= self._config.lease:
-                self._owner.deliver(Notice(f"the store at {name} answers again after {silent_for:.0f} s"))
-            self._unrenewed_since = None
-            return
-        if self._unrenewed_since is None:
-            self._unrenewed_since, self._repetition = now, Repetition()
-        trouble = getattr(error, "cause", str(error))
-        if silent_for >= self._config.lease and self._repetition.is_due(trouble, now):
-            fact = f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}"
-            self._owner.deliver(Notice(f"{fact}; the job goes on, and its next round waits for the store"))
 
 
 def _discard(connected: socket.socket) -> None:

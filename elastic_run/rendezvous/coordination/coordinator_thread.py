@@ -14,10 +14,10 @@ from elastic_run.core.job.coordination import StepDown
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES, compute_standing
 from elastic_run.core.job.host_lists import list_hosts
 from elastic_run.core.job.succession import LEASE
+from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.loop import Loop
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator import Coordinator
-from elastic_run.rendezvous.coordination.left_out_nodes import list_left_out
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.listener import Listener
 from elastic_run.rendezvous.coordination.opening import Answer
@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from elastic_run.core.job.coordination import Coordination
     from elastic_run.core.job.coordination_state import Event
     from elastic_run.core.job.documents import Promise, Round
+    from elastic_run.core.job.state import Job
     from elastic_run.rendezvous.coordination.opening import Hello, Identity
 
-__all__ = ["CoordinatorThread"]
+__all__ = [
+    "CoordinatorThread",
+    "list_left_out",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -45,14 +49,7 @@ _CALL_LIMIT = 10.0
 
 
 class CoordinatorThread:
-    """One agent's port, and its job while it coordinates.
-
-    Args:
-        identity: This agent.
-        on_standing: Called with the standing of this agent's coordination when it has changed.
-        on_contradiction: See `Listener`.
-        on_defect: Called with what went wrong if the thread ends because of a defect.
-    """
+    """One agent's port, and its job while it coordinates; see `Coordinator` and `Listener` for the callbacks."""
 
     def __init__(
         self,
@@ -76,12 +73,7 @@ class CoordinatorThread:
 
     # --- calls of other threads --------------------------------------------------------------------------------------
     def listen(self, sockets: Sequence[_socket.socket], *, serves_workers: bool = False) -> int:
-        """Open this agent's port; returns it.
-
-        Args:
-            sockets: Listening sockets of one port.
-            serves_workers: Whether the workers' store is at the same port: then it is emptied before each round.
-        """
+        """Open this agent's port; returns it. A workers' store at the same port is emptied before each round."""
         port = int(sockets[0].getsockname()[1])
 
         def begin() -> None:
@@ -110,16 +102,9 @@ class CoordinatorThread:
         short_since: float | None,
         may_found: bool,
     ) -> None:
-        """Coordinate the job from now on.
+        """Coordinate the job from now on; see `Coordination` and `Job` for the values.
 
-        Args:
-            promise: The term, and this node.
-            choice: A word of `core.job.succession`.
-            own: This side of the connection to this agent's own node.
-            dead: See `Coordination`.
-            silent: See there, too.
-            short_since: See `Job`.
-            may_found: Whether nodes that know of no round may found the job.
+        `own` is this side of the connection to this agent's own node.
         """
 
         def make(started_by: tuple[Round, ...]) -> Coordination:
@@ -190,7 +175,7 @@ class CoordinatorThread:
             self.wait_empty(left)
 
     def list_left_out(self) -> list[dict[str, Any]]:
-        """Return the nodes that the job goes on without; see `left_out_nodes`."""
+        """Return the nodes that the job goes on without; see `list_left_out`."""
         state = self._coordinator.state
         return [] if state is None else list_left_out(state.job, time.monotonic())
 
@@ -266,3 +251,38 @@ class CoordinatorThread:
         link.close()
         if state is not None and state.choice == LEASE and hello.term > state.promise.term:
             self._coordinator.feed(StepDown(hello.successor))
+
+
+#: Nodes that an answer names.
+_MOST = 32
+
+
+def list_left_out(job: Job, now: float) -> list[dict[str, Any]]:
+    """Return what the user needs to know of each node, the latest last.
+
+    Args:
+        job: The coordinator's state of the job.
+        now: Monotonic seconds of this process.
+
+    Returns:
+        Documents with `host`, `kind` (`excluded` or `unhealthy`), `reason` (a clause), `seconds` since then, and
+        `expires` (seconds until the machine may join again). The last two are None where they are not known; an
+        exclusion without `expires` lasts as long as the job.
+    """
+    window = None if job.config is None else job.config.exclude_after
+    period = None if window is None else window.seconds
+    found: list[dict[str, Any]] = []
+    for one in job.exclusions:
+        expires = None if period is None else one.at + period - now
+        if expires is None or expires > 0:
+            found.append(_describe(one.host, "excluded", one.reason, seconds=now - one.at, expires=expires))
+    hosts = {node.node_info.host for node in job.nodes.values()}
+    for gone in job.gone.values():
+        if gone.reason == UNHEALTHY and gone.was is not None and gone.was.node_info.host not in hosts:
+            reason = gone.detail.removeprefix(UNHEALTHY).removeprefix(": ")
+            found.append(_describe(gone.was.node_info.host, UNHEALTHY, reason, seconds=None, expires=None))
+    return found[-_MOST:]
+
+
+def _describe(host: str, kind: str, reason: str, *, seconds: float | None, expires: float | None) -> dict[str, Any]:
+    return {"host": host, "kind": kind, "reason": reason, "seconds": seconds, "expires": expires}

@@ -2,18 +2,24 @@
 
 Our own agent calls `open_session`. For an agent that knows only torch's methods, the handler opens the session itself:
 `next_rendezvous` forms a round, `num_nodes_waiting` shows that the round should stop, and the agent calls again.
+
+A job without an endpoint shows the command with which other nodes join, to be copied to a shell:
+- A token that was made for this job stands in front of the command, as a variable: `ps` shows no variables to other
+  users. A token that the user gave is not shown.
+- The command has each value that took effect on this node, as a flag: other nodes have neither this node's variables
+  (`PET_…`) nor its configuration file. Left out are the values that other nodes need with other values.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 
-from elastic_run import __version__
+from elastic_run import __version__, contract
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.config import JobConfig, JoinCommand, NodeConfig
 from elastic_run.core.job.documents import NodeState
-from elastic_run.core.job.node_config import NodeConfig
 from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.core.protocol.codec import from_document, to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
@@ -22,7 +28,6 @@ from elastic_run.rendezvous.addresses import find_outward_address, names_loopbac
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.backend_table import BACKENDS, make_place, read_settings
 from elastic_run.rendezvous.coordination.session import CoordinatedSession
-from elastic_run.rendezvous.join_command import describe_join_command
 from elastic_run.rendezvous.session import Setup
 from elastic_run.store.connecting import format_endpoint
 
@@ -36,7 +41,12 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.settings import Settings
     from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
-__all__ = ["ElasticRendezvousHandler", "create_handler", "open_session"]
+__all__ = [
+    "ElasticRendezvousHandler",
+    "create_handler",
+    "describe_join_command",
+    "open_session",
+]
 
 _PUBLIC = "localhost"
 #: Bytes of the token that a job without an endpoint makes.
@@ -179,11 +189,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
         return 0 if self._rounds is None else self._rounds.num_nodes_waiting
 
     def shutdown(self) -> bool:
-        """Close the session.
-
-        Returns:
-            True.
-        """
+        """Close the session; returns True."""
         self._is_shut = True
         if self._rounds is not None:
             self._rounds.finish()
@@ -202,13 +208,7 @@ def _torch_style_setup() -> Setup:
 
 
 def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
-    """Build the handler of a job of several nodes.
-
-    Args:
-        params: Backend, endpoint, run id, numbers of nodes and settings, as the user gave them.
-
-    Returns:
-        A handler for this node; nothing was opened yet.
+    """Return the handler of a job of several nodes; nothing is opened yet.
 
     Raises:
         ValueError: The endpoint, the run id or a setting is missing or wrong.
@@ -289,3 +289,49 @@ def open_session(
         message = f"the other nodes could not read a value of this node: {error}"
         raise ValueError(message) from None
     return CoordinatedSession(node, place, setup, config, local_addr=local_addr or "", describe_join=describe_join)
+
+
+#: All nodes of a job must agree on it: the first one starts with the fewest nodes.
+_NO_LAST_CALL = "last_call_timeout=0"
+_CONF = "--rdzv-conf"
+#: Flags that are said otherwise to other nodes: of the rendezvous, and what is true of this node only.
+_REPLACED = (_CONF, "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--local-addr", "--node-rank")
+_NO_COMMAND = JoinCommand(("elastic-run",), (), ("...",))
+
+
+def describe_join_command(
+    endpoint: str, run_id: str, command: JoinCommand | None, *, token: bytes | None = None
+) -> str:
+    """Return the command for other nodes, as one line for a shell.
+
+    Args:
+        endpoint: Where this node serves the store.
+        run_id: The job.
+        command: This node's command line; None where there is none.
+        token: The token that was made for this job, or None.
+    """
+    command = command or _NO_COMMAND
+    values = dict(word.partition("=")[::2] for word in command.flags)
+    settings = [values.get(_CONF, "")]
+    if "last_call_timeout" not in settings[0]:
+        settings.append(_NO_LAST_CALL)
+    words = [
+        *command.command,
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-id={run_id}",
+        f"{_CONF}={','.join(filter(None, settings))}",
+        *(word for word in command.flags if word.partition("=")[0] not in _REPLACED),
+        *command.program,
+    ]
+    secret = [] if token is None else [f"{contract.ENV_RDZV_TOKEN}={token.decode()}"]
+    return " ".join([*secret, *map(_quote, words)])
+
+
+def _quote(word: str) -> str:
+    """Quote a word for a shell, in one line: what a terminal would obey is written as bash, zsh and ksh read it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = range(ord(" "), ord("~") + 1)
+    letters = (chr(byte) if byte in plain and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(letters)}'"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from contextlib import suppress
 
@@ -28,6 +29,8 @@ from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.addresses import find_listening, find_local_address, find_loopback
 from elastic_run.rendezvous.coordination.opening import Identity, ask
 from elastic_run.rendezvous.coordination.places import LOOK_UP, Place
+from elastic_run.rendezvous.session import Notice
+from elastic_run.report.waiting import Repetition
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import StoreError
 from elastic_run.store.tcpstore.listener import open_listeners
@@ -36,6 +39,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_run.loop import Loop
+    from elastic_run.rendezvous.coordination.coordinator_thread import CoordinatorThread
     from elastic_run.rendezvous.leases.lease import Holder, LeaseStore
 
 __all__ = ["LeasePlace"]
@@ -108,12 +113,7 @@ class LeasePlace(Place):
         return 0 if self._held is None else self._held.term
 
     def open(self, identity: Identity, timeout: float) -> None:
-        """Prepare to use the store.
-
-        Args:
-            identity: This agent.
-            timeout: Seconds that the store may take for an answer.
-        """
+        """Prepare to use the store, which may take so many seconds for an answer."""
         self._identity = identity
         self._store = self._open_store(timeout)
 
@@ -130,11 +130,7 @@ class LeasePlace(Place):
 
     # --- the lease; each of these may block --------------------------------------------------------------------------
     def look(self) -> Answer:
-        """Read who holds the lease.
-
-        Raises:
-            StoreError: The store can't be read.
-        """
+        """Read who holds the lease."""
         self._found = found = self._use().read()
         if found is None or not found.is_valid:
             return Answer(LEASE_STORE, SEARCHES)
@@ -142,11 +138,7 @@ class LeasePlace(Place):
         return Answer(LEASE_STORE, FOLLOWS, holder.node, holder.address)
 
     def acquire(self, instead_of: str) -> Answer:
-        """Acquire the lease, if nobody holds it but the node that is given.
-
-        Raises:
-            StoreError: The store can't be reached.
-        """
+        """Acquire the lease, if nobody holds it but the node that is given."""
         store, found = self._use(), self._found
         former = found if found is not None and _read(found.value).node == instead_of else None
         last = store.read_last()
@@ -160,11 +152,7 @@ class LeasePlace(Place):
         return Answer(LEASE_STORE, COORDINATES, self._identity.node, "", standing)
 
     def renew(self) -> LeaseRenewed | StepDown:
-        """Hold the lease on, or acquire it again if nobody has it.
-
-        Raises:
-            StoreError: The store can't be reached.
-        """
+        """Hold the lease on, or acquire it again if nobody has it."""
         store, asked_at = self._use(), time.monotonic()
         until = asked_at + LEASE_SHARE * self._identity.lease
         if self._held is not None and store.renew(self._held, self._identity.lease):
@@ -218,6 +206,68 @@ class LeasePlace(Place):
         super().close()
         if self._store is not None:
             self._store.close()
+
+
+class LeaseRenewal:
+    """Holds the lease on while this agent coordinates, in threads: the store may take seconds."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        place: LeasePlace,
+        lease: float,
+        is_needed: Callable[[], bool],
+        deliver: Callable[[Notice], None],
+    ) -> None:
+        self._loop = loop
+        self._place = place
+        self._lease = lease
+        self._is_needed = is_needed
+        self._deliver = deliver
+        self._is_running = False
+        self._failing_since: float | None = None
+        self._repetition = Repetition()
+
+    def begin(self, coordinator: CoordinatorThread) -> None:
+        """Renew the lease, and again in a third of its time; harmless where that goes on already."""
+        if not self._is_running:
+            self._is_running = True
+            self._renew(coordinator)
+
+    def _renew(self, coordinator: CoordinatorThread) -> None:
+        if not self._is_needed():
+            self._is_running = False
+            return
+
+        def call() -> None:
+            error = None
+            try:
+                coordinator.note(self._place.renew())
+            except StoreError as caught:
+                error = caught
+            self._loop.call_soon_threadsafe(lambda: again(error))
+
+        def again(error: StoreError | None) -> None:
+            self._report(error)
+            self._loop.call_later(self._lease / 3, lambda: self._renew(coordinator))
+
+        threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
+
+    def _report(self, error: StoreError | None) -> None:
+        """Tell the user that the lease can't be renewed, as soon as it is over, and that it can again."""
+        now, name = self._loop.now(), self._place.name
+        silent_for = 0.0 if self._failing_since is None else now - self._failing_since
+        if error is None:
+            if silent_for >= self._lease:
+                self._deliver(Notice(f"the store at {name} answers again after {silent_for:.0f} s"))
+            self._failing_since = None
+            return
+        if self._failing_since is None:
+            self._failing_since, self._repetition = now, Repetition()
+        trouble = getattr(error, "cause", str(error))
+        if silent_for >= self._lease and self._repetition.is_due(trouble, now):
+            fact = f"the store at {name} has been out of reach for {silent_for:.0f} s: {trouble}"
+            self._deliver(Notice(f"{fact}; the job goes on, and its next round waits for the store"))
 
 
 def _read(value: str) -> _Address:

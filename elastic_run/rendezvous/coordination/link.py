@@ -1,6 +1,7 @@
 """A connection between a node and its coordinator, on the loop of one of them.
 
-Rules
+- A frame has four bytes of length, one byte of kind, and JSON. A connection begins with `PREAMBLE`: no client of
+  torch's TCPStore begins with its first byte, so agents and workers can share a port.
 - A document is sent when the one before was acknowledged; until then a newer one takes the place of an older one that
   waits. So a side that is slow to read gets few documents, and no queue grows.
 - The other side's loop acknowledges each document within the lease, or it is silent: a process that is stopped, or
@@ -16,28 +17,82 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from struct import Struct
 
 from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT
-from elastic_run.core.protocol.codec import LARGEST, MessageError
-from elastic_run.rendezvous.coordination.frames import (
-    ACKNOWLEDGED,
-    ANSWER,
-    DOCUMENT,
-    MESSAGE,
-    FrameReader,
-    encode_frame,
-    make_frame,
-)
+from elastic_run.core.protocol.codec import LARGEST, MessageError, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from elastic_run.loop import Loop, Timer
 
-__all__ = ["PARTING", "Link"]
+__all__ = [
+    "PARTING",
+    "Link",
+]
+
+#: The first bytes of an agent's connection. The number grows when agents can't understand each other any more.
+PROTOCOL = 1
+PREAMBLE = b"elastic-run %d\n" % PROTOCOL
+#: What tells an agent of any release from other clients.
+NAME = b"elastic-run "
+
+# Kinds of frames.
+DOCUMENT = b"D"  # what a node is, or shall do: whole, and to be acknowledged
+ACKNOWLEDGED = b"A"  # the document before was read by the other side's loop
+ANSWER = b"B"  # a document that acknowledges one
+MESSAGE = b"M"  # anything else
+
+#: Bytes of a frame before the other side has proved the token.
+LARGEST_OPENING = 4096
+
+_HEADER = Struct(">Ic")
+
+
+def make_frame(kind: bytes, content: bytes = b"") -> bytes:
+    """Return a frame of a kind above."""
+    return _HEADER.pack(len(content), kind) + content
+
+
+def encode_frame(kind: bytes, document: Mapping[str, Any]) -> bytes:
+    """Return a frame with a document of JSON's types."""
+    return make_frame(kind, encode(document))
+
+
+class FrameReader:
+    """Takes the bytes of a connection apart; a frame may have `most` bytes, which is checked before they are kept."""
+
+    def __init__(self, most: int = LARGEST) -> None:
+        self.most = most
+        self._buffer = bytearray()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a frame has come in part."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that have come."""
+        self._buffer += data
+
+    def read(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Return each frame that is whole by now, its kind and its content; raise `MessageError` for anything else."""
+        while len(self._buffer) >= _HEADER.size:
+            size, kind = _HEADER.unpack_from(self._buffer)
+            if size > self.most or kind not in (DOCUMENT, ACKNOWLEDGED, ANSWER, MESSAGE):
+                message = f"a frame of {size} bytes and kind {kind!r}, where {self.most} bytes are the most"
+                raise MessageError(message)
+            end = _HEADER.size + size
+            if len(self._buffer) < end:
+                return
+            content = bytes(self._buffer[_HEADER.size : end])
+            del self._buffer[:end]
+            yield kind, decode(content) if content else {}
+
 
 _log = logging.getLogger(__name__)
 
@@ -51,18 +106,13 @@ _DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN
 
 
 class Link:
-    """One side of a connection.
+    """One side of a connection, whose socket this object owns.
 
-    Args:
-        loop: The loop whose thread this lives in.
-        connected: The socket; this object owns it from now on.
+    Attributes:
         lease: Seconds in which the other side has to acknowledge a document.
         on_document: Called with each document.
         on_message: Called with each message.
         on_end: Called once when the connection has ended by itself: how, and a clause for the user.
-        most: Bytes that a frame may have.
-
-    Attributes:
         on_delivered: Called when the other side has read all documents.
         defers: Whether this side acknowledges a document by `acknowledge`, once it has decided what follows from it.
         is_foreign: Whether a defect that the other side's bytes show ends this connection only, and not the thread.

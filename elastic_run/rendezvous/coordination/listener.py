@@ -19,11 +19,12 @@ import socket
 from elastic_run.core.job.discovery import COORDINATES
 from elastic_run.core.protocol.codec import LARGEST, MessageError
 from elastic_run.records import replace
-from elastic_run.rendezvous.coordination.frames import LARGEST_OPENING, NAME, PREAMBLE
-from elastic_run.rendezvous.coordination.link import Link
+from elastic_run.rendezvous.coordination.link import LARGEST_OPENING, NAME, PREAMBLE, Link
 from elastic_run.rendezvous.coordination.opening import (
     CONTRADICTS,
+    NODE,
     REFUSED,
+    SERVER,
     Answer,
     Hello,
     make_nonce,
@@ -79,11 +80,11 @@ class _Visitor:
 
 
 class Listener:
-    """Takes the connections that come to an agent's port.
+    """Takes the connections that come to an agent's port, whose listening sockets this object owns.
 
     Args:
         loop: The loop whose thread this lives in.
-        sockets: Listening sockets of one port; this object owns them from now on.
+        sockets: Listening sockets of one port.
         identity: This agent.
         describe: Returns what this agent is.
         admit: Called with a node that joins, its connection and the term that it was told.
@@ -277,13 +278,11 @@ class Listener:
         if not hello.nonce:
             self._tell_refused("it has no token, and this job has one", visitor.peer)
             return Answer(REFUSED, nonce=nonce)
-        from elastic_run.rendezvous.coordination.token_proof import SERVER
 
         proof = self._credentials.prove(SERVER, hello.nonce, nonce)
         return replace(answer, nonce=nonce, proof=proof)
 
     def _check_proof(self, visitor: _Visitor, link: Link, hello: Hello, message: dict[str, object]) -> None:
-        from elastic_run.rendezvous.coordination.token_proof import NODE
 
         if self._credentials is None:
             self._close(visitor, "it says more than an opening has")

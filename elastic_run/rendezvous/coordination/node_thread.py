@@ -11,7 +11,6 @@ import math
 import threading
 
 from elastic_run import __version__
-from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.job import membership
 from elastic_run.core.job.coordination import BROKEN, SILENT
 from elastic_run.core.job.documents import IDLE, RUNS, Order
@@ -27,6 +26,7 @@ from elastic_run.rendezvous.coordination.coordinator_search import CoordinatorSe
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import Identity
 from elastic_run.rendezvous.coordination.outage import Outage
+from elastic_run.rendezvous.coordination.questions import OwnQuestions
 from elastic_run.rendezvous.coordination.round_entry import RoundEntry
 from elastic_run.rendezvous.coordination.step_check import StepCheck
 from elastic_run.rendezvous.session import Lost, Notice, StatusAsked, Waiting
@@ -62,37 +62,20 @@ _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:
-    """What a node is, and where it looks for its job.
-
-    Args:
-        node: Its id.
-        place: Where the nodes meet.
-        setup: The agent's description of its job.
-        config: The job's configuration, with the settings of the rendezvous.
-        local_addr: The address for other nodes; "" to find out.
-        offers_store: Whether the agent opens a workers' store for each round.
-        worker_host: MASTER_ADDR where it is not the node's address; else "".
-        describe_join: Says how others join, at a host and a port; None where they know.
-    """
+    """What a node is, and where it looks for its job."""
 
     node: str
     place: Place
     setup: Setup
-    config: JobConfig
-    local_addr: str
-    offers_store: bool
-    worker_host: str
-    describe_join: Callable[[str, int], str] | None
+    config: JobConfig  # with the settings of the rendezvous
+    local_addr: str  # the address for other nodes; "" to find out
+    offers_store: bool  # whether the agent opens a workers' store for each round
+    worker_host: str  # MASTER_ADDR where it is not the node's address; else ""
+    describe_join: Callable[[str, int], str] | None  # says how others join at a host and a port; None where they know
 
 
 class NodeThread:
     """One node of a job.
-
-    Args:
-        description: The node.
-        deliver: Brings an event to the agent.
-        open_worker_store: See `Session.start`.
-        hold: Lets the guardian hold a connection, given its descriptor.
 
     Attributes:
         local_addr: The address at which others reach this node, "" until it is known.
@@ -130,8 +113,7 @@ class NodeThread:
         self._lost_at = 0.0
         self._entry = RoundEntry(self._loop, self.deliver, self._end_round)
         self._wait_timer: Timer | None = None
-        self._asked: dict[int, tuple[Callable[[list[dict[str, Any]]], None], list[dict[str, Any]]]] = {}
-        self._questions = 0
+        self._questions = OwnQuestions(self._loop)
         self._outage = Outage(place, config, setup.node_config, shows_waiting=setup.shows_waiting)
         host = setup.node_info.host
         step = setup.node_config.launch_step if place.dies_with_host else None
@@ -154,7 +136,7 @@ class NodeThread:
             doubt=lambda is_alone: place.describe_need() if is_alone else "",
             shows_waiting=setup.shows_waiting,
             deliver=self.deliver,
-            spare_hint=_describe_other_job(place),
+            spare_hint=place.describe_other_job(),
         )
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
@@ -226,15 +208,10 @@ class NodeThread:
         """Ask all nodes."""
 
         def begin() -> None:
-            self._questions += 1
-            number = self._questions
             if self._link is None:
                 deliver([])
-                return
-            self._asked[number] = deliver, []
-            self._link.send({"kind": "ask", "number": number, "question": question, "wait": wait})
-            # The coordinator may be gone, or stopped.
-            self._loop.call_later(wait + 1.0, lambda: self._take_answers({"number": number, "is_last": True}))
+            else:
+                self._questions.ask(self._link, question, wait, deliver)
 
         self._loop.call_soon_threadsafe(begin)
 
@@ -278,13 +255,9 @@ class NodeThread:
 
     # --- the connection ----------------------------------------------------------------------------------------------
     def use(self, connected: socket.socket, rest: bytes, promise: Promise, *, is_own: bool = False) -> None:
-        """Take a connection to the coordinator, and say on it what this node is.
+        """Take a connection to the coordinator (`is_own`: to this agent's own), and say on it what this node is.
 
-        Args:
-            connected: The connection.
-            rest: What was read from it before.
-            promise: The coordinator.
-            is_own: Whether it leads to this agent's own coordination.
+        `rest` was read from it before.
         """
         if not is_own:
             self._hold(connected.fileno())
@@ -357,8 +330,7 @@ class NodeThread:
         if self._link is not None:
             self._link.part()
             self._link = None
-        for number in tuple(self._asked):
-            self._take_answers({"number": number, "is_last": True})
+        self._questions.give_up()
 
     def _lose_link(self, how: str, _detail: str) -> None:
         self._link = None
@@ -456,18 +428,7 @@ class NodeThread:
         elif kind == "asked" and isinstance(message.get("question"), str):
             self.deliver(StatusAsked(message["question"]))
         elif kind == "answers":
-            self._take_answers(message)
-
-    def _take_answers(self, message: dict[str, Any]) -> None:
-        number, documents = message.get("number"), message.get("documents")
-        if not isinstance(number, int) or number not in self._asked:
-            return
-        deliver, found = self._asked[number]
-        if isinstance(documents, list):
-            found += [one for one in documents if isinstance(one, dict)]
-        if message.get("is_last"):
-            del self._asked[number]
-            deliver(found)
+            self._questions.take(message)
 
     # --- lines for the user while this node waits for others ---------------------------------------------------------
     def _name_state(self) -> str | None:
@@ -494,12 +455,3 @@ class NodeThread:
             self.notices.note_look(self._loop.now())
             self._link.send({"kind": "wait"})
         self._plan_wait()
-
-
-def _describe_other_job(place: Place) -> str:
-    """Return a hint for a node that comes to a running job: without an id, another job may have the same place."""
-    if place.run_id != NO_RUN_ID:
-        return ""
-    # A c10d endpoint belongs to one job, so an id of its own would not be enough there.
-    flag = "--rdzv-endpoint" if place.dies_with_host else "--rdzv-id"
-    return f"if this is another job, give it another {flag}"

@@ -3,7 +3,11 @@
 - The node says which job it belongs to, and who it is. The agent answers as `core.job.discovery` has it: it coordinates
   the job, follows another agent, or searches; or this node has no place there (`REFUSED`).
 - With a token both sides prove that they know it: the agent in its answer, the node in front of its first document. A
-  proof is an HMAC over the role and both nonces (`token_proof`), so a recorded one is worth nothing.
+  proof is an HMAC-SHA256 over the role and both nonces. Both nonces are new for each connection, so a recorded proof is
+  worth nothing on another one. The role is signed, so the agent's proof can't be sent back as the node's. The key is
+  derived from the token for this purpose alone: a proof is never a signature of anything else.
+- An agent proves itself to every stranger that asks, so the token can be guessed offline if it is short: it has to be
+  random. The connection is not encrypted, and its messages are not signed.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from contextlib import suppress
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.records import dataclass, replace
-from elastic_run.rendezvous.coordination.frames import (
+from elastic_run.rendezvous.coordination.link import (
     LARGEST_OPENING,
     MESSAGE,
     NAME,
@@ -32,7 +36,22 @@ if TYPE_CHECKING:
     from hmac import HMAC
     from typing import Any
 
-__all__ = ["Answer", "Credentials", "Hello", "Identity", "ask", "read_hello"]
+__all__ = [
+    "NODE",
+    "SERVER",
+    "Answer",
+    "Credentials",
+    "Hello",
+    "Identity",
+    "ask",
+    "read_hello",
+]
+
+#: The two roles; none is the beginning of the other, and both nonces have a fixed length.
+SERVER, NODE = b"agent that is asked", b"node that asks"
+_PURPOSE = b"elastic-run: key of connections between the nodes of a job, version 1"
+_HASH = "sha256"
+
 
 REFUSED = "refused"
 #: The same, as launchers of one step that never meet; see `step_check`.
@@ -98,17 +117,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an agent says of itself to others, and asks of them.
+    """What an agent says of itself to others (see `Hello`), and asks of them.
 
-    Args:
-        job: The id of its job.
-        node: Its node.
-        host: Its machine.
-        release: Its release of elastic-run.
-        lease: Seconds for the other side to acknowledge a document, and without a sign of its machine.
-        credentials: Of the job's token, or None.
-        step: See `Hello`.
-        place: See `Hello`.
+    The other side has the lease to acknowledge a document, and is dark without a sign of its machine for so long.
     """
 
     job: str
@@ -127,24 +138,23 @@ class Identity:
 
 
 class Credentials:
-    """Proofs of one job's token.
-
-    Args:
-        token: The secret that the nodes of the job share.
-    """
+    """Proofs of one job's token."""
 
     def __init__(self, token: bytes) -> None:
         self._token = token
         self._key: HMAC | None = None
 
     def prove(self, role: bytes, client_nonce: str, server_nonce: str) -> str:
-        """Return the proof of one side."""
+        """Return the proof that one end of a connection knows the token: that of `SERVER` or that of `NODE`."""
         # Imported only with a token: hashing costs milliseconds to import.
-        from elastic_run.rendezvous.coordination import token_proof
+        import hmac
 
         if self._key is None:
-            self._key = token_proof.derive_key(self._token)
-        return token_proof.prove(self._key, role, client_nonce.encode(), server_nonce.encode()).hex()
+            # A hash that has taken the key in already: a thousand nodes may come at once.
+            self._key = hmac.new(hmac.digest(self._token, _PURPOSE, _HASH), digestmod=_HASH)
+        signing = self._key.copy()
+        signing.update(role + client_nonce.encode() + server_nonce.encode())
+        return signing.hexdigest()
 
     def is_proof(self, proof: object, role: bytes, client_nonce: str, server_nonce: str) -> bool:
         """Tell whether a proof is the right one, in a time that doesn't depend on the proof."""
@@ -163,11 +173,7 @@ def make_nonce() -> str:
 
 # --- the agent's side ------------------------------------------------------------------------------------------------
 def read_hello(message: dict[str, Any]) -> Hello:
-    """Read who comes.
-
-    Raises:
-        MessageError: It is garbage.
-    """
+    """Return who comes; raise `MessageError` for garbage."""
     term = message.get("term", 0)
     if not isinstance(term, int):
         found = f"term must be a number, not {term!r:.80}"
@@ -220,8 +226,6 @@ def ask(
             connected.close()
             return answer, None, b""
         if credentials is not None:
-            from elastic_run.rendezvous.coordination.token_proof import NODE
-
             proof = credentials.prove(NODE, hello.nonce, answer.nonce)
             connected.sendall(encode_frame(MESSAGE, {"kind": "proof", "proof": proof}))
     except OSError as error:
@@ -269,7 +273,6 @@ def _check_token(answer: Answer, hello: Hello, credentials: Credentials | None, 
             message = f"the job at {name} has a token, and this node was given none"
             raise StoreTokenError(message)
         return
-    from elastic_run.rendezvous.coordination.token_proof import SERVER
 
     if not answer.nonce:
         message = f"the job at {name} has no token, and this node was given one"

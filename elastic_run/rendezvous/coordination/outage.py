@@ -18,8 +18,7 @@ from elastic_run.store.errors import REFUSED, SILENT, UNREADY, UNRESOLVED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.node_config import NodeConfig
+    from elastic_run.core.job.config import JobConfig, NodeConfig
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.store.errors import StoreError
 
@@ -30,12 +29,6 @@ DARK_FOR = 60.0
 
 class Outage:
     """The time without a coordinator.
-
-    Args:
-        place: Where the nodes meet.
-        config: The job's configuration.
-        node_config: This node's.
-        shows_waiting: Whether the agent shows one line that it rewrites.
 
     Attributes:
         fenced_after: Seconds without a coordinator after which the workers were stopped, or 0.0.
@@ -74,11 +67,7 @@ class Outage:
         return left if self._was_reached or waited >= FIRST else min(left, max(0.1, FIRST - waited))
 
     def end(self) -> str:
-        """Note that there is a coordinator.
-
-        Returns:
-            A line for the user if there were some before, else an empty string.
-        """
+        """Note that there is a coordinator; returns a line for the user if there were lines before, else ""."""
         silent_for = 0.0 if self._since is None else time.monotonic() - self._since
         was_told, verb = self._last_line is not None, "answers again" if self._was_reached else "answers"
         self._since = self._last_line = self._refused_since = None
@@ -88,15 +77,7 @@ class Outage:
         return f"the store at {self._place.name} {verb} after {silent_for:.0f} s" if was_told else ""
 
     def failed(self, name: str, error: StoreError) -> Notice | Waiting | Lost | None:
-        """Note that an attempt failed.
-
-        Args:
-            name: What was asked.
-            error: What was wrong.
-
-        Returns:
-            An event for the agent: a line when one is due, `Lost` after too long a time; otherwise None.
-        """
+        """Note that an attempt failed; returns a line when one is due, and `Lost` after too long a time."""
         now = time.monotonic()
         self.begin()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.job.discovery import COORDINATES
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.rendezvous.addresses import (
@@ -150,11 +151,7 @@ class Place:
     def serve_anywhere(self, address: str) -> None:
         """Listen at the endpoint's port or, if that is taken, at any: nobody was told of it yet.
 
-        Args:
-            address: Name or address by which other nodes will come.
-
-        Raises:
-            OSError: The system refuses.
+        Other nodes will come by this name or address. Raises OSError if the system refuses.
         """
         port = next(iter(self.endpoints.values()))[1]
         try:
@@ -240,6 +237,14 @@ class Place:
         limit = f" (on this machine only: no other machine reaches {host} here)" if names_loopback(host) else ""
         need = f"other nodes need {where} --rdzv-id={self.run_id}{limit}"
         return "; ".join(filter(None, (self.doubt, need)))
+
+    def describe_other_job(self) -> str:
+        """Return a hint for a node that comes to a running job: without an id, another job may have the same place."""
+        if self.run_id != NO_RUN_ID:
+            return ""
+        # A c10d endpoint belongs to one job, so an id of its own would not be enough there.
+        flag = "--rdzv-endpoint" if self.dies_with_host else "--rdzv-id"
+        return f"if this is another job, give it another {flag}"
 
     def close(self) -> None:
         """Close the port if nobody has taken it over."""

@@ -1,7 +1,8 @@
-"""Questions that a node asks all nodes of its job, at the coordinator: passed on to each, answered together.
+"""Questions that a node asks all nodes of its job (`status`, `stacks`, drains, hang checks): both halves.
 
-An answer names no question id: the same question, asked by two nodes at a time, is passed on once to each node and
-answered to both. A node that does not answer in the asker's time is missing from the answer.
+The coordinator passes a question on to each node, and sends the asker the answers together. An answer names no question
+id: the same question, asked by two nodes at a time, is passed on once to each node and answered to both. A node that
+does not answer in the asker's time is missing from the answer.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.link import Link
 
-__all__ = ["Questions"]
+__all__ = ["OwnQuestions", "Questions"]
 
 #: Questions that are open at a time, characters of one, and seconds that an asker may wait.
 _MOST = 64
@@ -29,44 +30,25 @@ _PART = 16
 
 @dataclass(slots=True)
 class _Open:
-    """A question whose answers are gathered.
-
-    Args:
-        asker: The connection of the node that asks.
-        number: By which the asker knows it.
-        question: See `core.protocol.node_status`.
-        missing: The nodes that have yet to answer.
-        timer: Ends the wait.
-        documents: The answers.
-    """
+    """A question whose answers are gathered."""
 
     asker: Link
-    number: int
+    number: int  # by which the asker knows it
     question: str
-    missing: set[str]
+    missing: set[str]  # the nodes that have yet to answer
     timer: Timer | None = None
     documents: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Questions:
-    """The open questions of a job.
-
-    Args:
-        loop: The coordinator's.
-    """
+    """The open questions of a job, in the coordinator's loop."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._open: list[_Open] = []
 
     def ask(self, asker: Link, message: Mapping[str, Any], nodes: Mapping[str, Link]) -> None:
-        """Pass a question on to all nodes.
-
-        Args:
-            asker: The connection of the node that asks.
-            message: The question: `number`, `question` and `wait`, in seconds.
-            nodes: The connections of all nodes.
-        """
+        """Pass a question (`number`, `question`, and `wait` in seconds) on to all nodes."""
         number, question, wait = message.get("number"), message.get("question"), message.get("wait")
         if not isinstance(number, int) or not isinstance(question, str) or not isinstance(wait, int | float):
             return
@@ -118,3 +100,38 @@ class Questions:
             part = one.documents[start : start + _PART]
             is_last = start + _PART >= len(one.documents)
             one.asker.send({"kind": "answers", "number": one.number, "documents": part, "is_last": is_last})
+
+
+class OwnQuestions:
+    """The questions that one node has asked, in the loop of its thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._number = 0
+        self._asked: dict[int, tuple[Callable[[list[dict[str, Any]]], None], list[dict[str, Any]]]] = {}
+
+    def ask(self, link: Link, question: str, wait: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Ask all nodes; the answers that have come in time are delivered once."""
+        self._number += 1
+        number = self._number
+        self._asked[number] = deliver, []
+        link.send({"kind": "ask", "number": number, "question": question, "wait": wait})
+        # The coordinator may be gone, or stopped.
+        self._loop.call_later(wait + 1.0, lambda: self.take({"number": number, "is_last": True}))
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Take the coordinator's message with answers."""
+        number, documents = message.get("number"), message.get("documents")
+        if not isinstance(number, int) or number not in self._asked:
+            return
+        deliver, found = self._asked[number]
+        if isinstance(documents, list):
+            found += [one for one in documents if isinstance(one, dict)]
+        if message.get("is_last"):
+            del self._asked[number]
+            deliver(found)
+
+    def give_up(self) -> None:
+        """Deliver what has come: the connection is over."""
+        for number in tuple(self._asked):
+            self.take({"number": number, "is_last": True})

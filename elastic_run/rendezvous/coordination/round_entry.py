@@ -26,14 +26,7 @@ _REACH = 5.0
 
 
 class RoundEntry:
-    """Lets one agent into its rounds.
-
-    Args:
-        loop: The loop of the node's thread.
-        deliver: Brings an event to the agent.
-        end_round: Says that nothing of a round lives here, since the agent was never told of it: the round's number,
-            the outcome and a detail.
-    """
+    """Lets one agent into its rounds: brings it their events, or ends a round of which the agent was never told."""
 
     def __init__(
         self,
@@ -48,12 +41,7 @@ class RoundEntry:
         self._warned: Warned | None = None
 
     def announce(self, formed: Formed, here: str) -> None:
-        """Let the agent have a round as soon as the way is open.
-
-        Args:
-            formed: The round.
-            here: This node, for the message that it can't reach rank 0's store.
-        """
+        """Let the agent have a round as soon as the way is open; `here` names this node in messages."""
         place = formed.assignment
         self._formed, self._warned = formed, None
         if place.group_rank == 0 or not place.master.use_agent_store:

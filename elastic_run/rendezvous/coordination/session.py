@@ -38,16 +38,7 @@ _LATE_NODES = 30.0
 
 
 class CoordinatedSession(Session):
-    """One agent's membership of one job.
-
-    Args:
-        node: This run's id among the nodes of the job.
-        place: Where the nodes meet.
-        setup: The agent's description of its job.
-        config: The job's configuration, with the settings of the rendezvous.
-        local_addr: The address for other nodes; "" to find out.
-        describe_join: Says how others join; None where they know.
-    """
+    """One agent's membership of one job; see `NodeDescription` for the values."""
 
     def __init__(
         self,

@@ -69,13 +69,8 @@ def _describe(flag: str, here: str, there: str, host: str) -> str:
 class StepCheck:
     """One launcher's looks at the first node of its step, in the loop of its node's thread.
 
-    Args:
-        loop: The loop.
-        identity: The launcher's agent.
-        endpoint: The first node of the step, and the port at which it would coordinate.
-        nodes: Nodes of the step: in a large one not all look at once.
-        find_coordinator: Returns the node that coordinates for this agent, "" for none; None once it has a round.
-        refuse: Called with a contradiction, a sentence for the user.
+    In a large step not all of its `nodes` look at once. `find_coordinator` returns the node that coordinates for this
+    agent, "" for none, and None once it has a round. `refuse` is called with a contradiction, a sentence for the user.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import etcd
 
-from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal, job_path
+from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, EtcdLease, Holder
 from elastic_run.store.errors import FOREIGN, UNREADY, StoreAccessError, StoreConnectionError
 
 TYPE_CHECKING = False
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers
-    from elastic_run.rendezvous.leases.etcd_settings import EtcdUser
+    from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers, EtcdUser
 
 _DONE = (200, 201)
 _SERVER_ERROR = 500
@@ -40,16 +39,8 @@ _ATTEMPTS = 4
 _LOST = (etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed)
 
 
-class EtcdV2Lease(LeaseStore):
-    """A job's lease in an etcd cluster.
-
-    Args:
-        servers: The cluster; this object owns it from now on.
-        run_id: The job.
-        prefix: What comes before `elastic-run/`.
-        user: The user, if etcd wants to know.
-        secret: The secret that the members of the job share, or None.
-    """
+class EtcdV2Lease(EtcdLease):
+    """A job's lease as a key of etcd's version 2; see `EtcdLease` for the values."""
 
     def __init__(
         self,
@@ -60,10 +51,9 @@ class EtcdV2Lease(LeaseStore):
         user: EtcdUser | None = None,
         secret: bytes | None = None,
     ) -> None:
-        super().__init__(str(servers), Seal(run_id, secret, str(servers)))
-        self._servers = servers
+        super().__init__(servers, run_id, prefix=prefix, user=user, secret=secret)
         # python-etcd quotes nothing.
-        self._root = quote(f"{prefix}{job_path(run_id)}".strip("/"))
+        self._root = quote(self._root.strip("/"))
         # It logs each failure as an error, before the next server is asked.
         logging.getLogger("etcd").setLevel(logging.CRITICAL)
         self._etcd = etcd.Client(allow_redirect=False)
@@ -122,9 +112,6 @@ class EtcdV2Lease(LeaseStore):
             with suppress(etcd.EtcdKeyNotFound, etcd.EtcdDirNotEmpty):
                 self._call(self._etcd.delete, name, **options)
 
-    def close(self) -> None:
-        self._servers.close()
-
     def _call(self, method: Callable[..., Any], name: str, *values: str | None, **options: object) -> Any:
         """Make one call of python-etcd's client about a key of the job; `..` is what holds the jobs.
 
@@ -167,12 +154,7 @@ class _Pool:
 
 
 def _read_answer(answer: Answer) -> _Response:
-    """Return an answer that python-etcd understands.
-
-    Raises:
-        StoreConnectionError: The server can't serve now, or is no etcd.
-        StoreAccessError: It refuses this node for good.
-    """
+    """Return an answer that python-etcd understands."""
     try:
         fault = json.loads(answer.body)
     except (ValueError, RecursionError):

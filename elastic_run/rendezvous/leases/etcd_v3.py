@@ -20,15 +20,14 @@ import json
 import math
 from base64 import b64decode, b64encode
 
-from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal, job_path
+from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, EtcdLease, Holder
 from elastic_run.store.errors import FOREIGN, UNREADY, StoreAccessError, StoreConnectionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
-    from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers
-    from elastic_run.rendezvous.leases.etcd_settings import EtcdUser
+    from elastic_run.rendezvous.leases.etcd_servers import Answer
 
     Document: TypeAlias = dict[str, Any]
 
@@ -50,31 +49,10 @@ class _PassExpiredError(Exception):
     """etcd wants another token of our user."""
 
 
-class EtcdV3Lease(LeaseStore):
-    """A job's lease in an etcd cluster.
+class EtcdV3Lease(EtcdLease):
+    """A job's lease as a key of etcd's version 3, on a lease of etcd."""
 
-    Args:
-        servers: The cluster; this object owns it from now on.
-        run_id: The job.
-        prefix: What comes before `elastic-run/`.
-        user: The user, if etcd wants to know.
-        secret: The secret that the members of the job share, or None.
-    """
-
-    def __init__(
-        self,
-        servers: EtcdServers,
-        run_id: str,
-        *,
-        prefix: str = "",
-        user: EtcdUser | None = None,
-        secret: bytes | None = None,
-    ) -> None:
-        super().__init__(str(servers), Seal(run_id, secret, str(servers)))
-        self._servers = servers
-        self._user = user
-        self._pass = ""
-        self._root = f"{prefix}{job_path(run_id)}/"
+    _pass = ""
 
     def read(self) -> Holder | None:
         return self._parse(self._call("kv/range", {"key": self._key(COORDINATOR)}))
@@ -130,9 +108,6 @@ class EtcdV3Lease(LeaseStore):
         for name in (COORDINATOR, LAST_ROUND):
             self._call("kv/deleterange", {"key": self._key(name)})
 
-    def close(self) -> None:
-        self._servers.close()
-
     def _parse(self, found: Document) -> Holder | None:
         items = found.get("kvs", ())
         if not items:
@@ -141,7 +116,7 @@ class EtcdV3Lease(LeaseStore):
         return Holder(value, int(items[0]["create_revision"]))
 
     def _key(self, name: str) -> str:
-        return _encode(self._root + name)
+        return _encode(f"{self._root}/{name}")
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def _call_on_lease(self, path: str, value: str) -> Document:
@@ -178,12 +153,7 @@ class EtcdV3Lease(LeaseStore):
 
 
 def _read_answer(answer: Answer) -> Document:
-    """Return the document of an answer.
-
-    Raises:
-        StoreConnectionError: The server can't serve now, or is no etcd.
-        StoreAccessError: It refuses this node for good.
-    """
+    """Return the document of an answer."""
     try:
         # A call that streams answers with lines; of those that we use the first is all.
         document = json.loads(answer.body.split(b"\n", 1)[0] or b"{}")

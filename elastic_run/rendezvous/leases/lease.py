@@ -20,7 +20,11 @@ from abc import ABC, abstractmethod
 from elastic_run.records import dataclass
 from elastic_run.store.errors import StoreAccessError, StoreTokenError
 
-__all__ = ["COORDINATOR", "LAST_ROUND", "Holder", "LeaseStore", "Seal", "job_path"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers, EtcdUser
+
+__all__ = ["COORDINATOR", "LAST_ROUND", "EtcdLease", "Holder", "LeaseStore", "Seal", "job_path"]
 
 #: Names of the two keys below the job's path.
 COORDINATOR, LAST_ROUND = "coordinator", "last_round"
@@ -102,6 +106,36 @@ class LeaseStore(ABC):
             return self._seal.open(LAST_ROUND, stored) if stored else ""
         except StoreTokenError:
             return ""
+
+
+class EtcdLease(LeaseStore):
+    """A job's lease in an etcd cluster of either version.
+
+    Args:
+        servers: The cluster; this object owns it from now on.
+        run_id: The job.
+        prefix: What comes before `elastic-run/`.
+        user: The user, if etcd wants to know.
+        secret: The secret that the members of the job share, or None.
+    """
+
+    def __init__(
+        self,
+        servers: EtcdServers,
+        run_id: str,
+        *,
+        prefix: str = "",
+        user: EtcdUser | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        super().__init__(str(servers), Seal(run_id, secret, str(servers)))
+        self._servers = servers
+        self._user = user
+        self._root = f"{prefix}{job_path(run_id)}"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._servers.close()
 
 
 class Seal:

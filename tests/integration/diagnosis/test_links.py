@@ -11,8 +11,7 @@ import pytest
 
 from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT
 from elastic_run.loop import Loop
-from elastic_run.rendezvous.coordination.frames import DOCUMENT, encode_frame
-from elastic_run.rendezvous.coordination.link import Link
+from elastic_run.rendezvous.coordination.link import DOCUMENT, Link, encode_frame
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job.node_config import JoinCommand, NodeConfig
+from elastic_run.core.job.config import JoinCommand, NodeConfig
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.session import Notice

@@ -24,9 +24,8 @@ from elastic_run.core.job.node_events import Ended, Formed
 from elastic_run.core.protocol.codec import to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
-from elastic_run.rendezvous.coordination.frames import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
-from elastic_run.rendezvous.coordination.opening import Credentials, Hello, ask, make_nonce
-from elastic_run.rendezvous.coordination.token_proof import NODE
+from elastic_run.rendezvous.coordination.link import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
+from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, ask, make_nonce
 from elastic_run.store.tcpstore import wire
 from tests.support.configs import plain_config
 from tests.support.launch import ELASTIC_RUN

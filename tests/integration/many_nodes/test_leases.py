@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.rendezvous.backend_table import open_lease, read_settings
-from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers
-from elastic_run.rendezvous.leases.etcd_settings import EtcdUser
+from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers, EtcdUser
 from elastic_run.rendezvous.leases.lease import Holder
 from elastic_run.store.errors import (
     CLOSED,

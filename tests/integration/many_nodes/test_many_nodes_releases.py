@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.coordination.frames import PROTOCOL
+from elastic_run.rendezvous.coordination.link import PROTOCOL
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import stretched
@@ -27,12 +27,13 @@ _AT_ONCE = 1.0
 #: Runs the launcher as another release would: another version, another protocol, a field more in each document.
 RELEASE = """
 import elastic_run
-from elastic_run.rendezvous.coordination import frames
+from elastic_run.core.protocol import codec
 elastic_run.__version__ = {version!r}
-frames.PROTOCOL = {protocol}
-frames.PREAMBLE = frames.NAME + b"{protocol}\\n"
-to_json = frames.encode
-frames.encode = lambda document: to_json({{**document, "new_field": 1}})
+to_json = codec.encode
+codec.encode = lambda document: to_json({{**document, "new_field": 1}})
+from elastic_run.rendezvous.coordination import link
+link.PROTOCOL = {protocol}
+link.PREAMBLE = link.NAME + b"{protocol}\\n"
 from elastic_run import __main__
 __main__.main()
 """

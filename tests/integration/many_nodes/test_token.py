@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.coordination.frames import DOCUMENT, PREAMBLE, encode_frame
+from elastic_run.rendezvous.coordination.link import DOCUMENT, PREAMBLE, encode_frame
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.coordination.frames import MESSAGE, encode_frame
+from elastic_run.rendezvous.coordination.link import MESSAGE, encode_frame
 from elastic_run.rendezvous.coordination.opening import Hello, ask
 from elastic_run.store.errors import FOREIGN, StoreConnectionError
 from elastic_run.store.tcpstore import client, wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_run.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from elastic_run.rendezvous.local_store import LocalStore
+from elastic_run.rendezvous.local import LocalStore
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous import RendezvousHandlerCreator, RendezvousParameters
