@@ -45,9 +45,17 @@ def mark_system(values: Iterable[str], *, but: Collection[str] = ()) -> list[Par
     return [pytest.param(value, marks=[pytest.mark.system] * (value not in but)) for value in values]
 
 
+#: What pytest knows of a function's fixtures, an object for all its parameters, and whether these need the marker.
+_known: dict[int, tuple[object, bool]] = {}
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test that names a starter, or has a fixture that does."""
-    if any(isinstance(function, FunctionType) and _starts(function) for function in _functions_of(item)):
+    fixtures = getattr(item, "_fixtureinfo", item)
+    if id(fixtures) not in _known:
+        is_system = any(isinstance(each, FunctionType) and _starts(each) for each in _functions_of(item))
+        _known[id(fixtures)] = fixtures, is_system
+    if _known[id(fixtures)][1]:
         item.add_marker(_NAME)
 
 
