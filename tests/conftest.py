@@ -6,10 +6,12 @@ Every process started by a test carries the test's token in its environment, so 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import resource
 import signal
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +19,6 @@ import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
 from tests.support import launch as launching
-from tests.support.order import (
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_runtest_logreport,
-    pytest_sessionfinish,
-)
 from tests.support.processes import TEST_TOKEN, describe, kill_processes, processes_with_environment
 from tests.support.system import pytest_itemcollected, pytest_runtest_setup
 from tests.support.terminal import Terminal
@@ -30,22 +26,19 @@ from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from tests.support.launch import Launched
 
-__all__ = [
-    "pytest_addoption",
-    "pytest_collection_finish",
-    "pytest_collection_modifyitems",
-    "pytest_itemcollected",
-    "pytest_runtest_logreport",
-    "pytest_runtest_setup",
-    "pytest_sessionfinish",
-]
+__all__ = ["pytest_itemcollected", "pytest_runtest_setup"]
 
 #: Law 6: seconds that anything may outlive the launcher, however that ended.
 _LEFTOVER_DEADLINE = 2.0
+#: Seconds of each file on two processors, and beside them those of its tests with the marker `long` or `system`.
+_RECORD = Path(__file__).with_name("durations.json")
+#: Seconds of a file without a record: it comes before those that are over at once.
+_UNKNOWN = 5.0
+_spent: Counter[str] = Counter()
 
 # Each process of `make test` collects all tests, which makes many objects that all stay. The garbage collector would
 # take two fifths of that time.
@@ -65,6 +58,49 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# --- the order of test files ------------------------------------------------------------------------------------------
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that records."""
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json")
+
+
+@pytest.hookimpl(trylast=True)  # when the tests that do not run are gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first, so that no worker of pytest-xdist is left with a long one at the end."""
+    known: dict[str, float] = json.loads(_RECORD.read_text(encoding="utf-8"))
+    seconds: Counter[str] = Counter()
+    for file, key in {(_file_of(item.nodeid), _key(item.nodeid, item.keywords)) for item in items}:
+        seconds[file] += known.get(key, known.get(file, _UNKNOWN))  # type: ignore[assignment] # of seconds
+    items.sort(key=lambda item: -seconds[_file_of(item.nodeid)])
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count what a test took, its fixtures included."""
+    _spent[_key(report.nodeid, report.keywords)] += report.duration  # type: ignore[assignment] # of seconds
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the record, where it is asked for; a worker of pytest-xdist leaves that to its controller."""
+    if not session.config.getoption("--record-durations") or hasattr(session.config, "workerinput"):
+        return
+    known: dict[str, float] = json.loads(_RECORD.read_text(encoding="utf-8"))
+    known |= {key: round(seconds, 1) for key, seconds in _spent.items()}
+    root = _RECORD.parents[1]
+    known = {key: seconds for key, seconds in known.items() if seconds >= 1 and (root / key.split()[0]).exists()}
+    text = json.dumps(dict(sorted(known.items(), key=lambda entry: -entry[1])), indent=1)
+    _RECORD.write_text(text + "\n", encoding="utf-8")
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _key(nodeid: str, keywords: Container[str]) -> str:
+    marker = next((marker for marker in ("system", "long") if marker in keywords), "")
+    return f"{_file_of(nodeid)} {marker}".rstrip()
+
+
+# --- fixtures ---------------------------------------------------------------------------------------------------------
 @pytest.fixture(autouse=True)
 def environment_token(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Mark everything the test starts, and fail the test when any of it lives on after it."""

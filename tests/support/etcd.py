@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -154,21 +153,6 @@ class Etcd:
         process = self._processes.pop(member)
         process.kill()
         process.wait()
-
-    def save(self) -> None:
-        """Make a backup of a cluster of one member, which is not there meanwhile."""
-        self.kill(0)
-        shutil.copytree(self._directory / "m0", self._directory / "backup")
-        self.revive(0)
-        self.wait_healthy(0)
-
-    def restore(self) -> None:
-        """Replace what the cluster knows by what `save` has kept."""
-        self.kill(0)
-        shutil.rmtree(self._directory / "m0")
-        (self._directory / "backup").rename(self._directory / "m0")
-        self.revive(0)
-        self.wait_healthy(0)
 
     def pause(self, member: int) -> None:
         """Stop a member: its connections stay, and say nothing."""

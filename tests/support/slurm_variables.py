@@ -47,7 +47,6 @@ BATCH = {
     "SLURM_JOB_NUM_NODES": "3",
     "SLURM_PROCID": "0",
 }
-HET_BATCH = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST_HET_GROUP_0": HOST}
 
 
 __all__ = ["task_of"]

@@ -43,10 +43,6 @@ class Bench:
         """Turn the loop until a condition holds."""
         assert self.loop.run_until(is_done, self.loop.now() + 30)
 
-    def wait_backlogs(self, count: int) -> None:
-        """Wait until so many clients have a reply that they don't read."""
-        self.turn_until(lambda: sum(connection._queued > 0 for connection in self.server._connections) == count)
-
     def assert_healthy(self) -> None:
         """Assert that a client is served and that no other is kept."""
         with_key = self.peer()

@@ -10,7 +10,6 @@ Every deadline and every bound on a time is for a quiet machine. Where other pro
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,19 +23,6 @@ T = TypeVar("T")
 DEADLINE = 60.0
 _INTERVAL = 0.005
 _LOAD = Path("/proc/loadavg")
-
-
-class NotingEvent(threading.Event):
-    """Notes how long it was to be waited for, and doesn't wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Note the time."""
-        self.waits.append(timeout)
-        return False
 
 
 class DeadlinePassedError(AssertionError):
