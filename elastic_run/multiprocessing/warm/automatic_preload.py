@@ -19,7 +19,7 @@ from itertools import accumulate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
     from importlib.machinery import ModuleSpec
 
 #: Bytes of code from which a package counts as heavy.
@@ -79,9 +79,8 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 def _imported_names(tree: ast.AST) -> Iterator[str]:
     """Yield the modules that the program imports until it changes its environment."""
-    environ = _names_of_environ(tree)
     for node in _walk(tree):
-        if _changes_environment(node, environ):
+        if _changes_environment(node):
             return
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -113,25 +112,14 @@ def _truth(test: ast.expr) -> bool | None:
     return False if _last_name(test) == "TYPE_CHECKING" else None
 
 
-def _names_of_environ(tree: ast.AST) -> Collection[str]:
-    """Return `environ` and the program's other names for it."""
-    names = set(_ENVIRON)
-    for node in _walk(tree):
-        if isinstance(node, ast.alias) and node.name in _ENVIRON:
-            names.add(node.asname or node.name)
-        elif isinstance(node, ast.Assign) and _last_name(node.value) in _ENVIRON:
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-    return names
-
-
-def _changes_environment(node: ast.AST, environ: Collection[str]) -> bool:
+def _changes_environment(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
-        is_method = isinstance(node.func, ast.Attribute) and _last_name(node.func.value) in environ
+        is_method = isinstance(node.func, ast.Attribute) and _last_name(node.func.value) in _ENVIRON
         name = _last_name(node.func)
         return name not in _READING_METHODS if is_method else name in _CHANGING_FUNCTIONS
     if isinstance(node, ast.Subscript):
-        return _last_name(node.value) in environ and not isinstance(node.ctx, ast.Load)
-    return isinstance(node, ast.AugAssign) and _last_name(node.target) in environ
+        return _last_name(node.value) in _ENVIRON and not isinstance(node.ctx, ast.Load)
+    return isinstance(node, ast.AugAssign) and _last_name(node.target) in _ENVIRON
 
 
 def _last_name(expression: ast.AST) -> str:
