@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.multiprocessing import errors
 from elastic_run.multiprocessing.errors import (
     ChildFailedError,
     ErrorHandler,
@@ -53,36 +52,6 @@ def recorded(path: Path, message: object) -> str:
     """Write an error file and return its path."""
     path.write_text(json.dumps({"message": message}), encoding="utf-8")
     return str(path)
-
-
-def test_a_recorded_exception_stands_in_the_file_and_goes_on(error_file: Path) -> None:
-    """The function raises what it raised; the file has summary, traceback and time."""
-
-    def fail() -> None:
-        text = "bad batch 17"
-        raise ValueError(text)
-
-    with pytest.raises(ValueError, match="bad batch 17"):
-        record(fail, QuietHandler())()
-    message = load(error_file)["message"]
-    assert message["message"] == "ValueError: bad batch 17"
-    extra = message["extraInfo"]
-    assert "in fail" in extra["py_callstack"]
-    assert extra["py_callstack"].endswith("\nValueError: bad batch 17\n")
-    assert extra["timestamp"].isdigit()
-
-
-def test_what_a_function_returns_is_returned(error_file: Path) -> None:
-    """Nothing is recorded where nothing failed; SystemExit(0) is a return, another code is raised."""
-    assert record(lambda: 7, QuietHandler())() == 7
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    assert record(leave, QuietHandler())(0) is None
-    with pytest.raises(SystemExit):
-        record(leave, QuietHandler())(3)
-    assert not error_file.exists()
 
 
 def test_a_program_s_own_handler_hears_of_each_step() -> None:
@@ -162,25 +131,6 @@ def test_a_long_message_is_recorded_and_a_huge_one_keeps_both_ends(error_file: P
     assert (message.startswith("ValueError: <xxx"), " [...] " in message, message.endswith("xxx>")) == (True,) * 3
 
 
-def test_without_a_file_recording_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script with @record runs outside of a launcher, too."""
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
-    get_error_handler().record_exception(ValueError("x"))
-
-
-def test_the_root_cause_of_children_is_copied_with_its_exit_code(error_file: Path, tmp_path: Path) -> None:
-    """A nanny's ChildFailedError carries its child's file to the launcher above."""
-    child = recorded(tmp_path / "child.json", {"message": "E: x", "extraInfo": {"timestamp": "5"}})
-    error_file.write_text("left by a child", encoding="utf-8")
-
-    def fail() -> None:
-        raise ChildFailedError(name="nanny", failures={1: ProcessFailure(1, 7, -11, child)})
-
-    with pytest.raises(ChildFailedError):
-        record(fail, QuietHandler())()
-    assert load(error_file)["message"] == {"message": "E: x", "extraInfo": {"timestamp": "5"}, "errorCode": -11}
-
-
 def test_a_corrupt_file_of_a_child_is_replaced_by_a_sentence(error_file: Path, tmp_path: Path) -> None:
     """The launcher above learns that there was one, and the exit code."""
     (tmp_path / "child.json").write_text('{"message": ', encoding="utf-8")
@@ -232,17 +182,6 @@ def test_the_error_file_wins_over_stderr(tmp_path: Path) -> None:
     assert find_exception("", "", 1, was_stopped=False).exception is None
 
 
-def test_the_launcher_above_gets_the_root_cause_s_file(tmp_path: Path) -> None:
-    """As torch does: copied, with the exit code."""
-    child = recorded(tmp_path / "child.json", {"message": "E: x"})
-    environ = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "parent.json")}
-    write_parent_error_file(worker_end(0, -11, error_file=child), environ)
-    assert load(tmp_path / "parent.json") == {"message": {"message": "E: x", "errorCode": -11}}
-    recorded(tmp_path / "child.json", "plain")
-    write_parent_error_file(worker_end(0, 1, error_file=child), environ)
-    assert load(tmp_path / "parent.json") == {"message": "plain"}
-
-
 def test_the_launcher_above_gets_what_stderr_told(tmp_path: Path) -> None:
     """Where the worker left no file, the same structure is made from its traceback, or from how it ended."""
     environ = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "parent.json")}
@@ -273,22 +212,6 @@ def test_the_first_failure_is_the_given_root_or_the_earliest(tmp_path: Path) -> 
         ChildFailedError("t", {})
 
 
-def test_the_exception_s_text_ends_with_the_root_cause(tmp_path: Path) -> None:
-    """That is what stands last in a traceback; many others are counted."""
-    file = recorded(
-        tmp_path / "e.json", {"message": "E: x", "extraInfo": {"py_callstack": "Traceback\nE: x\n", "timestamp": "8"}}
-    )
-    failures = {0: ProcessFailure(0, 1, 1, file), **{rank: ProcessFailure(rank, 1, -9, "") for rank in range(1, 12)}}
-    text = str(ChildFailedError("train.py", failures))
-    assert "train.py FAILED\n" in text
-    assert "\nFailures:\n[1]:\n  time      : " in text
-    assert "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 1)  (SIGKILL)\n  error_file: <N/A>\n" in text
-    assert "... and 3 more\n" in text
-    root = text.partition("Root Cause (first observed failure):\n[0]:\n")[2]
-    assert "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 1)\n" in root
-    assert root.endswith("\n  traceback : Traceback\n  E: x\n" + "=" * 60)
-
-
 def test_the_exception_s_text_is_for_readers(tmp_path: Path) -> None:
     """A message of a megabyte is shown with its middle cut out; the failure has all of it."""
     said = "E: " + "x" * 1_000_000 + "the end"
@@ -314,9 +237,3 @@ def test_a_failure_has_a_sentence_where_no_file_tells(tmp_path: Path) -> None:
     plain = ProcessFailure(0, 7, 1, recorded(tmp_path / "plain.json", "plain"))
     assert plain.message == "plain"
     assert len(plain.timestamp_isoformat()) == len("2026-01-31_23:59:59")
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    """Names are loaded when first used; one that isn't there is said so."""
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = errors.nothing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.multiprocessing import DefaultLogsSpecs, Std, to_map
+from elastic_run.multiprocessing import DefaultLogsSpecs, Std
 from elastic_run.multiprocessing.output import log_directories
 from elastic_run.multiprocessing.output.worker_output import _describe_loss
 
@@ -39,20 +39,6 @@ def test_std_refuses_with_one_line(value: str) -> None:
     """Anything else is refused in one line that names the value."""
     with pytest.raises(ValueError, match=r"\A" + re.escape(repr(value)) + r".*\Z"):
         Std.from_str(value)
-
-
-def test_to_map() -> None:
-    """One value counts for every rank, and ranks that a map misses get nothing."""
-    assert to_map(Std.OUT, 2) == {0: Std.OUT, 1: Std.OUT}
-    assert to_map({1: Std.ERR, 5: Std.ALL}, 3) == {0: Std.NONE, 1: Std.ERR, 2: Std.NONE}
-
-
-def test_what_is_made_before_reify(tmp_path: Path, temporary_place: Path) -> None:
-    """Making the specification makes the directory that is given, as torch's does, and no temporary one."""
-    DefaultLogsSpecs(str(tmp_path / "logs"), Std.ALL)
-    DefaultLogsSpecs(None, Std.ALL)
-    assert not list((tmp_path / "logs").iterdir())
-    assert not list(temporary_place.iterdir())
 
 
 def test_the_directory_can_be_asked_for_before_reify(temporary_place: Path) -> None:

@@ -113,37 +113,6 @@ def open_files() -> list[str]:
     return [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
 
 
-def test_contended_pass_through_stops_at_a_line_end(bench: Bench) -> None:
-    """While another waits, a flooding rank gives way at the end of a line, and loses nothing."""
-    flood, other = bench.pass_through(), bench.pass_through()
-    give(flood, b"one\ntw")
-    give(other, b"other\n")
-    give(flood, b"o\nthr")
-    bench.loop.turn()
-    assert bench.got == b"one\ntwo\nother\nthr"
-    give(flood, b"ee\n")
-    assert bench.got.endswith(b"three\n")
-
-
-def test_nobody_overtakes(bench: Bench) -> None:
-    """Those who wait get their turns in the order in which they came."""
-    first, *others = (bench.lines(name) for name in (b"a:", b"b:", b"c:", b"d:"))
-    give(first, b"x" * 200)
-    for other in (*others, *others):
-        give(other, b"l\n")
-    give(first, b"\n")
-    bench.loop.turn()
-    assert bench.got.replace(b"x", b"") == b"a:\n" + b"b:l\nc:l\nd:l\n" * 2
-
-
-def test_a_whole_line_starts_on_a_line_of_its_own(bench: Bench) -> None:
-    """A tee'd line after another rank's unfinished one begins a new line."""
-    give(bench.pass_through(), b"prompt> ")
-    bench.loop.advance(1.0)
-    give(bench.lines(b"[1]:"), b"line\n")
-    assert bench.got == b"prompt> \n[1]:line\n"
-
-
 def test_a_long_line_is_one_piece(bench: Bench) -> None:
     """A line over the limit comes in parts under one prefix, and others wait for its end."""
     long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
@@ -245,23 +214,6 @@ def test_the_dead_speak_first(bench: Bench) -> None:
     assert bench.stream.is_idle
 
 
-def test_a_gone_reader_is_told_once(bench: Bench) -> None:
-    """When the reader is gone that is told once, what was queued is dropped, and everyone may go on for nothing."""
-    source, other = bench.lines(b"[0]:"), bench.pass_through()
-    bench.reader.room = 5
-    give(source, b"x" * 99 + b"\n")
-    give(other, b"unfinished")
-    bench.reader.is_gone = True
-    bench.loop.drain()
-    give(source, b"more\n")
-    give(other, b"more\n")
-    source.end()
-    assert bench.got == b"[0]:x"
-    assert len(bench.errors) == 1
-    assert bench.stream.is_idle
-    assert source.is_clear
-
-
 def test_progress_is_shown_once_a_second(bench: Bench) -> None:
     """An unfinished line with carriage returns is shown up to the last one, each update after the prefix."""
     bar = bench.lines(b"[0]:", limit=1 << 20)
@@ -273,14 +225,6 @@ def test_progress_is_shown_once_a_second(bench: Bench) -> None:
     bench.loop.advance(1.0)
     give(bar, b"done\n")
     assert bench.got == b"[0]: 10%\r[0]: 20%\r\n[0]: 30%\r\n[0]:done\n"
-
-
-def test_finished_progress_is_one_line(bench: Bench) -> None:
-    """A line with carriage returns that ends within a second stays as it is."""
-    bar = bench.lines(b"[0]:", limit=1 << 20)
-    give(bar, b" 10%\r", b"100%\r\n")
-    bench.loop.advance(5.0)
-    assert bench.got == b"[0]: 10%\r100%\r\n"
 
 
 class Logged(LogFile):

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.processes import descendants_of
 from tests.support.programs import HEAD, all_methods
 from tests.support.sessions import free_port
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,26 +239,6 @@ def test_neither_torch_nor_multiprocessing_for_nothing(program: Program, host: H
     assert job.wait_exit() == 0, job.stderr
 
 
-def test_descendants_are_known(program: Program, host: Host) -> None:
-    """A worker's own children, by multiprocessing, work as anywhere and end with it; the program's tracker stays."""
-    path = program(
-        """
-        def square(number): return number * number
-        def work():
-            with multiprocessing.Pool(2) as pool:
-                return pool.map(square, range(4))
-        """,
-        """
-        assert launch(work) == {0: [0, 1, 4, 9], 1: [0, 1, 4, 9]}
-        say("tracker", multiprocessing.resource_tracker._resource_tracker._pid)
-        sys.stdin.read()
-        """,
-    )
-    job = host(path, "spawn", stdin=subprocess.PIPE)
-    tracker = int(job.wait_line(r"tracker (\d+)")[1])
-    wait_until(lambda: descendants_of(job.pid) == [tracker], deadline=5)
-
-
 @all_methods
 def test_several_nodes(method: str, program: Program, host: Host) -> None:
     """Two programs form one job: ranks go on over both, and each gets the values of its own workers."""
@@ -278,29 +256,6 @@ def test_several_nodes(method: str, program: Program, host: Host) -> None:
     assert [job.wait_exit() for job in jobs] == [0, 0], jobs[0].stderr + jobs[1].stderr
     lines = sorted("".join(job.stdout for job in jobs).splitlines())
     assert lines == ["0 0 0 4", "1 1 0 4", "2 2 1 4", "3 3 1 4"]
-
-
-def test_a_failure_on_another_node(program: Program, host: Host) -> None:
-    """A function that fails on one node stops those of the other, where the call raises with the same cause."""
-    path = program(
-        """
-        def work():
-            if os.environ["RANK"] == "1":
-                raise ValueError("node one")
-            time.sleep(1000)
-        """,
-        """
-        config = LaunchConfig(2, 2, 1, run_id="two", rdzv_backend="c10d", rdzv_endpoint=sys.argv[2], max_restarts=0)
-        try:
-            elastic_launch(config, work)()
-        except ChildFailedError as error:
-            say(error.get_first_failure()[0], error.get_first_failure()[1].exitcode)
-        """,
-    )
-    endpoint = f"127.0.0.1:{free_port()}"
-    jobs = [host(path, "spawn", endpoint) for _ in range(2)]
-    assert [job.wait_exit() for job in jobs] == [0, 0], jobs[0].stderr + jobs[1].stderr
-    assert [job.stdout for job in jobs] == ["1 1\n"] * 2
 
 
 def test_a_program_that_keeps_sigint_to_itself_gives_its_workers_their_grace(program: Program, host: Host) -> None:

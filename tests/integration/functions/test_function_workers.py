@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import tempfile
 import time
 from typing import TYPE_CHECKING
@@ -265,47 +264,6 @@ def test_a_signal_stops_functions(method: str, program: Program, host: Host) -> 
     job.send(signal.SIGTERM)
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout.splitlines()[2:] == ["answered 0", "stopped by SIGTERM"]
-
-
-@all_methods
-def test_in_a_thread(method: str, program: Program, host: Host) -> None:
-    """A launch in a thread installs no handlers, leaves nothing open, and is stopped by `elastic_launch.stop`."""
-    path = program(
-        """
-        def work():
-            return os.environ["RANK"]
-        def wait():
-            say("ready")
-            time.sleep(1000)
-        """,
-        """
-        from elastic_run.multiprocessing import SignalException
-        launch(work)  # what is opened once and stays, such as the fork server's socket
-        before = set(os.listdir("/proc/self/fd")), threading.active_count(), signal.getsignal(signal.SIGTERM)
-        thread = threading.Thread(target=lambda: say(launch(work)))
-        thread.start(); thread.join()
-        launcher = elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="local", start_method=sys.argv[1]), wait)
-        def run():
-            try:
-                launcher()
-            except SignalException as error:
-                say(error)
-        thread = threading.Thread(target=run)
-        thread.start()
-        sys.stdin.readline()
-        launcher.stop()
-        thread.join()
-        assert before == (set(os.listdir("/proc/self/fd")), threading.active_count(), signal.getsignal(signal.SIGTERM))
-        """,
-    )
-    job = host(path, method, stdin=subprocess.PIPE)
-    job.wait_lines("^ready", count=2)
-    assert job.process.stdin is not None
-    job.process.stdin.write(b"\n")
-    job.process.stdin.close()
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout.splitlines()[0] == "{0: '0', 1: '1'}"
-    assert "SIGTERM" in job.stdout.splitlines()[-1]
 
 
 def test_fork_in_a_thread_of_an_executor(program: Program, host: Host) -> None:

@@ -219,21 +219,6 @@ def test_what_is_no_variable(
         ours.start_processes("name", entrypoint, {0: (), 1: ()}, {0: {}, 1: env}, ours.DefaultLogsSpecs())
 
 
-def test_paths_may_be_variables_on_both(on_both: Callable[..., str], tmp_path: Path) -> None:
-    """What the system takes as text, a path say, is a variable of a command."""
-    said = on_both(
-        "",
-        f"""
-        import pathlib
-        envs = {{0: {{"PLACE": pathlib.Path({str(tmp_path)!r}), "BYTES": b"b"}}}}
-        processes = start_processes("name", "/bin/sh", {{0: ("-c", "echo $PLACE $BYTES")}}, envs, DefaultLogsSpecs())
-        say(processes.wait().is_failed())
-        processes.close()
-        """,
-    )
-    assert said == f"{tmp_path} b\nFalse\n"
-
-
 def test_no_entrypoint() -> None:
     """An empty entrypoint is refused by one line."""
     with pytest.raises(ValueError, match=r"^entrypoint is empty: it needs a function or a command$"):
@@ -338,20 +323,3 @@ def test_a_command_that_is_not_there(run: Run) -> None:
     job = run("", "start('/no/such/program', {0: (), 1: ()})")
     assert job.wait_exit() == 1
     assert "FileNotFoundError" in job.stderr.splitlines()[-1]
-
-
-def test_a_failed_start_gives_the_signals_back(run: Run) -> None:
-    """When no process could be started, a stop signal is answered as it was before."""
-    job = run(
-        "",
-        """
-        try:
-            start('/no/such/program', {0: (), 1: ()})
-        except OSError:
-            handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-            assert handlers == [signal.SIG_DFL, signal.default_int_handler], handlers
-            say('as before')
-        """,
-    )
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "as before\n"

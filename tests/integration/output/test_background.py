@@ -157,18 +157,6 @@ def test_nothing_lives_on_after_a_failure(
     assert all(map(is_gone, pids))
 
 
-def test_a_restart_ends_those_of_the_round_before(launch: Launch, worker: Worker, tmp_path: Path, gate: Path) -> None:
-    """What lives on after a restart is the last round's alone."""
-    path = worker(_uploads(gate, tmp_path, "sys.exit(attempt == 0 and 7)"))
-    job = launch("--standalone", "--shutdown-timeout=1", "--max-restarts=1", path)
-    first, second = (int(found[1]) for found in job.wait_lines(r"upload (\d+)", count=2))
-    assert job.process.wait(60) == 0
-    assert is_gone(first)
-    assert not is_gone(second)
-    kill_processes([second])
-    job.wait_exit()
-
-
 def test_a_launcher_that_is_killed_after_the_success(
     launch: Launch, worker: Worker, tmp_path: Path, gate: Path
 ) -> None:

@@ -89,12 +89,6 @@ def test_worker_gets_no_other_descriptor(jobs: Jobs) -> None:
     assert out == b"[0, 1, 2, 3]"  # 3 is the listing itself
 
 
-def test_the_launcher_speaks_last_and_on_its_own_line(jobs: Jobs) -> None:
-    """What the launcher says at the end stands after the workers' last words, on a line of its own."""
-    _, err = jobs.run((CONSOLE, "write(2, b'z' * 900000 + b'dying')"), say="it died")
-    assert err == b"z" * 900000 + b"dying\nelastic-run: it died\n"
-
-
 def test_descriptors_run_out() -> None:
     """When there are no descriptors left, opening a worker's output fails and leaves none behind."""
     program = """

@@ -30,24 +30,6 @@ def test_tee_writes_file_and_prefixed_lines(jobs: Jobs, tmp_path: Path) -> None:
     assert err == b""
 
 
-def test_ranks_do_not_mix_within_lines(jobs: Jobs, tmp_path: Path) -> None:
-    """Lines of four flooding ranks, cut anywhere by their writers, arrive whole, each once and in order."""
-    code = """
-block, size = b"", int(sys.argv[1]) if len(sys.argv) > 1 else 4099
-for number in range(40000):
-    block += b"%09d %s\\n" % (number, b"." * (number % 83))
-    while len(block) > size:
-        write(1, block[:size]); block = block[size:]
-write(1, block)
-"""
-    out, _ = jobs.run(*((tee(tmp_path / f"{rank}.log", rank), code) for rank in range(4)))
-    lines = out.splitlines()
-    for rank in range(4):
-        own = [line for line in lines if line.startswith(b"[%d]:" % rank)]
-        assert own == [b"[%d]:%09d %s" % (rank, number, b"." * (number % 83)) for number in range(40000)]
-    assert len(lines) == 160000
-
-
 @pytest.mark.parametrize(
     ("flag", "merge"),
     [("--tee=2", True), ("--tee=0:2", True), ("--tee=0:3", False), ("--redirects=0:2", True), ("--tee=0:1", False)],

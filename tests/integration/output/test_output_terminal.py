@@ -119,14 +119,6 @@ except OSError as error:
     assert terminal.wait_exit() == 0
 
 
-def test_tee_beside_a_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> None:
-    """A tee'd stream is a pipe for the worker also when the console is a terminal."""
-    streams = {"stdout": str(tmp_path / "out"), "stderr": "", "tee_stdout": True, "prefix": "[0]:"}
-    start((streams, "print(os.isatty(1), os.isatty(2))"))
-    assert terminal.wait_exit() == 0
-    assert bytes(terminal.output) == b"[0]:False True\r\n"
-
-
 def test_no_capture(terminal: Terminal, start: Start) -> None:
     """Without capture workers have the launcher's terminal itself."""
     start("print(os.ttyname(2) == os.ttyname(0))", capture=False)

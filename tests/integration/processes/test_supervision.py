@@ -47,13 +47,6 @@ while True:
 """
 
 
-def test_success(launch: Launch, worker: Worker) -> None:
-    """Workers that end with 0 make the launcher end with 0, silently."""
-    job = launch("--standalone", "--nproc-per-node=3", worker("say('hello from', rank)"))
-    assert job.wait_exit() == 0
-    assert sorted(job.stdout.splitlines()) == [f"hello from {rank}" for rank in range(3)]
-
-
 @pytest.mark.parametrize(
     ("ending", "code"),
     [
@@ -234,21 +227,6 @@ def test_ctrl_c_and_job_control_on_a_terminal(terminal: Terminal, worker: Worker
     assert terminal.wait_exit() == 130
     assert bytes(terminal.output).count(b"got SIGINT") == 2
     assert is_gone(process.pid)
-
-
-def test_failure_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """failure.json in the log directory says what the report says."""
-    job = launch(
-        "--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}",
-        worker("if rank == 1: raise KeyError('weights')\nsignal.pause()"),
-    )  # fmt: skip
-    assert job.wait_exit() == 1
-    (found,) = (tmp_path / "logs").glob("*_*/failure.json")
-    document = json.loads(found.read_text())
-    assert document["exit_code"] == 1
-    assert "KeyError" in json.dumps(document)
-    assert "KeyError: 'weights'" in job.stderr
-    assert len(job.stderr.splitlines()) <= 25 + 10  # the worker's own traceback passes through before the report
 
 
 def test_read_only_temporary_directory(launch: Launch, worker: Worker) -> None:

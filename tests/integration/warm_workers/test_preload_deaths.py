@@ -107,32 +107,6 @@ def test_a_template_that_is_killed_while_it_forks(
     assert job.stderr.count(lines[victim]) == 1
 
 
-def test_workers_whose_helper_is_killed_keep_their_exit_codes(launch: Launch, worker: Worker, module: Module) -> None:
-    """Forks that the launcher wasn't ready to take are not its children: they are no workers, but end."""
-    code = """
-        import os, signal
-        from elastic_run.multiprocessing.warm import messages
-        agent, send = os.getppid(), messages.send
-        def strike(channel, document, descriptors=()):
-            if document["kind"] == "born":
-                print("forks:", *document["pids"])
-                os.kill(agent, signal.SIGSTOP)
-                while open(f"/proc/{agent}/stat").read().rpartition(")")[2].split()[0] != "T":
-                    pass
-                send(channel, document)
-                os.kill(os.getpid(), signal.SIGKILL)
-            if document["kind"] == "done":
-                os.kill(agent, signal.SIGCONT)
-            send(channel, document, descriptors)
-        messages.send = strike
-    """
-    job = launch("--nproc-per-node=2", "--preload=heavy", worker("sys.exit(7)"), env=module(code))
-    assert job.wait_exit() == 7
-    assert "--preload: 2 forks were killed: 2 workers start cold" in job.stderr
-    for pid in job.wait_line(r"forks: (\d+) (\d+)").groups():
-        wait_gone(int(pid))
-
-
 def test_a_fork_that_is_killed_while_it_waits(launch: Launch, worker: Worker, module: Module) -> None:
     """Whoever isn't there when the round starts is started cold, the others are warm."""
     path = worker(ENDS_AT_THE_GATE + SAYS_HOW)
@@ -147,22 +121,6 @@ def test_a_fork_that_is_killed_while_it_waits(launch: Launch, worker: Worker, mo
     assert job.wait_exit() == 0
     assert sorted(line.split()[0] for line in job.stdout.splitlines()[2:]) == ["cold", "warm"]
     assert "--preload: a fork was killed: one worker starts cold" in job.stderr
-
-
-def test_a_system_that_refuses_a_fork(launch: Launch, worker: Worker, module: Module) -> None:
-    """Without memory for a fork the reason is told, and workers are started by exec, which needs less."""
-    code = """
-        import errno, os
-        fork, template = os.fork, os.getpid()
-        def refuse():
-            if os.getpid() == template: return fork()
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        os.fork = refuse
-    """
-    job = launch("--nproc-per-node=2", "--preload=heavy", worker(SAYS_HOW), env=module(code))
-    assert job.wait_exit() == 0
-    assert sorted(job.stdout.splitlines()) == ["cold 0 0", "cold 1 0"]
-    assert "--preload: the template can't fork (Cannot allocate memory): the missing workers start cold" in job.stderr
 
 
 def test_a_stop_signal_while_the_template_imports(launch: Launch, worker: Worker, module: Module) -> None:
