@@ -22,6 +22,7 @@ from elastic_run.multiprocessing.process.process_table import (
     list_pids,
     read_stat,
 )
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,18 +31,14 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.process.process_table import ProcessStat
 
 
+@dataclass(slots=True)
 class Session:
-    """A session that a worker leads or led.
+    """A session that a worker leads or led: the times of its start and end, in clock ticks since boot."""
 
-    `born` and `ended` are the times of the worker's start (0 if unknown) and end (0 while it runs), in clock ticks
-    since boot.
-    """
-
-    __slots__ = ("born", "ended")
-
-    def __init__(self, born: int, ended: int = 0) -> None:
-        self.born = born
-        self.ended = ended
+    #: 0 if unknown.
+    born: int
+    #: 0 while it runs.
+    ended: int = 0
 
 
 def find_survivors(

@@ -62,17 +62,6 @@ _IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, si
 class _Orders:
     """The launcher's orders so far."""
 
-    __slots__ = (
-        "directory",
-        "held",
-        "is_cleaning",
-        "is_dismissed",
-        "is_over",
-        "is_swept",
-        "rest",
-        "sessions",
-    )
-
     def __init__(self) -> None:
         self.sessions: dict[int, descendants.Session] = {}
         self.directory = ""
@@ -128,8 +117,6 @@ class _Orders:
 class _Launcher:
     """The launcher as its guardians see it: the pipe with its orders, and its end."""
 
-    __slots__ = ("orders", "pid", "pidfd", "pipe", "since", "token")
-
     def __init__(self, pipe: int, pid: int, token: str, since: int) -> None:
         os.set_blocking(pipe, False)
         self.pipe = pipe
@@ -182,8 +169,6 @@ class _Launcher:
 
 class _Second:
     """The second guardian, as the first one sees it."""
-
-    __slots__ = ("_pipe",)
 
     def __init__(self) -> None:
         self._pipe = -1

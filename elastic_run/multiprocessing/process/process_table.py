@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 
+from elastic_run.records import dataclass
 from elastic_run.signals import SIGKILL, has_usual_handler, signal_pidfd
 
 TYPE_CHECKING = False
@@ -21,35 +22,21 @@ if TYPE_CHECKING:
 GONE_STATES = (b"Z", b"X", b"x")
 
 
+@dataclass(slots=True)
 class ProcessStat:
-    """The fields of /proc/PID/stat that we use.
+    """The fields of /proc/PID/stat that we use."""
 
-    `name` has at most 15 bytes; `state` is one letter, `D` for uninterruptible sleep; `started_at` and `cpu` (processor
-    time) are in clock ticks, since boot and in all; `memory` is in resident pages.
-    """
-
-    __slots__ = ("cpu", "group", "memory", "name", "parent", "session", "started_at", "state")
-
-    def __init__(
-        self,
-        *,
-        name: bytes,
-        state: bytes,
-        parent: int,
-        group: int,
-        session: int,
-        started_at: int,
-        memory: int,
-        cpu: int,
-    ) -> None:
-        self.name = name
-        self.state = state
-        self.parent = parent
-        self.group = group
-        self.session = session
-        self.started_at = started_at
-        self.memory = memory
-        self.cpu = cpu
+    #: At most 15 bytes.
+    name: bytes
+    #: One letter; `D` is uninterruptible sleep.
+    state: bytes
+    parent: int
+    group: int
+    session: int
+    #: Clock ticks since boot, resident pages, and clock ticks of processor time.
+    started_at: int
+    memory: int
+    cpu: int
 
 
 def read_stat(pid: int | str) -> ProcessStat | None:
