@@ -13,7 +13,6 @@ from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.errors import UsageError
-from elastic_run.launch_config import LaunchConfig, find_faults
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.multiprocessing.process.process_table import has_children, list_foreign_handled
 from elastic_run.records import replace
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.http_ports import HealthPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+    from elastic_run.core.agent.faults import Fault
+    from elastic_run.launch_config import LaunchConfig
 
     Port = TypeVar("Port", HealthPort, MetricsPort)
 
@@ -210,6 +211,11 @@ def _options(
         from elastic_run.multiprocessing.functions.start_methods import choose_start_method
 
         start_method = choose_start_method(entrypoint)
+    faults: tuple[Fault, ...] = ()
+    if config.agent_config.inject_fault:
+        from elastic_run.cli.faults import read_faults
+
+        faults = read_faults(config.agent_config.inject_fault)
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities
@@ -228,7 +234,7 @@ def _options(
         ),
         node_config=config.node_config,
         agent_config=config.agent_config,
-        faults=find_faults(config.agent_config.inject_fault),
+        faults=faults,
         shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
         signals=parse_signals(config.signals_to_handle),
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),

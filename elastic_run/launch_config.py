@@ -9,7 +9,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id
+from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, short_name
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig, NodeConfig, Window
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.cluster.numa import NumaOptions
-    from elastic_run.core.agent.faults import Fault
     from elastic_run.multiprocessing.output.logs import LogsSpecs
-
-__all__ = ["LaunchConfig", "find_faults"]
 
 _DEFAULT_RENDEZVOUS_TIMEOUT = 900
 
@@ -118,8 +115,7 @@ class LaunchConfig:
             message = f"nproc_per_node is above the limit of {MOST_WORKERS} workers on a node"
             raise ValueError(message)
         _check_field("run_id", self.run_id, job_id)
-        _check_length("run_id", self.run_id)
-        _check_length("role", self.role)
+        _check_field("role", self.role, short_name)
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
         _check_field("max_restarts", str(self.max_restarts), count)
         _check_field("preferred_rank", str(self.node_config.preferred_rank or 0), count)
@@ -128,13 +124,6 @@ class LaunchConfig:
         if not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
             raise ValueError(message)
-
-
-def _check_length(name: str, text: str) -> None:
-    length = len(text.encode(errors="surrogateescape"))
-    if length > contract.LONGEST_NAME:
-        message = f"{name} has {length} bytes, and {contract.LONGEST_NAME} are allowed"
-        raise ValueError(message)
 
 
 def _refuse_unhandleable(*lists: str) -> None:
@@ -171,16 +160,3 @@ def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:
     except ValueError as error:
         message = f"{name}: {text!r} {error}"
         raise ValueError(message) from None
-
-
-def find_faults(text: str) -> tuple[Fault, ...]:
-    """Return the faults that a text of `--inject-fault` asks for; none for an empty text.
-
-    Raises:
-        ValueError: The text names no fault.
-    """
-    if not text:
-        return ()
-    from elastic_run.cli.faults import read_faults
-
-    return read_faults(text)

@@ -11,7 +11,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.cli.program import check_health_check, check_program, name_reason
-from elastic_run.cli.values import job_id, nearest, seconds
+from elastic_run.cli.values import nearest, seconds
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.rendezvous.backend_table import BACKENDS, read_settings
@@ -38,7 +38,6 @@ def check_request(request: Request, environ: Mapping[str, str]) -> None:
         UsageError: The job can't be started so.
     """
     args = request.args
-    _check_names(args)
     _check_rendezvous(request)
     _check_ranks(request)
     _check_signals(args)
@@ -61,20 +60,6 @@ def check_request(request: Request, environ: Mapping[str, str]) -> None:
 
 
 # --- flags among themselves ------------------------------------------------------------------------------------------
-
-
-def _check_names(args: Namespace) -> None:
-    """Refuse names that the job's messages, or the keys of its store, can't hold."""
-    try:
-        job_id(args.rdzv_id)
-    except ValueError as error:
-        message = f"--rdzv-id: {args.rdzv_id!r} {error}"
-        raise UsageError(message) from None
-    for flag, name in (("--rdzv-id", args.rdzv_id), ("--role", args.role)):
-        length = len(name.encode(errors="surrogateescape"))
-        if length > contract.LONGEST_NAME:
-            message = f"{flag}: has {length} bytes, and {contract.LONGEST_NAME} are allowed"
-            raise UsageError(message)
 
 
 def _check_rendezvous(request: Request) -> None:

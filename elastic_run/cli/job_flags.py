@@ -79,6 +79,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
         group=WORKERS,
         values="NAME",
         default="default",
+        parse=_values.short_name,
         text="Name of the workers' role. It appears in the variable ROLE_NAME, in line prefixes and in reports.",
     ),
     Flag(
@@ -156,6 +157,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="ID",
         default=contract.NO_RUN_ID,
+        parse=_values.job_id,
         text="Id of the job, the same on all its nodes. Jobs that use the same etcd at the same time need different "
         "ids.",
     ),

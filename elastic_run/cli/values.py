@@ -107,8 +107,17 @@ def nodes(text: str) -> str:
     return text
 
 
+def short_name(text: str) -> str:
+    """Check a name that is a part of the job's messages, and of keys in its store."""
+    length = len(text.encode(errors="surrogateescape"))
+    if length > contract.LONGEST_NAME:
+        message = f"has {length} bytes, and {contract.LONGEST_NAME} are allowed"
+        raise ValueError(message)
+    return text
+
+
 def job_id(text: str) -> str:
-    """Check the id of a job. It is a part of keys in the store, and a line of texts that launchers write there."""
+    """Check the id of a job, which is also a line of texts that launchers write into the store."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -117,7 +126,7 @@ def job_id(text: str) -> str:
     if "\n" in text:
         message = "has a line break"
         raise ValueError(message)
-    return text
+    return short_name(text)
 
 
 #: Most workers of a node; a larger number is a typing error.

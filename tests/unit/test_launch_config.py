@@ -17,8 +17,8 @@ from elastic_run.launcher import LaunchConfig, elastic_launch
     ("values", "said"),
     [
         ({"nproc_per_node": 10**400}, "^nproc_per_node is above the limit of 65536 workers on a node$"),
-        ({"role": "\xe9" * 3000}, "^role has 6000 bytes, and 4096 are allowed$"),
-        ({"run_id": "x" * 5000}, "^run_id has 5000 bytes, and 4096 are allowed$"),
+        ({"role": "\xe9" * 3000}, "^role: .* has 6000 bytes, and 4096 are allowed$"),
+        ({"run_id": "x" * 5000}, "^run_id: .* has 5000 bytes, and 4096 are allowed$"),
         ({"run_id": "\udcff"}, r"^run_id: '\\udcff' is not UTF-8$"),
         ({"max_restarts": -1}, "^max_restarts: '-1' is not a whole number from 0 up$"),
     ],
