@@ -17,7 +17,14 @@ from elastic_run.contract import HANG
 from elastic_run.core.failure.diagnose import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
-from elastic_run.report.failure_sections import early_exit, equal_errors, other_worker_lines, stuck_workers
+from elastic_run.report.failure_sections import (
+    early_exit,
+    equal_errors,
+    find_own_place,
+    other_worker_lines,
+    stuck_workers,
+    trace_lines,
+)
 from elastic_run.report.job_result import advice
 from elastic_run.report.lines import failed
 from elastic_run.report.text import (
@@ -207,9 +214,9 @@ def _causes(result: JobResult, room: int) -> list[_Section]:
     """Return the likeliest cause, and below it the first failure if another worker had it."""
     root, causes = result.root, result.causes
     if root is None:
-        return [_Section("cause", _paragraph(printable(result.detail), room, _MOST_DETAIL) if result.detail else [])]
+        return [_Section("cause", _paragraph(result.detail, room, _MOST_DETAIL))]
     told = _elsewhere(result, root, causes[0])
-    lines = _paragraph(printable(told), room, 3) if told else []
+    lines = _paragraph(told, room, 3)
     first = _failure(root, room, label="first" if told else "cause", cause=causes[0], versions=result.versions)
     return [*([_Section("cause", lines, marked=range(len(lines)))] if told else []), first]
 
@@ -230,10 +237,8 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
     first = wrap(f"rank {root.rank} on {host} (local rank {root.local_rank}, pid {root.pid}) {end_verb(root)}", room, 2)
     again = f", attempt {root.restart_count}" if root.restart_count else ""
     first += _paragraph(f"at {_moment(root.ended_at)}, {span(root.uptime)} after its start{again}", room, 1)
-    if root.remark:
-        first += _paragraph(printable(root.remark), room, 2)
-    if versions:
-        first += _paragraph(printable(f"the nodes differ: {versions}"), room, 2)
+    first += _paragraph(root.remark, room, 2)
+    first += _paragraph(f"the nodes differ: {versions}" if versions else "", room, 2)
     if root.exception is not None and not root.exception.is_certain:
         first += _paragraph(f"{LAST_EXCEPTION}:", room, 1)
     said = _kernel_lines(root, cause, room)
@@ -243,12 +248,12 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
 
 def _kernel_lines(root: WorkerEnd, cause: Cause, room: int) -> list[str]:
     if root.kernel_line:
-        return _paragraph(printable(f"the kernel's log: {root.kernel_line}"), room, 3)
+        return _paragraph(f"the kernel's log: {root.kernel_line}", room, 3)
     return _paragraph(_KILLERS[cause.confidence], room, 1) if cause.kind == OOM_KILL else []
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
-    lines = _paragraph(printable(exception_line(exception)), room, _MOST_HANG if exception.type == HANG else 3)
+    lines = _paragraph(exception_line(exception), room, _MOST_HANG if exception.type == HANG else 3)
     # The lines below an uncertain exception may be other output.
     more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
     more = [line for line in more if not line.startswith(_GENERAL_ADVICE)]
@@ -257,7 +262,7 @@ def _exception(exception: ExceptionText, room: int) -> list[str]:
     lines += [shorten(printable(line), room) for line in more]
     is_member = f"  | {exception.cause}" in exception.lines
     if exception.cause and not is_member:
-        lines += _paragraph(printable(f"caused by {exception.cause}"), room, 2)
+        lines += _paragraph(f"caused by {exception.cause}", room, 2)
     return lines
 
 
@@ -267,8 +272,6 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
         return []
     sections = []
     if root.exception is not None:
-        from elastic_run.report.failure_sections import trace_lines
-
         most_trace = most if root.exception.is_certain else max(1, most - _LAST_LINES)
         trace = trace_lines(root.exception, width=room, most=most_trace)
         sections = [_Section("trace", trace)] if trace else []
@@ -284,7 +287,7 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
 def _without_stderr(root: WorkerEnd, room: int) -> list[str]:
     if not root.stderr_target:
         return ["(nothing was written)"]
-    return _paragraph(printable(f"(not captured: it went to {root.stderr_target})"), room, 2)
+    return _paragraph(f"(not captured: it went to {root.stderr_target})", room, 2)
 
 
 def _rest(result: JobResult, room: int) -> list[_Section]:
@@ -292,18 +295,19 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
     said = result.recorder.text if result.recorder is not None and not _tells_recorder(result) else ""
     equal = "" if result.root is None else equal_errors(result.ends, result.root, result.equal_errors)
     others = other_worker_lines(result.ends, result.root, has_early=kind != EARLY_EXIT)
-    lines = [*(_paragraph(equal, room, 3) if equal else []), *(shorten(line, room, tail=0.0) for line in others)]
+    lines = [*_paragraph(equal, room, 3), *(shorten(line, room, tail=0.0) for line in others)]
     # Beside a worker that failed, this is said with its failure.
     differ = f"the nodes differ: {result.versions}" if result.versions and result.root is None else ""
     return [
-        _Section("nodes", _paragraph(printable(differ), room, 2) if differ else []),
-        _Section("recorder", _paragraph(printable(said), room, 3) if said else []),
+        _Section("nodes", _paragraph(differ, room, 2)),
+        _Section("recorder", _paragraph(said, room, 3)),
         _Section("others" if result.root is not None else "workers", lines),
         _Section("before", [*_attempts(result, room), *_last_words(result, room)]),
-        _Section("verdict", _detail(result, room) if kind != NODE_EVENT else []),
+        # Why there is no other attempt, unless that is the cause itself.
+        _Section("verdict", _paragraph(result.detail, room, 2) if kind not in ("", NODE_EVENT) else []),
         _Section("stuck", _survivors(result.survivors, room)),
         _Section("logs", _logs(result, room)),
-        _Section("hint", _paragraph(printable(hint), room, 3) if hint else []),
+        _Section("hint", _paragraph(hint or "", room, 3)),
     ]
 
 
@@ -315,11 +319,6 @@ def _tells_recorder(result: JobResult) -> bool:
     return result.causes[0].kind == COLLECTIVE or (
         root.exception is not None and finding.text in root.exception.message
     )
-
-
-def _detail(result: JobResult, room: int) -> list[str]:
-    """Return why there is no other attempt, unless that is the cause itself."""
-    return _paragraph(printable(result.detail), room, 2) if result.detail and result.root is not None else []
 
 
 def _attempts(result: JobResult, room: int) -> list[str]:
@@ -344,7 +343,7 @@ def _last_words(result: JobResult, room: int) -> list[str]:
         if end.last_words:
             ranks_of.setdefault(end.last_words, []).append(end.rank)
     found = list(ranks_of.items())[:_MOST_RUNS]
-    return [line for words, of in found for line in _paragraph(printable(f"{ranks(of)} {words}"), room, 2)]
+    return [line for words, of in found for line in _paragraph(f"{ranks(of)} {words}", room, 2)]
 
 
 def _attempt_cause(attempt: Attempt, last: WorkerEnd | None) -> str:
@@ -389,13 +388,12 @@ def _logs(result: JobResult, room: int) -> list[str]:
 
 
 def _paragraph(text: str, room: int, most: int) -> list[str]:
-    """Wrap a text; the limit is `most` lines at 80 columns, and more lines on a narrower terminal."""
-    return wrap(text, room, -(-most * _ROOM // room))
+    """Wrap a text, if there is any; the limit is `most` lines at 80 columns, and more on a narrower terminal."""
+    return wrap(printable(text), room, -(-most * _ROOM // room)) if text else []
 
 
 def _inside(path: str, directory: str) -> str:
-    prefix = directory.rstrip(os.sep) + os.sep
-    return path.removeprefix(prefix)
+    return path.removeprefix(directory.rstrip(os.sep) + os.sep) if directory else path
 
 
 def _moment(seconds: float) -> str:
@@ -413,21 +411,17 @@ def find_annotation(result: JobResult, environ: Mapping[str, str]) -> str:
         return ""
     properties = {"title": ending_sentence(result)}
     if result.root is not None and result.root.exception is not None:
-        from elastic_run.report.failure_sections import find_own_place
-
         place = find_own_place(result.root.exception)
         if place is not None:
             file, line = place
-            properties = {"file": _relative(file, environ.get("GITHUB_WORKSPACE", "")), "line": line, **properties}
+            properties = {
+                "file": _inside(os.path.abspath(file), environ.get("GITHUB_WORKSPACE", "")),
+                "line": line,
+                **properties,
+            }
     message = failed(result.root, result.root.host) if result.root is not None else printable(result.detail)
     text = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
     return f"::error {text}::{_escape(message)}"
-
-
-def _relative(path: str, directory: str) -> str:
-    """Return a path relative to the checked-out repository, as GitHub wants it, if the file is in there."""
-    path = os.path.abspath(path)
-    return path.removeprefix(directory.rstrip(os.sep) + os.sep) if directory else path
 
 
 def _escape(text: str, more: str = "") -> str:
