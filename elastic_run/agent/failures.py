@@ -74,9 +74,9 @@ def _say(end: WorkerEnd) -> object:
 def add_timer(failure: ProcessFailure) -> ProcessFailure:
     """Name the timer that ended the worker in the failure's message. A second call finds none."""
     if "elastic_run.timer.countdowns" in sys.modules:
-        from elastic_run.timer.countdowns import take_expiry
+        from elastic_run.timer.countdowns import pop_expiry
 
-        text = take_expiry(failure.pid)
+        text = pop_expiry(failure.pid)
         if text:
             failure.message = f"timer {text}; {failure.message}"
     return failure

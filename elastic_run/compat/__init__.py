@@ -30,7 +30,7 @@ __all__ = ["install", "install_if_asked_for", "is_installed", "uninstall"]
 #: All that a process keeps: what `uninstall` has to undo, and what was said already.
 _installed: list[Replacement] = []
 _hooks: list[ChildrenHook] = []
-_told: list[str] = []
+_reported: list[str] = []
 
 
 def install() -> None:
@@ -76,6 +76,6 @@ def install_if_asked_for() -> None:
     value = os.environ.get(contract.ENV_COMPAT, "")
     if value == "1":
         _replace()  # children have the variable as well, and Python's start pays for no import of multiprocessing
-    elif value not in {"", "0"} and value not in _told and sys.stderr is not None:
-        _told.append(value)  # Python reads the .pth files of a virtual environment twice
+    elif value not in {"", "0"} and value not in _reported and sys.stderr is not None:
+        _reported.append(value)  # Python reads the .pth files of a virtual environment twice
         sys.stderr.write(f"elastic-run: {contract.ENV_COMPAT}: {value!r} is neither 1 nor 0: it counts as 0\n")

@@ -40,7 +40,7 @@ def record_expiry(pid: int, text: str) -> None:
     _ended[pid] = text
 
 
-def take_expiry(pid: int) -> str:
+def pop_expiry(pid: int) -> str:
     """Return why a process that has ended was ended, once; "" if no timer did it."""
     return _ended.pop(pid, "")
 
@@ -123,7 +123,7 @@ class Countdowns:
                 found.setdefault(countdown.request.worker_pid, []).append(countdown)
         return found
 
-    def take_expired(self) -> dict[int, list[Countdown]]:
+    def pop_expired(self) -> dict[int, list[Countdown]]:
         """Return the timers that have expired by now, the earliest first, and forget them; a worker's others go on."""
         found = self.expired()
         for countdowns in found.values():

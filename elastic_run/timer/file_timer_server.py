@@ -134,7 +134,7 @@ class FileTimerServer:
             self._busy_since = time.time()
             try:
                 self._timers.register(self._file.read())
-                for pid, countdowns in self._timers.take_expired().items():
+                for pid, countdowns in self._timers.pop_expired().items():
                     self._end_process(pid, countdowns)
             except Exception:
                 # A callback of the program's; the timers of the others go on.

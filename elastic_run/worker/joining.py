@@ -87,9 +87,9 @@ class RankBarrier:
             self.store.wait(["arrived/all"], self.timeout)
         except RuntimeError as error:
             problem = "not all ranks have arrived"
-            raise self.failure(problem, error, noted="host") from error
+            raise self.failure(problem, error, recorded="host") from error
 
-    def note_connected(self) -> None:
+    def record_connected(self) -> None:
         """Note that this rank has made its process group."""
         self.store.set(f"connected/{self.place.rank}", "1")
 
@@ -111,25 +111,26 @@ class RankBarrier:
         except RuntimeError:
             pass  # another rank has failed, or the store is gone: nothing is left to be said
 
-    def failure(self, problem: str, error: Exception, *, noted: str) -> JoinError:
+    def failure(self, problem: str, error: Exception, *, recorded: str) -> JoinError:
         """Return the error that names the missing ranks, as far as the store can tell."""
         where = f"rank {self.place.rank} on {os.uname().nodename}"
         try:
             others = (rank for rank in range(self.place.world_size) if rank != self.place.rank)
-            missing = [rank for rank in others if not self.store.check([f"{noted}/{rank}"])]
-            who = self._describe(missing, noted)
+            missing = [rank for rank in others if not self.store.check([f"{recorded}/{rank}"])]
+            who = self._describe(missing, recorded)
         except RuntimeError as lost:
             who = f"the store at {self.place.master_addr}:{self.place.master_port} is gone ({_first_line(lost)})"
         seconds = self.timeout.total_seconds()
         return JoinError(f"{where}: {problem} (timeout {seconds:g} s): {who}. torch says: {_first_line(error)}")
 
-    def _describe(self, missing: list[int], noted: str) -> str:
+    def _describe(self, missing: list[int], recorded: str) -> str:
         if not missing:
             return f"every other rank is there, so connections between them fail: {_NETWORK}"
         named = ", ".join(self._name(rank) for rank in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         count = f"{len(missing)} of {self.place.world_size} missing"
-        advice = "did they fail earlier, or never start?" if noted == "host" else f"did they fail? if not: {_NETWORK}"
+        has_come = recorded != "host"
+        advice = f"did they fail? if not: {_NETWORK}" if has_come else "did they fail earlier, or never start?"
         return f"{count}: rank {named}{more} ({advice})"
 
     def _name(self, rank: int) -> str:
@@ -168,12 +169,12 @@ def _connect(barrier: RankBarrier, choice: Choice) -> None:
     try:
         _make_group(barrier, choice)
     except RuntimeError as error:
-        failure = barrier.failure("the process group could not be made", error, noted="connected")
+        failure = barrier.failure("the process group could not be made", error, recorded="connected")
         raise failure from error
     try:
         _prove(barrier, choice)
     except RuntimeError as error:
-        failure = barrier.failure("the first all-reduce failed", error, noted="connected")
+        failure = barrier.failure("the first all-reduce failed", error, recorded="connected")
         if "nccl" not in choice.backend:  # there a group with an unfinished collective may never be destroyed
             dist.destroy_process_group()
         raise failure from error
@@ -228,7 +229,7 @@ def _make_group(barrier: RankBarrier, choice: Choice) -> None:
         timeout=barrier.timeout,
         device_id=bound,
     )
-    barrier.note_connected()
+    barrier.record_connected()
 
 
 def _prove(barrier: RankBarrier, choice: Choice) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer.countdowns import Countdowns, record_expiry, take_expiry
+from elastic_run.timer.countdowns import Countdowns, pop_expiry, record_expiry
 from elastic_run.timer.file_timer_server import choose_countdown
 from elastic_run.timer.timer_file import FileTimerRequest, TimerFile, read_request
 
@@ -212,6 +212,6 @@ def test_only_the_last_expiries_are_kept() -> None:
     """What is noted for the report is bounded, and told once."""
     for pid in range(5000):
         record_expiry(pid, str(pid))
-    assert (take_expiry(4999), take_expiry(4999), take_expiry(1)) == ("4999", "", "")
+    assert (pop_expiry(4999), pop_expiry(4999), pop_expiry(1)) == ("4999", "", "")
     for pid in range(5000):
-        take_expiry(pid)
+        pop_expiry(pid)

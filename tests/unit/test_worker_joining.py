@@ -20,7 +20,7 @@ def test_eight_missing_ranks_are_named(missing: int, told: str) -> None:
     """Of more the number is told."""
     nobody: Any = SimpleNamespace(check=lambda _: False)
     barrier = RankBarrier(Place(0, missing + 1, 0, 1, "environment"), nobody, dt.timedelta(seconds=1))
-    error = barrier.failure("not all have come", RuntimeError("timeout"), noted="host")
+    error = barrier.failure("not all have come", RuntimeError("timeout"), recorded="host")
     assert f"{missing} of {missing + 1} missing: rank 1, 2, 3, 4, 5, {told}" in str(error)
 
 
@@ -68,10 +68,10 @@ def test_a_rank_that_is_lost_later_is_told_with_its_host() -> None:
         make_barrier(store, 1).wait_all_ranks()
     barrier = make_barrier(store, 0)
     barrier.wait_all_ranks()
-    error = barrier.failure("the first all-reduce failed", RuntimeError("timeout"), noted="connected")
+    error = barrier.failure("the first all-reduce failed", RuntimeError("timeout"), recorded="connected")
     assert f"1 of 2 missing: rank 1 on {os.uname().nodename} (did they fail? if not" in str(error)
-    make_barrier(store, 1).note_connected()
-    error = barrier.failure("the first all-reduce failed", RuntimeError("timeout"), noted="connected")
+    make_barrier(store, 1).record_connected()
+    error = barrier.failure("the first all-reduce failed", RuntimeError("timeout"), recorded="connected")
     assert "every other rank is there, so connections between them fail" in str(error)
 
 
@@ -116,7 +116,7 @@ def test_a_group_counts_once_an_all_reduce_has_proved_it(
     torch = SimpleNamespace(ones=lambda _, device: one if device == "cpu" else None, distributed=distributed)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
-    monkeypatch.setattr(joining, "_make_group", lambda barrier, _: barrier.note_connected())
+    monkeypatch.setattr(joining, "_make_group", lambda barrier, _: barrier.record_connected())
     barrier = make_barrier(Store(), 0)
     if problem:
         with pytest.raises(JoinError, match=f"the first all-reduce failed .*{problem}"):

@@ -17,7 +17,7 @@ from elastic_run import contract
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
 from elastic_run.signals import signal_name
-from elastic_run.timer.countdowns import Countdowns, record_expiry, take_expiry
+from elastic_run.timer.countdowns import Countdowns, pop_expiry, record_expiry
 from elastic_run.timer.timer_file import TimerFile, has_reader
 
 TYPE_CHECKING = False
@@ -140,7 +140,7 @@ class TimerWatch:
     def _expire(self) -> None:
         # A release that is in the pipe now came in time.
         self._countdowns.register(self._file.read())
-        for pid, countdowns in self._countdowns.take_expired().items():
+        for pid, countdowns in self._countdowns.pop_expired().items():
             self._end(pid, countdowns)
         self._wait()
 
@@ -218,7 +218,7 @@ def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) ->
 
 def timer_exception(pid: int, said: ExceptionText | None) -> ExceptionText | None:
     """Return the exception that ended a worker, for the report: its timer, or else what the worker recorded."""
-    text = take_expiry(pid)
+    text = pop_expiry(pid)
     if not text:
         return said
     return ExceptionText(contract.TIMER_EXPIRED, text, said.lines if said else (), said.where if said else "")

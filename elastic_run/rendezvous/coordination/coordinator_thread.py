@@ -233,7 +233,7 @@ class CoordinatorThread:
 
         server = StoreServer(self._loop, sockets[0], is_fed=True)
         self._coordinator.clear_workers = server.reset
-        return server.take
+        return server.serve
 
     # --- nodes -------------------------------------------------------------------------------------------------------
     def _describe_self(self) -> Answer:

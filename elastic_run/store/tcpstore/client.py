@@ -166,7 +166,7 @@ class StoreClient:
         self._ask(wire.LIST_KEYS)
         count = self._receive_number()
         # Each string that follows has a length at least.
-        self._take_room(0 if 0 <= count <= self._room // wire.U64.size else self._room + 1)
+        self._reserve(0 if 0 <= count <= self._room // wire.U64.size else self._room + 1)
         keys = [self._receive_string() for _ in range(count)]
         return [key[len(self._prefix) :].decode(errors="replace") for key in keys if key.startswith(self._prefix)]
 
@@ -250,10 +250,10 @@ class StoreClient:
 
     def _receive_string(self) -> bytes:
         size = wire.U64.unpack(self._receive(wire.U64.size))[0]
-        self._take_room(size + wire.U64.size)
+        self._reserve(size + wire.U64.size)
         return self._receive(size)
 
-    def _take_room(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         """Count the bytes of an answer, before they are read."""
         if size > self._room:
             self.close()

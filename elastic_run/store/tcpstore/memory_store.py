@@ -100,10 +100,10 @@ class MemoryStore:
     def _put(self, key: bytes, value: bytes) -> None:
         present = self._values.get(key)
         more = len(value) - len(present) if present is not None else len(key) + len(value) + ENTRY_COST
-        self._take_room(more)
+        self._reserve(more)
         self._values[key] = value
 
-    def _take_room(self, more: int) -> None:
+    def _reserve(self, more: int) -> None:
         if self.size + more > self.limit:
             message = f"the store holds {self.size} bytes, and {more} more pass the limit of {self.limit}"
             raise WireError(message, "store")
@@ -164,7 +164,7 @@ class MemoryStore:
         if present is None:
             self._put(key, value)
         else:
-            self._take_room(len(value))
+            self._reserve(len(value))
             if isinstance(present, bytes):
                 present = self._values[key] = Pieces(present)
             present.append(value)
@@ -206,7 +206,7 @@ class MemoryStore:
     def queue_push(self, key: bytes, value: bytes) -> None:
         """Put a value at a queue's end, and wake the first client that waits for it."""
         queue = self._queues.get(key)
-        self._take_room(len(value) + ENTRY_COST + (len(key) + QUEUE_COST if queue is None else 0))
+        self._reserve(len(value) + ENTRY_COST + (len(key) + QUEUE_COST if queue is None else 0))
         if queue is None:
             queue = self._queues[key] = deque()
         queue.append(value)

@@ -45,7 +45,7 @@ class StoreServer:
         further: More listening sockets, on other addresses.
         on_refusal: Called with the kind of a `WireError`, the client and what was wrong when a client is closed for it,
             once for each kind.
-        is_fed: Whether somebody else listens, and hands connections on with `take`.
+        is_fed: Whether somebody else listens, and hands connections on with `serve`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StoreServer:
             accepted = self._accept_from(listener)
             if accepted is None:
                 return
-            self.take(*accepted)
+            self.serve(*accepted)
 
     def _accept_from(self, listener: _socket.socket) -> tuple[_socket.socket, tuple[str, int]] | None:
         try:
@@ -145,7 +145,7 @@ class StoreServer:
             self._pause.cancel()
             self._pause = None
 
-    def take(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
+    def serve(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
         """Serve a connection that was accepted just now.
 
         Args:
@@ -274,18 +274,18 @@ class StoreServer:
 
 
 def _end_wait(connection: Connection) -> None:
-    """Tell a client that its wait is over. Another client is served meanwhile, which must not suffer from it."""
+    """Answer a client whose wait is over. Another client is served meanwhile, which must not suffer from it."""
     if connection.waiter is None:
         return
     connection.woken_by = connection.waiter.queue
     connection.waiter = None
 
-    def tell() -> None:
+    def answer() -> None:
         connection.reply(wire.WAIT_OVER)
         connection.flush()
         connection.account()
 
-    connection.serve(tell)
+    connection.serve(answer)
 
 
 def _validate(_: Connection, magic: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer.countdowns import take_expiry
+from elastic_run.timer.countdowns import pop_expiry
 from elastic_run.timer.timer_file import TimerFile
 from tests.support.timers import write_line
 from tests.support.wait import DEADLINE, stretched, wait_until
@@ -172,7 +172,7 @@ def test_the_server_ends_the_process_and_nobody_else(
     request = _send(tmp_path, sleeper.pid, "step", 0.1, signal.SIGTERM)
     assert sleeper.wait(DEADLINE) == -signal.SIGTERM
     wait_until(lambda: ("kill worker process", request) in events)
-    assert re.fullmatch(r"scope 'step' expired after 0(\.\d+)? s", take_expiry(sleeper.pid))
+    assert re.fullmatch(r"scope 'step' expired after 0(\.\d+)? s", pop_expiry(sleeper.pid))
     assert [name for name, _ in events] == ["watchdog started", "timer expired", "timer expired", "kill worker process"]
     assert abs(server.get_last_progress_time() - time.time()) < DEADLINE
     started = time.monotonic()
@@ -299,6 +299,6 @@ def test_the_queue_s_server_kills_the_process_that_hangs() -> None:
     server.stop()
     assert time.monotonic() - started < stretched(DEADLINE)
     assert hanging.exitcode == -signal.SIGKILL
-    assert take_expiry(hanging.pid or 0) == "scope 'step' expired"
+    assert pop_expiry(hanging.pid or 0) == "scope 'step' expired"
     requests.close()
     requests.join_thread()
