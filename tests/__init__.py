@@ -1,1 +1,1 @@
-"""Tests: unit (pure, fast), integration (real processes), parity (against torchrun), chaos, benchmarks."""
+"""Tests: unit (pure, fast), integration (real processes), parity (against torchrun), chaos."""
