@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.core.agent import machine
+from elastic_run.core.agent import machine, messages
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -62,6 +62,21 @@ class AgentParts:
 
             self._history = History(self.context, self.senders, self.console.say)
         return self._history
+
+    def feed_exit(self, current: Round, local_rank: int, exitcode: int) -> None:
+        """Tell the machine that a worker has ended, and whether it seems to have lost a peer."""
+        # If other workers still run, or other nodes, one of them may have the root cause.
+        agent = self.agent
+        has_others = self.job is not None or agent.running != {local_rank}
+        is_asked = exitcode != 0 and has_others and agent.state == machine.RUNNING
+        self.feed(
+            messages.WorkerExited(
+                current.number,
+                local_rank=local_rank,
+                exitcode=exitcode,
+                is_secondary=is_asked and current.is_secondary(local_rank),
+            )
+        )
 
     def find_silences(self) -> dict[int, float]:
         """Return seconds since the last output of each worker that runs, by global rank."""

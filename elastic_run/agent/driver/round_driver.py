@@ -191,7 +191,7 @@ class RoundDriver:
         self._parts.observation.record(
             lambda recorder, moment: recorder.worker_exited(moment, current, local_rank, exitcode)
         )
-        self.watches.feed_exit(current, local_rank, exitcode)
+        self._parts.feed_exit(current, local_rank, exitcode)
 
     def _on_uncaught(self, current: Round, local_rank: int) -> None:
         """Watch a worker whose main thread an exception has ended; after its round is stopped, its end tells all."""

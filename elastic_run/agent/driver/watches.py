@@ -10,7 +10,8 @@ import os
 import time
 
 from elastic_run.agent.plugin_calls import name_call
-from elastic_run.core.agent import machine, messages
+from elastic_run.core.agent import messages
+from elastic_run.core.diagnosis.hang import Activity, is_quiet
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.multiprocessing.process.process_table import read_stat
 from elastic_run.multiprocessing.process.stack_pipe import is_possible
@@ -117,22 +118,7 @@ class Watches:
         if self._timers is not None:
             self._timers.close()
 
-    # --- exits and failures ----------------------------------------------------------------------------------------
-    def feed_exit(self, current: Round, local_rank: int, exitcode: int) -> None:
-        """Tell the machine that a worker has ended, and whether it seems to have lost a peer."""
-        # If other workers still run, or other nodes, one of them may have the root cause.
-        agent = self._parts.agent
-        has_others = self._parts.job is not None or agent.running != {local_rank}
-        is_asked = exitcode != 0 and has_others and agent.state == machine.RUNNING
-        self._parts.feed(
-            messages.WorkerExited(
-                current.number,
-                local_rank=local_rank,
-                exitcode=exitcode,
-                is_secondary=is_asked and current.is_secondary(local_rank),
-            )
-        )
-
+    # --- ranks that have failed and live ---------------------------------------------------------------------------
     def add_failed(self, current: Round, local_rank: int) -> None:
         """Watch a worker that has told of the exception which has ended its main thread."""
         if self._failed is None:
@@ -147,7 +133,7 @@ class Watches:
     def _fail_alive(self, current: Round, local_rank: int) -> None:
         """Let a worker that has failed and does not end count as one that has ended."""
         current.count_as_failed(local_rank)
-        self.feed_exit(current, local_rank, 1)
+        self._parts.feed_exit(current, local_rank, 1)
 
     def add_output(self, local_rank: int) -> None:
         """Take note that a worker has written something after a silence."""
