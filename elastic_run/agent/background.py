@@ -25,13 +25,13 @@ _COMMAND_LIMIT = 400
 class Background:
     """The background processes of one agent's last round."""
 
-    def __init__(self, context: AgentContext, say: Callable[[str], None]) -> None:
+    def __init__(self, context: AgentContext, *, say: Callable[[str], None], feed: Callable[[Event], None]) -> None:
         self._context = context
         self._say = say
         self._workers: Workers | None = None
         self._ending: Workers | None = None
         self._waiting: list[Event] = []
-        self._feed: Callable[[Event], None] | None = None
+        self._feed = feed
 
     @property
     def is_ending(self) -> bool:
@@ -47,10 +47,9 @@ class Background:
         except OSError as error:
             self._say(f"the output of background processes is lost from now on: {error.strerror}")
 
-    def takes(self, event: Event, feed: Callable[[Event], None]) -> bool:
+    def takes(self, event: Event) -> bool:
         """Whether an event waits until the background processes have ended; no round begins before that."""
         if isinstance(event, messages.RoundFormed) and self._workers is not None:
-            self._feed = feed
             self._end()
         if self._ending is None or isinstance(event, (messages.Signalled, messages.JobOver)):
             return False
@@ -85,8 +84,7 @@ class Background:
         self._ending = None
         waiting, self._waiting = self._waiting, []
         for event in waiting:
-            if self._feed is not None:
-                self._feed(event)
+            self._feed(event)
 
 
 def _read_command(pid: int) -> str:

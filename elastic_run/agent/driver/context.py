@@ -227,18 +227,22 @@ class AgentContext:
         return method if hasattr(self.logs_specs, method) else ""
 
     @property
+    def has_temporary_logs(self) -> bool:
+        """Whether the log files go with the launcher; a plug-in's class does not say so, and keeps its files."""
+        return bool(getattr(self.logs_specs, "is_temporary", False))
+
+    @property
     def log_directory(self) -> str:
         """Where this run's log files are kept, or an empty string."""
+        if self.has_temporary_logs:
+            return ""
         # A plug-in's class that is derived from torch's has the private name only.
-        directory = (
-            getattr(self.logs_specs, "run_log_dir", None) or getattr(self.logs_specs, "_run_log_dir", None) or ""
-        )
-        return "" if getattr(self.logs_specs, "is_temporary", False) else directory
+        return getattr(self.logs_specs, "run_log_dir", None) or getattr(self.logs_specs, "_run_log_dir", None) or ""
 
     def make_log_directory(self) -> str:
         """Return the log directory; make it if the user has asked for one and no worker was started yet."""
         make = getattr(self.logs_specs, "make_run_log_dir", None)
-        if make is not None and not getattr(self.logs_specs, "is_temporary", False):
+        if make is not None and not self.has_temporary_logs:
             try:
                 make(self.run_id)
             except OSError:
@@ -247,8 +251,7 @@ class AgentContext:
 
     def announce_log_directory(self) -> None:
         """Tell the guardian of a directory that it has to remove when the launcher has ended."""
-        is_temporary = getattr(self.logs_specs, "is_temporary", False)
-        directory = (getattr(self.logs_specs, "run_log_dir", None) or "") if is_temporary else ""
+        directory = getattr(self.logs_specs, "run_log_dir", None) if self.has_temporary_logs else None
         if directory and directory != self._announced:
             self.guardian.remove_at_end(directory)
             self._announced = directory

@@ -102,8 +102,7 @@ class Observation:
         self._say = say
         self._recorder: EventRecorder | None = None
         self._waiting: list[tuple[Callable[[EventRecorder, Moment], None], Moment]] = []
-        has_directory = not getattr(context.logs_specs, "is_temporary", False)
-        self.is_written = has_directory or bool(context.options.agent_config.events_file)
+        self.is_written = not context.has_temporary_logs or bool(context.options.agent_config.events_file)
         self._is_wanted = self.is_written or context.metrics_port is not None
 
     def record(self, record: Callable[[EventRecorder, Moment], None]) -> None:

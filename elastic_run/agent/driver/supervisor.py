@@ -128,7 +128,7 @@ class Supervisor:
 
             context.worker_pool.attach(self._loop, say)
             self._held_round = HeldRound(context.worker_pool, self._feed_machine)
-        self._background = Background(context, say)
+        self._background = Background(context, say=say, feed=self._feed)
         launched = None if early_start is None else early_start.launched
         self.rounds = RoundDriver(self.parts, launched, background=self._background, on_step=on_step, on_timer=on_timer)
         self._signals = SignalWatch(
@@ -314,7 +314,7 @@ class Supervisor:
 
     # --- events ----------------------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
-        if self._background.takes(event, self._feed):
+        if self._background.takes(event):
             return
         if self._held_round is None or not self._held_round.takes(event):
             self._feed_machine(event)
