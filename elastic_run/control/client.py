@@ -84,9 +84,9 @@ def ask_agents(environment: Mapping[str, str], call: Call, *, wait_limit: float)
     Raises:
         ControlError: The directory of the sockets belongs to another user.
     """
-    paths, problems = find_sockets(environment)
-    if problems and not paths:
-        raise ControlError(problems[0])
+    paths, problem = find_sockets(environment)
+    if problem:
+        raise ControlError(problem)
     return ask_all(paths, call, wait_limit=wait_limit)
 
 

@@ -3,8 +3,8 @@
 Rules
 - The directory has mode 0700 and belongs to the user; a directory under its name that does not is neither used nor
   read. So no other user can put a socket there, or ask an agent. The sockets have mode 0600.
-- /tmp comes first. $XDG_RUNTIME_DIR is not used: it is removed when the user logs out, while a job under nohup runs on,
-  and a batch job inherits the name without the directory. /dev/shm is for machines whose /tmp is read-only.
+- It is in /tmp. $XDG_RUNTIME_DIR is not used: it is removed when the user logs out, while a job under nohup runs on,
+  and a batch job inherits the name without the directory.
 - A path has at most 107 bytes (unix(7)), so a socket is named by its agent's pid, and not by the job.
 - A killed agent leaves its socket, at which no process listens (`is_stale`). Each agent that starts, and
   each command, removes the stale ones.
@@ -25,38 +25,31 @@ if TYPE_CHECKING:
 #: Bytes of a Unix socket's path.
 PATH_LIMIT = 107
 SUFFIX = ".sock"
-_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the directory in it is private
+_PLACE = "/tmp"  # noqa: S108 - the directory in it is private
 _PRIVATE = 0o700
 _OTHERS = 0o077
 
 
-def list_directories(environment: Mapping[str, str]) -> list[str]:
-    """Return where sockets of this user may be, the usual place first."""
-    given = environment.get(contract.ENV_CONTROL_DIR)
-    places = (given,) if given else _PLACES
-    return [os.path.join(os.path.abspath(place), f"elastic-run-{os.geteuid()}") for place in places]
+def find_directory(environment: Mapping[str, str]) -> str:
+    """Return the directory of this user's sockets; `contract.ENV_CONTROL_DIR` names another place than /tmp."""
+    place = environment.get(contract.ENV_CONTROL_DIR) or _PLACE
+    return os.path.join(os.path.abspath(place), f"elastic-run-{os.geteuid()}")
 
 
 def make_directory(environment: Mapping[str, str]) -> str:
-    """Return the first directory that is fit, made now if it is missing.
+    """Return the directory, made now if it is missing.
 
     Raises:
-        OSError: There is none.
+        OSError: It can't be made, or can't be trusted.
     """
-    problems = []
-    for path in list_directories(environment):
-        try:
-            os.mkdir(path, _PRIVATE)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            problems.append(f"{path}: {error.strerror}")
-            continue
-        problem = explain_unfit(path)
-        if not problem:
-            return path
-        problems.append(problem)
-    raise OSError("; ".join(problems))
+    path = find_directory(environment)
+    try:
+        os.mkdir(path, _PRIVATE)
+    except FileExistsError:
+        pass
+    if problem := explain_unfit(path):
+        raise OSError(problem)
+    return path
 
 
 def explain_unfit(path: str) -> str:
@@ -75,21 +68,16 @@ def explain_unfit(path: str) -> str:
     return ""
 
 
-def find_sockets(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return the paths of this user's sockets, stale ones included, and why a directory was not read."""
-    paths: list[str] = []
-    problems: list[str] = []
-    for directory in list_directories(environment):
-        try:
-            problem = explain_unfit(directory)
-            names = [] if problem else sorted(os.listdir(directory))
-        except OSError:
-            continue  # no agent was here
-        if problem:
-            problems.append(problem)
-        found = (os.path.join(directory, name) for name in names if name.endswith(SUFFIX))
-        paths += [path for path in found if len(os.fsencode(path)) <= PATH_LIMIT]
-    return paths, problems
+def find_sockets(environment: Mapping[str, str]) -> tuple[list[str], str]:
+    """Return the paths of this user's sockets, stale ones included, and why the directory was not read, or ""."""
+    directory = find_directory(environment)
+    try:
+        problem = explain_unfit(directory)
+        names = [] if problem else sorted(os.listdir(directory))
+    except OSError:
+        return [], ""  # no agent was here
+    paths = (os.path.join(directory, name) for name in names if name.endswith(SUFFIX))
+    return [path for path in paths if len(os.fsencode(path)) <= PATH_LIMIT], problem
 
 
 def pid_in_name(path: str) -> int:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
-from elastic_run.control import socket_directory
 from elastic_run.control.client import Call, ControlError, ask, ask_agents, ask_all
 from elastic_run.control.socket_directory import explain_unfit, find_sockets, is_stale, make_directory, pid_in_name
 from tests.support.wait import DEADLINE
@@ -112,23 +111,6 @@ def test_an_agent_that_ends_the_connection_is_not_waited_for(tmp_path: Path) -> 
     assert answer.error.endswith(" has ended, or has too many clients")
 
 
-def test_a_directory_that_others_can_open_hides_no_agent_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An agent whose directory under /tmp was taken by a stranger is in /dev/shm, and a command finds it there."""
-    strangers, own = (tmp_path / place / f"elastic-run-{os.geteuid()}" for place in "ab")
-    monkeypatch.setattr(socket_directory, "_PLACES", (str(tmp_path / "a"), str(tmp_path / "b")))
-    assert ask_agents({}, Call("identify", {}), wait_limit=DEADLINE) == []
-    for directory, mode in ((strangers, 0o755), (own, 0o700)):
-        directory.mkdir(parents=True)
-        directory.chmod(mode)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(own / "1-a.sock"))
-        listener.listen()
-        (answer,) = ask_agents({}, Call("identify", {}), wait_limit=0.0)
-    assert "does not answer" in answer.error
-
-
 @pytest.mark.parametrize(("name", "pid"), [("4711-0f3a.sock", 4711), ("x-1.sock", 0), ("-1.sock", 0), ("²-1.sock", 0)])
 def test_the_pid_of_an_agent_that_accepts_nobody_comes_from_the_name_of_its_socket(name: str, pid: int) -> None:
     """A name of another form has none."""
@@ -192,4 +174,4 @@ def test_a_path_that_the_system_does_not_take_is_no_socket(tmp_path: Path) -> No
     names = [f"{'1' * room}.sock", f"{'2' * (room + 1)}.sock"]
     for name in names:
         (directory / name).touch()
-    assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([str(directory / names[0])], [])
+    assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([str(directory / names[0])], "")

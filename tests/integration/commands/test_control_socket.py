@@ -206,7 +206,7 @@ def test_the_socket_belongs_to_the_user_alone(agent: Agent, tmp_path: Path) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     agent.server.close()
-    assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([], [])
+    assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([], "")
 
 
 @pytest.mark.parametrize("kind", ["open", "file", "link"])
@@ -280,7 +280,7 @@ def test_a_job_is_found_asked_and_leaves_nothing(launch: Launch, worker: Worker,
     assert find_job(environment, None).label == find_job(environment, str(launcher.pid)).label == str(launcher.pid)
     launcher.send(signal.SIGTERM)
     assert launcher.wait_exit() == 143
-    assert find_sockets(environment) == ([], [])
+    assert find_sockets(environment) == ([], "")
 
 
 def test_a_killed_agents_socket_is_removed_by_who_finds_it(launch: Launch, worker: Worker, tmp_path: Path) -> None:
