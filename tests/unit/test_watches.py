@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from elastic_run.agent.driver import watches
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.agent.messages import RoundHalted, WorkerStuck
-from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.hang import NO_DETECTION, NOT_YET
 from elastic_run.core.protocol.node_status import HANG, is_sound
 from tests.support.stream_bench import Clockwork
@@ -119,7 +119,7 @@ def test_nodes_that_wait_halt_the_round(*, is_running: bool) -> None:
 
 def test_readings_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another flag wakes the launcher: every 10 s for ten minutes, once a minute after an hour."""
-    monkeypatch.setattr(hang, "is_quiet", lambda *_: False)
+    monkeypatch.setattr(watches, "is_quiet", lambda *_: False)
     agent = _Agent(has_log=True, agent_config=AgentConfig(events_file="events.jsonl"))
     agent.run(7200)
     assert [round(moment) for moment in agent.readings[:4]] == [1, 11, 21, 31]
@@ -129,7 +129,7 @@ def test_readings_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_whose_launcher_sleeps_is_read_every_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log directory alone the watch over quiet rounds reads."""
-    monkeypatch.setattr(hang, "is_quiet", lambda *_: False)
+    monkeypatch.setattr(watches, "is_quiet", lambda *_: False)
     agent = _Agent(has_log=True)
     agent.run(610)
     assert agent.readings == [1.0, 301.0, 601.0]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.stack_reports import StackReports
     from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
-    from elastic_run.core.diagnosis.hang import Activity
     from elastic_run.loop import Loop, Timer
     from elastic_run.timer.timer_file import FileTimerRequest
 
@@ -210,8 +209,6 @@ class Watches:
         the same time, and so do these readings. Every ordinary job has this watch, so it reads /proc as the guardian
         does: psutil's import would take 16 ms and 2 MB. Returns the first reading.
         """
-        from elastic_run.core.diagnosis.hang import is_quiet
-
         workers = current.workers
         before, began_at = read_activity([workers.pids[rank] for rank in workers.alive]), self._loop.now()
 
@@ -310,7 +307,6 @@ def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
 
 def read_activity(workers: Sequence[int]) -> Activity:
     """Return CPU time and written bytes of workers and their descendants, such as data loaders, so far."""
-    from elastic_run.core.diagnosis.hang import Activity
     from elastic_run.multiprocessing.process.descendants import find_descendants
     from elastic_run.multiprocessing.process.process_table import read_stat
 
