@@ -107,6 +107,16 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
     assert last.endswith(": ok")
 
 
+def test_kept_state_goes_on_from_the_last_step(launch: Launch) -> None:
+    """A worker is killed after step 50, and both go on from there, not from the beginning."""
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--keep-state=64MB")
+    job = launch(*flags, EXAMPLES / "kept_state.py")
+    assert job.wait_exit(deadline=60) == 0, job.stderr
+    begun = sorted(line for line in job.stdout.splitlines() if "begins" in line)
+    assert begun == [f"rank {rank} begins after step {step}" for rank in (0, 1) for step in (0, 50)]
+    assert job.stdout.splitlines()[-1] == "done at step 100"
+
+
 @pytest.mark.long
 def test_elastic_training_outlives_a_kill(launch: Launch, tmp_path: Path) -> None:
     """A worker is killed in the middle of an epoch: both go on, and each sample is used once per epoch."""
@@ -142,7 +152,7 @@ def test_elastic_training_takes_a_second_node(launch: Launch, tmp_path: Path) ->
 def test_every_example_is_run_here() -> None:
     """No example stays untried, here or on Slurm."""
     names = ("test_examples.py", "test_health_examples.py", "test_slurm.py", "test_slurm_chains.py")
-    source = "".join(Path(__file__).with_name(name).read_text() for name in names)
+    source = "".join(path.read_text() for name in names for path in Path(__file__).parents[1].rglob(name))
     scripts = [path for path in EXAMPLES.rglob("*") if path.suffix in {".py", ".sh", ".sbatch"}]
     assert [path.name for path in scripts if path.name not in source and path.name != "train.py"] == []
 

@@ -90,6 +90,7 @@ def _read_losses(book: Path) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.long
 def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Losses over 30 steps with 3 kills are bit by bit those of an undisturbed run, random numbers included."""
     program = worker(TRAIN)
@@ -100,9 +101,10 @@ def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path:
     assert _read_losses(tmp_path / "killed") == _read_losses(tmp_path / "calm")
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.long)])
-def test_a_torn_state_is_never_loaded(kills: int, launch: Launch, worker: Worker) -> None:
+@pytest.mark.long
+def test_a_torn_state_is_never_loaded(launch: Launch, worker: Worker) -> None:
     """Workers that are killed at any moment of a save go on from a state that is whole and the same on all ranks."""
+    kills = 200
     flags = ("--nproc-per-node=2", "--preload=torch", f"--max-restarts={kills}", "--keep-state=16MB")
     job = launch(*flags, "--monitor-interval=0.1", worker(TORN), str(kills), secrets.token_hex(4))
     assert job.wait_exit(deadline=60 + 3 * kills) == 0, job.stderr[-3000:]
@@ -114,7 +116,7 @@ def test_a_torn_state_is_never_loaded(kills: int, launch: Launch, worker: Worker
     assert int(max(steps[f"{kills}"])) > 0
 
 
-@pytest.mark.parametrize("how", ["failure", "SIGTERM"])
+@pytest.mark.parametrize("how", ["failure", pytest.param("SIGTERM", marks=pytest.mark.long)])
 def test_the_newest_state_is_written_on_the_way_out(how: str, launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A job that fails or is stopped leaves an ordinary checkpoint, which plain torch reads, with a line."""
     end = "raise RuntimeError" if how == "failure" else "print('saved', flush=True); signal.pause()"
@@ -123,13 +125,13 @@ def test_the_newest_state_is_written_on_the_way_out(how: str, launch: Launch, wo
         "model = torch.nn.Linear(2, 2)\ntorch.nn.init.constant_(model.weight, 7.0)\n"
         f"KeptState(model=model).save(41)\n{end}\n"
     )
-    job = launch("--keep-state=8MB", f"--keep-state-dir={tmp_path / 'kept'}", program)
+    job = launch("--keep-state=8MB", f"--keep-state-dir={tmp_path / 'kept'}", "--shutdown-timeout=200", program)
     if how == "SIGTERM":
         job.wait_line("saved")
         status = subprocess.run((*ELASTIC_RUN, "status"), capture_output=True, text=True, check=True).stdout
         assert re.search(r"kept state: step 41, [0-9.]+ m?s old, \d+ MiB of 8 MiB", status), status
         job.process.terminate()
-    assert job.wait_exit() == (1 if how == "failure" else 143)
+    assert job.wait_exit(deadline=100) == (1 if how == "failure" else 143)
     assert f"the kept state is in {tmp_path}/kept/step-41" in job.stderr
     state = {"model": {"weight": torch.zeros(2, 2)}}
     load(state, checkpoint_id=tmp_path / "kept" / "latest", no_dist=True)
@@ -143,8 +145,8 @@ def test_a_checkpoint_that_cannot_be_written_ends_nothing_else(launch: Launch, w
         "import torch\nfrom elastic_run.worker import KeptState\n"
         "KeptState(model=torch.nn.Linear(2, 2)).save(1)\nraise SystemExit(3)\n"
     )
-    job = launch("--keep-state=8MB", f"--keep-state-dir={tmp_path / 'file'}", program)
-    assert job.wait_exit() == 3
+    job = launch("--keep-state=8MB", f"--keep-state-dir={tmp_path / 'file'}", "--shutdown-timeout=200", program)
+    assert job.wait_exit(deadline=100) == 3
     assert f"the kept state was not written to {tmp_path / 'file'}: [Errno 17] File exists" in job.stderr
 
 
