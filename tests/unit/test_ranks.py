@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.core.job.ranks import Candidate, WorkerRanks, assign_group_ranks, assign_worker_ranks
+from elastic_run.core.job.ranks import Candidate, WorkerRanks, assign_group_ranks, assign_worker_ranks, list_ranks
 
 _RANKS = st.none() | st.integers(-1, 7)
 
@@ -50,3 +50,9 @@ def test_worker_ranks_are_those_of_counting_one_by_one(sizes: list[tuple[str, in
             role_rank=alike.index(node),
             role_world_size=len(alike),
         )
+
+
+def test_ranks_are_listed_as_ranges() -> None:
+    """Consecutive ranks are one range; of many ranges the first ones are shown, with the number of all ranks."""
+    assert list_ranks([0, 1, 2, 4]) == "0-2, 4"
+    assert list_ranks(range(0, 40, 2)) == "0, 2, 4, 6, 8, ... (20 in all)"

@@ -193,7 +193,7 @@ def _settle_change(job: Job, config: JobConfig, now: float, *, is_loss: bool) ->
         code = verdict_exit_code("nodes_lost")
         return Settled(job, End(job.term, "nodes_lost", code, detail, report, job.attempts))
     kept = (*job.changes, now)[-((window and window.count) or 1) :]
-    return Settled(_clear(replace(job, changes=kept, news=""), GATHERING, now))
+    return Settled(clear_round(replace(job, changes=kept, news=""), GATHERING, now))
 
 
 def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitter: float) -> Settled:
@@ -216,8 +216,8 @@ def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitt
         news=_summary(root),
     )
     if answer.delay > 0:
-        return Settled(replace(_clear(job, PAUSING, now), until=now + answer.delay))
-    return Settled(_clear(job, GATHERING, now))
+        return Settled(replace(clear_round(job, PAUSING, now), until=now + answer.delay))
+    return Settled(clear_round(job, GATHERING, now))
 
 
 def _describe_early(job: Job, root: Root) -> str:
@@ -294,7 +294,7 @@ def _summary(root: Root) -> str:
     return summary[:_SUMMARY_LENGTH] if isinstance(summary, str) else ""
 
 
-def _clear(job: Job, phase: str, now: float) -> Job:
+def clear_round(job: Job, phase: str, now: float) -> Job:
     """Leave the round behind; its survivors keep their ranks."""
     nodes = {
         name: replace(node, is_member=False, failing=None, outcome="", ends=None) if node.is_member else node

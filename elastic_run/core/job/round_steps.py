@@ -14,7 +14,7 @@ from elastic_run.core.job import formation
 from elastic_run.core.job.coordination_state import Coordination, Proposed
 from elastic_run.core.job.documents import Proposal, Round, shorten
 from elastic_run.core.job.node_changes import NodeChanges
-from elastic_run.core.job.round_outcome import end_with
+from elastic_run.core.job.round_outcome import clear_round, end_with
 from elastic_run.core.job.round_policy import (
     awaited_until,
     conclude,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.state import Job
 
 #: Leases without more than half of the seats after which the nodes look for another coordinator.
 PATIENCE = 2
@@ -73,21 +72,13 @@ def advance(  # noqa: C901, PLR0911 - one branch for each phase
         step = watch_round(job, config, now)
     elif job.phase == HALTING and coordination.memory is not None and coordination.memory.settled_round == job.round_id:
         # The coordinator before this one has settled the round, and has told so: its failure counts once.
-        return replace(coordination, job=clear_round(job, now))
+        return replace(coordination, job=clear_round(job, GATHERING, now))
     else:
         step = conclude(job, config, now, jitter)
     after = replace(coordination, job=step.job)
     if isinstance(step.decision, Halt):
         return replace(after, halt=step.decision)
     return replace(after, end=step.decision) if isinstance(step.decision, End) else after
-
-
-def clear_round(job: Job, now: float) -> Job:
-    """Return the state in which the last round is behind the job; its survivors keep their ranks."""
-    nodes = {
-        name: replace(node, is_member=False, failing=None, outcome="", ends=None) for name, node in job.nodes.items()
-    }
-    return replace(job, phase=GATHERING, nodes=MappingProxyType(nodes), since=now, until=None, min_reached_at=None)
 
 
 def _awaits_silent_alone(coordination: Coordination, config: JobConfig) -> bool:

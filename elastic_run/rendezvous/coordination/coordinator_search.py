@@ -201,15 +201,12 @@ class CoordinatorSearch:
             _discard(connected)
         self._opened.clear()
         if self.coordinator is not None:
-            found = discovering.make_answer(self._discovery, self._find_standing())
+            member = self._owner.member
+            standing = discovering.KNOWS_NOTHING if member is None else discovering.compute_node_standing(member)
+            found = discovering.make_answer(self._discovery, standing)
             self.coordinator.set_answer(Answer(found.role, found.node, found.standing, to=found.to))
         if self._discovery.dead != dead:
             self._owner.say()  # the coordinator needs no longer wait for that one
-
-    def _find_standing(self) -> int:
-        member = self._owner.member
-        knows = member is not None and (member.started is not None or bool(member.accepted))
-        return discovering.KNOWS_ROUND if knows else discovering.KNOWS_NOTHING
 
     def _fail(self, error: Exception) -> None:
         self._owner.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))

@@ -171,24 +171,17 @@ class NodeThread:
         host = self._description.worker_host or (self.local_addr if address.host in _WILDCARDS else address.host)
         return replace(address, host=host)
 
-    def wait_said(self, timeout: float) -> bool:
-        """Wait until the coordinator has read all that this node had to say; returns whether it has."""
-        is_said = threading.Event()
+    def wait_said(self, timeout: float, *, hands_over: bool = False) -> bool:
+        """Wait until the coordinator has read all that this node had to say; returns whether it has.
 
-        def look() -> None:
-            self._when_said.append(is_said.set)
-            self._look_whether_said()
-
-        self._loop.call_soon_threadsafe(look)
-        return is_said.wait(timeout)
-
-    def hand_over(self, timeout: float) -> bool:
-        """Leave the coordination to another agent, and tell it that this node goes; returns whether it was told."""
+        A node that hands over leaves the coordination to another agent first, which is told that this node goes.
+        """
         is_said = threading.Event()
 
         def begin() -> None:
-            self.drop_link()
-            self._search.search_again(BROKEN)
+            if hands_over:
+                self.drop_link()
+                self._search.search_again(BROKEN)
             self._when_said.append(is_said.set)
             self._look_whether_said()
 
@@ -235,7 +228,7 @@ class NodeThread:
             self._loop.run_until(lambda: self._is_over)
         except Exception as error:  # noqa: BLE001 - whatever it is, the agent is told
             _log.exception("a defect in the rendezvous, thread rendezvous")
-            self._fail(error)
+            self.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
         finally:
             self._loop.close()
 
@@ -243,9 +236,6 @@ class NodeThread:
         """Return the node that coordinates for this agent, or ""; None once it has a round, or needs none."""
         has_round = self.member is not None and (self.member.started is not None or bool(self.member.accepted))
         return None if has_round or self._has_end or self._is_over else self._search.followed
-
-    def _fail(self, error: Exception) -> None:
-        self.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
 
     def deliver(self, event: SessionEvent) -> None:
         """Bring an event to the agent; nothing follows the last one."""

@@ -198,7 +198,7 @@ class CoordinatedSession(Session):
         if self._place.successors or not self._place.dies_with_host:
             if coordinator.has_heirs:
                 self._release(is_over=False)
-                thread.hand_over(min(timeout, _HANG_UP))
+                thread.wait_said(min(timeout, _HANG_UP), hands_over=True)
         else:
             host, name = self._description.setup.node_info.host, self._place.name
             why = "was not taken into the job" if isinstance(self._end, Refused) else "was told to stop"

@@ -211,18 +211,6 @@ def _in_step() -> str:
     return _C10D.format(port=free_port()).replace("localhost", os.uname().nodename)
 
 
-def test_launchers_of_one_step_with_other_ids_are_refused(launch: Launch, worker: Worker) -> None:
-    """A job that needs all launchers of its step has one id: both say which the other one has, and end."""
-    path, flags = worker("say('started')"), _in_step()
-    agents = [
-        launch(*flags.replace("id=a", f"id={name}").split(), path, program=_TASK, env=step_of(2)) for name in "ab"
-    ]
-    assert [agent.wait_exit(deadline=_SOON) for agent in agents] == [REFUSED] * 2
-    for agent, own, other in zip(agents, "ab", "ba", strict=True):
-        assert f"--rdzv-id: is {own} here and {other} on " in " ".join(agent.stderr.split())
-        assert agent.stdout == ""
-
-
 def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
     """Jobs that need only some launchers of their step are no contradiction: each has an endpoint of its own."""
     path = worker("say('size', os.environ['WORLD_SIZE'])\ntime.sleep(1000)")
