@@ -1,15 +1,4 @@
-"""Start worker processes, watch them, and take their output; torch's names, each loaded when it is first used.
-
-| module | what it holds |
-|---|---|
-| `api` | torch's `SignalException` and `get_std_cm` |
-| `errors` | error files of workers, `record`, `ChildFailedError` |
-| `functions` | functions as workers; `start_processes` and `spawn` |
-| `output` | capture, log files, tee, prefixes, the launcher's console |
-| `process` | processes of the operating system: start, find, stop, guard |
-| `starter` | starts one worker: streams, variables, exec or function |
-| `warm` | workers that are forks of a template (`--preload`) |
-"""
+"""Start worker processes, watch them, and take their output; torch's names, each loaded when it is first used."""
 
 from __future__ import annotations
 

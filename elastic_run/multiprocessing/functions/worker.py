@@ -95,13 +95,8 @@ def _redirect_stream(fd: int) -> None:
 class FunctionWorker(Process):
     """A process that calls a function.
 
-    Args:
-        function: The function.
-        args: Its arguments.
-        start_method: How it is started: `spawn`, `fork` or `forkserver`.
-        is_recorded: Whether an exception is recorded and shown, as a launched job's worker does; if not its traceback
-            is told to the launcher only, as `elastic_run.spawn` does.
-        daemon: As of `multiprocessing.Process`.
+    `is_recorded` says whether an exception is recorded and shown, as a launched job's worker does; if not its traceback
+    goes to the launcher only, as with `elastic_run.spawn`.
     """
 
     def __init__(

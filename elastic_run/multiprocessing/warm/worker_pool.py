@@ -43,9 +43,9 @@ class WorkerPool:
     """The templates of one agent, which import `modules`, and their forks.
 
     Args:
-        modules: The modules that the templates import.
+        modules: Their names.
         affinities: Logical CPUs of each worker by local rank; None for a worker that inherits its CPUs.
-        guardian: The agent's guardian.
+        guardian: The agent's.
         own: Further variables that differ between workers.
         mask: Signals that are blocked when the workers begin; None for the signals that this thread blocks.
 
