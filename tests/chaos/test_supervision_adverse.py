@@ -423,13 +423,3 @@ def test_signals_that_cannot_be_handled_are_refused(names: str) -> None:
     """A config that asks for the impossible is refused when it is made."""
     with pytest.raises(ValueError, match="no process can handle"):
         LaunchConfig(1, 1, 1, signals_to_handle=names)
-
-
-def test_events_are_recorded_by_the_handler_asked_for(launch: Launch, worker: Worker) -> None:
-    """--event-log-handler=console shows torch's events of the rendezvous, the workers and the end."""
-    job = launch("--standalone", "--nproc-per-node=2", "--event-log-handler=console", worker("pass"))
-    assert job.wait_exit() == 0
-    events = [json.loads(line) for line in job.stderr.splitlines() if line.startswith("{")]
-    states = [event["metadata"]["state"] for event in events]
-    assert states == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED"]
-    assert [event["source"] for event in events] == ["AGENT", "AGENT", "WORKER", "WORKER", "WORKER", "WORKER", "AGENT"]

@@ -55,41 +55,19 @@ def test_events_are_written_as_torchs() -> None:
             assert str(getattr(import_module(f"{package}.events"), kind).deserialize(written[0])) == written[0]
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        "",
-        "host",
-        "host:0",
-        "host:65535",
-        "a-b.c_d:1",
-        "127.0.0.1:9",
-        "[::1]",
-        "[::1]:80",
-        "[2001:db8::1]:1",
-        "::1:29400",
-    ],
-)
-def test_endpoints_are_read_as_torch_reads_them(endpoint: str) -> None:
-    """Every endpoint that torch understands means the same."""
+def test_endpoints_and_settings_are_read_as_torch_reads_them() -> None:
+    """Every endpoint and every text of settings that torch understands means the same; what it refuses is refused."""
     theirs, ours = (import_module(f"{package}.rendezvous.utils") for package in (_TORCH, _OURS))
-    expected = theirs.parse_rendezvous_endpoint(endpoint, 29400)
-    assert ours.parse_rendezvous_endpoint(endpoint, default_port=29400) == expected
-
-
-@pytest.mark.parametrize("endpoint", ["host:", "host:x", "host:65536", "host:-1", "ho st:1", "host$:1", ":1"])
-def test_endpoints_that_torch_refuses_are_refused(endpoint: str) -> None:
-    """Every endpoint that torch refuses is refused."""
-    for package in (_TORCH, _OURS):
-        with pytest.raises(ValueError, match="endpoint"):
-            import_module(f"{package}.rendezvous.utils").parse_rendezvous_endpoint(endpoint, 29400)
-
-
-@pytest.mark.parametrize("settings", ["", "a=1", " a = 1 , b = x=y "])
-def test_settings_are_read_as_torch_reads_them(settings: str) -> None:
-    """Every text of settings that torch understands means the same."""
-    theirs, ours = (import_module(f"{package}.rendezvous.utils") for package in (_TORCH, _OURS))
-    assert ours._parse_rendezvous_config(settings) == theirs._parse_rendezvous_config(settings)
+    good = ("", "host", "host:0", "host:65535", "a-b.c_d:1", "127.0.0.1:9", "[::1]", "[::1]:80", "[2001:db8::1]:1")
+    for endpoint in (*good, "::1:29400"):
+        expected = theirs.parse_rendezvous_endpoint(endpoint, 29400)
+        assert ours.parse_rendezvous_endpoint(endpoint, default_port=29400) == expected, endpoint
+    for endpoint in ("host:", "host:x", "host:65536", "host:-1", "ho st:1", "host$:1", ":1"):
+        for module in (theirs, ours):
+            with pytest.raises(ValueError, match="endpoint"):
+                module.parse_rendezvous_endpoint(endpoint, 29400)
+    for settings in ("", "a=1", " a = 1 , b = x=y "):
+        assert ours._parse_rendezvous_config(settings) == theirs._parse_rendezvous_config(settings), settings
 
 
 # --- the store of a round --------------------------------------------------------------------------------------------
