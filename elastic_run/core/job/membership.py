@@ -85,25 +85,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node as it knows itself.
+    """A node as it knows itself; the fields of `NodeState` mean the same here.
 
     Args:
-        node: Its id.
-        node_info: Its description for the other nodes.
         config: The job's configuration: its user's, then the job's.
-        store_address: Where its workers' store of the next round listens.
-        promise: See `NodeState`.
-        started: See `NodeState`.
-        place: Its assignment in that round, or None.
+        place: Its assignment in the round that it has started last, or None.
         accepted: Its accepted proposals, each with the assignment that came with it.
-        phase: See `NodeState`.
         is_warned: Whether its workers were told that the round will be stopped.
-        is_failing: See `NodeState`.
-        is_secondary: See `NodeState`.
-        ended: See `NodeState`.
         leaving: The reason and the detail, or None.
-        memory: The newest memory of the job.
-        memory_at: When it came.
+        memory: The newest memory of the job, which came at `memory_at`.
         is_over: Whether nothing follows.
     """
 

@@ -85,14 +85,7 @@ class WorkersFailing:
 class WorkersGone:
     """No process of the round lives any more; the fields are those of `documents.RoundEnd`.
 
-    Args:
-        round: The round.
-        outcome: One of `core.protocol.outcomes.OUTCOMES`.
-        store_address: Where the workers' store of the next round listens.
-        report: The node's root cause where it failed.
-        verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
-        detail: One sentence for the user, or "".
-        ends: How its workers ended, or None if all of them obeyed the stop.
+    The workers' store of the next round listens at `store_address`.
     """
 
     round: int
