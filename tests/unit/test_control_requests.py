@@ -137,7 +137,7 @@ def test_a_round_that_has_not_begun_has_no_time(number: int, uptime: float | Non
     parts: Any = SimpleNamespace(
         agent=SimpleNamespace(state="joining", round=number, restart_count=0),
         current=SimpleNamespace(number=1, started=2.0),
-        context=SimpleNamespace(hostname="a", group=group, options=options, run_id="job", log_directory=""),
+        context=SimpleNamespace(hostname="a", group=group, options=options, run_id="job", log_directory="", kept=None),
         started=1.0,
         job=None,
     )

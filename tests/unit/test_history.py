@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elastic_run import contract
-from elastic_run.agent import history as module
 from elastic_run.agent.history import History
-from elastic_run.cluster import limits, paths
+from elastic_run.cluster import limits
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.restart_policy import Failure
@@ -125,23 +124,3 @@ def test_a_signal_to_a_large_job_has_the_whole_report_on_one_node(history: Histo
     assert not history._is_brief(None)
     history.ends = stopped(0, 1, exitcode=-9)
     assert not history._is_brief(15)
-
-
-@pytest.mark.parametrize(
-    ("exception", "remark", "told"),
-    [
-        (ExceptionText("PermissionError", "denied: /data"), "", "the directory denied it"),
-        (ExceptionText("PermissionError", "denied: /data"), "known", "known"),
-        (ExceptionText("PermissionError", "denied: /data", is_certain=False), "", ""),
-        (ExceptionText("ValueError", "no"), "", ""),
-        (None, "", ""),
-    ],
-)
-def test_a_denied_file_is_looked_at_on_the_node_of_the_failure(
-    exception: ExceptionText | None, remark: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other nodes may not see the path; a remark that the worker's end has already stays."""
-    monkeypatch.setattr(paths, "explain_denial", {"denied: /data": "the directory denied it"}.__getitem__)
-    root = worker_end(0, 1, exception=exception, remark=remark)
-    module._add_denial(root)
-    assert root.remark == told

@@ -49,22 +49,6 @@ def test_the_end_of_the_job_is_the_agents(last_round: int, end: End, lines: list
     assert node.job.ended is end
 
 
-def test_the_coordinators_node_knows_the_nodes_that_are_left_out() -> None:
-    """A node that has not joined knows none."""
-    job: Any = _Node().job
-    assert job.list_left_out() == []
-    job._session = SimpleNamespace(list_left_out=lambda: [{"host": "node7"}])
-    assert job.list_left_out() == [{"host": "node7"}]
-
-
-def test_a_job_that_waits_knows_for_which_nodes() -> None:
-    """Before the node joins it waits for none."""
-    job: Any = _Node().job
-    assert job.describe_wait() == ""
-    job._session = SimpleNamespace(describe_wait=lambda: "waiting: 1/2 nodes (a)")
-    assert job.describe_wait() == "waiting: 1/2 nodes (a)"
-
-
 def test_one_line_shows_the_wait_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the workers' progress bars it is not rewritten; the end of the job ends it."""
     shown: list[tuple[Any, ...]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,34 +77,6 @@ def test_the_end_of_a_round_is_told_in_steps(
     assert made.calls == told
     assert made.fed == [messages.GroupGone(3, failure=failure, is_unkillable=False)]
     assert made.driver.failure is failure
-
-
-@pytest.mark.parametrize(
-    ("pid", "has_pool", "adopts", "reaped"),
-    [
-        (1, False, True, [{}]),
-        (70, True, True, [{}]),
-        (70, False, True, [{"own_session": 5}]),
-        (70, False, False, []),
-    ],
-)
-def test_orphans_are_collected_where_they_come(
-    pid: int,
-    reaped: list[dict[str, int]],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    has_pool: bool,
-    adopts: bool,
-) -> None:
-    """To PID 1 and to the parent of templates from all sessions, to another launcher from the workers' sessions."""
-    made = _Driver()
-    monkeypatch.setattr(os, "getpid", lambda: pid)
-    monkeypatch.setattr(os, "getsid", {0: 5}.__getitem__)
-    made.context.worker_pool = object() if has_pool else None
-    made.context.adopt_orphans = lambda: adopts
-    made.driver._begin_to_reap()
-    made.driver._begin_to_reap()
-    assert [options for _, options in made.calls] == reaped
 
 
 @pytest.mark.parametrize(("exitcode", "looks"), [(1, [False]), (-6, [False]), (-9, [])])

@@ -46,9 +46,17 @@ class WorkerTimers:
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
         self.own_directory = ""
         path = environ.get(contract.ENV_TIMER_FILE)
-        # A launcher inside a worker inherits the path of the launcher outside, which reads there.
-        if not path or has_reader(path):
-            path = os.path.join(directory or self._make_directory(), _PIPE)
+        # A launcher inside a worker inherits the path of the launcher outside, which reads there. Another agent on this
+        # machine may have made the pipe just now.
+        if path and not has_reader(path):
+            try:
+                self.file = TimerFile(path, lambda _: None)
+            except FileExistsError:
+                if not has_reader(path):
+                    raise
+            else:
+                return
+        path = os.path.join(directory or self._make_directory(), _PIPE)
         try:
             self.file = TimerFile(path, lambda _: None)
         except OSError:
