@@ -27,7 +27,7 @@ from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.backend_table import BACKENDS, make_place, read_settings
-from elastic_run.rendezvous.coordination.session import CoordinatedSession
+from elastic_run.rendezvous.coordination.coordinated_session import CoordinatedSession
 from elastic_run.rendezvous.session import Setup
 from elastic_run.store.connecting import format_endpoint
 
