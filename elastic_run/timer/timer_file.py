@@ -197,11 +197,8 @@ def _make_pipe(path: str) -> int:
     try:
         fd = os.open(own, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            try:
-                os.link(own, path)
-            except FileExistsError:
+            while not _link(own, path):
                 _remove_stale(path)
-                os.link(own, path)
         except BaseException:
             os.close(fd)
             raise
@@ -210,15 +207,30 @@ def _make_pipe(path: str) -> int:
     return fd
 
 
+def _link(own: str, path: str) -> bool:
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    return True
+
+
 def _remove_stale(path: str) -> None:
-    status = os.lstat(path)
+    """Remove a pipe that nobody reads, or an empty file; raise FileExistsError if something else stands there."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return  # another server has removed its pipe meanwhile
     if not stat.S_ISFIFO(status.st_mode) and not (stat.S_ISREG(status.st_mode) and not status.st_size):
         reason = "something else stands there"
         raise FileExistsError(17, reason)
     if has_reader(path):
         reason = "another timer server reads there"
         raise FileExistsError(17, reason)
-    os.unlink(path)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def has_reader(path: str) -> bool:
