@@ -41,10 +41,10 @@ class _Wait:
         self.take = take
         return self
 
-    def start(self, query: tuple[str, ...], limit: float) -> None:
+    def start(self, query: tuple[str, ...], *, timeout: float) -> None:
         """Stand in for a process of the query."""
         assert query == _QUERY
-        self.limits.append(limit)
+        self.limits.append(timeout)
 
 
 def test_the_workers_start_when_the_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.rendezvous import local_store
+from elastic_run.rendezvous import local
 from elastic_run.rendezvous.local import LocalStore, make_local_store
 from elastic_run.store.errors import StoreTimeoutError
 
@@ -50,5 +50,5 @@ def test_as_many_values_as_keys() -> None:
 
 def test_a_program_without_torch_gets_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch is not imported for it."""
-    monkeypatch.setattr(local_store, "find_torch_stores", lambda: None)
+    monkeypatch.setattr(local, "find_torch_stores", lambda: None)
     assert isinstance(make_local_store(), LocalStore)
