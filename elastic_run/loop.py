@@ -74,7 +74,13 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._poll = select.epoll()
+        self._wake_read, self._wake_write = os.pipe()
+        try:
+            self._poll = select.epoll()
+        except OSError:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            raise
         self._registered: set[int] = set()
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
@@ -92,7 +98,6 @@ class Loop:
         self._previous_handlers: dict[int, Handler] = {}
         self._previous_wakeup_fd: int | None = None
         self._wake_lock = RLock()
-        self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self.add_reader(self._wake_read, self._drain_wake_ups)

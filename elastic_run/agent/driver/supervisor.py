@@ -81,7 +81,11 @@ class Supervisor:
         ensure_standard_descriptors()
         self._context, self._options = context, context.options
         self._loop = Loop()
-        self.console = Console(self._loop)
+        try:
+            self.console = Console(self._loop)
+        except OSError:
+            self._loop.close()
+            raise
         say = self.console.say
         if early_start is None:
             self._round_join = RoundJoin(context.group, self._options.agent_config.worker_store)

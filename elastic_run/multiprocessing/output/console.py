@@ -56,7 +56,11 @@ class Console:
         self._launcher = Source()
         self.is_shared = is_same_file(STDOUT, STDERR)
         stderr = self._open(STDERR)
-        self._streams = {STDOUT: stderr if self.is_shared else self._open(STDOUT), STDERR: stderr}
+        try:
+            self._streams = {STDOUT: stderr if self.is_shared else self._open(STDOUT), STDERR: stderr}
+        except OSError:
+            stderr.close()
+            raise
 
     def _open(self, fd: int) -> Stream:
         sink = open_sink(fd, lambda error: self._report_loss(fd, error))

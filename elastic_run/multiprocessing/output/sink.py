@@ -44,7 +44,7 @@ def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
     try:
         return Sink(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
-        return CautiousSink(os.dup(fd))
+        return CautiousSink(fd)  # also where no descriptor is left
 
 
 class Sink:
@@ -70,7 +70,7 @@ class Sink:
 
 
 class CautiousSink(Sink):
-    """A blocking descriptor, given only what it surely takes."""
+    """A blocking descriptor that is not ours, given only what it surely takes."""
 
     def __init__(self, fd: int) -> None:
         import re
@@ -79,6 +79,10 @@ class CautiousSink(Sink):
         self._step = re.compile(_TERMINAL_STEP) if os.isatty(fd) else None
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
+
+    def close(self) -> None:
+        """Leave the descriptor open."""
+        self.fd = -1
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Write what fits, see `Sink.write`."""

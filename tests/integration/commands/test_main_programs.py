@@ -71,7 +71,7 @@ def test_run_path_has_the_launchers_sys_path(preload: tuple[str, ...], launch: L
     (tmp_path / "stub.py").write_text(
         "import sys, pathlib\n"
         "from elastic_run.run import main\n"
-        "here = pathlib.Path(__file__).parents[1]\n"
+        "here = pathlib.Path(__file__).parent\n"
         "sys.path[:0] = [str(here / 'libs'), here / 'of an importer', str(here / 'näh\\udcff ' )]\n"
         "if __name__ == '__main__':\n"
         "    print(ascii([entry for entry in sys.path if isinstance(entry, str)]), flush=True)\n"
