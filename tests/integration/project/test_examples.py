@@ -109,7 +109,7 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
 
 def test_kept_state_goes_on_from_the_last_step(launch: Launch) -> None:
     """A worker is killed after step 50, and both go on from there, not from the beginning."""
-    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--keep-state=64MB")
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--keep-state=64MB", "--preload=torch")
     job = launch(*flags, EXAMPLES / "kept_state.py")
     assert job.wait_exit(deadline=60) == 0, job.stderr
     begun = sorted(line for line in job.stdout.splitlines() if "begins" in line)

@@ -138,6 +138,7 @@ def test_the_newest_state_is_written_on_the_way_out(how: str, launch: Launch, wo
     assert torch.equal(state["model"]["weight"], torch.full((2, 2), 7.0))
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_cannot_be_written_ends_nothing_else(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A line says why; the exit code is that of the job."""
     (tmp_path / "file").touch()
