@@ -30,7 +30,7 @@ setup-demo setup-test:
 demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lower loss
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
-test: setup-test ## the tests that need git, make and Python only, and don't take long; 7 minutes on two processors
+test: setup-test ## the tests that need git, make and Python only, and don't take long; 5 minutes on two processors
 	$(TESTING) -n 6 -m "not long and not system" $(PYTEST)
 
 test-long: setup ## the tests that take long: type checkers, many kills in a row, times beside torchrun's
