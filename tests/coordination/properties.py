@@ -48,7 +48,7 @@ def check_started(world: World, agent: Agent, coordination: Coordination, propos
     if parents == {None} and world.choice == MAJORITY:
         _check_founding(world, agent, started)
     if world.choice == MAJORITY and last is not None:
-        _check_follows(coordination, members, last)
+        _check_follows(coordination, started, members, last)
     if last is not None and parents == {last.round} and started.restart_count < last.round.restart_count:
         message = f"budget: {started.round_id} has {started.restart_count} restarts, {last.round} more"
         raise BrokenPropertyError(message)
@@ -73,8 +73,14 @@ def _check_founding(world: World, agent: Agent, started: Round) -> None:
             raise BrokenPropertyError(message)
 
 
-def _check_follows(coordination: Coordination, members: tuple[str, ...], last: Started) -> None:
-    """More than half of the seats of the round before are in this one, or have ended in its coordinator's hands."""
+def _check_follows(coordination: Coordination, started: Round, members: tuple[str, ...], last: Started) -> None:
+    """More than half of the seats of the round before are in this one, or have ended in its coordinator's hands.
+
+    A coordinator that was stopped may send the `start` of an older round late, which its members have accepted before
+    they went to another one: they don't obey it any more. Then more than half of its seats are in the newer round.
+    """
+    if started.order < last.round.order and 2 * len(set(members) & set(last.members)) > len(members):
+        return
     coordinator = last.round.coordinator
     seats = set(last.members) - ({coordinator} & coordination.knowledge.dead)
     if 2 * len(seats & {*members, *coordination.ended}) <= len(seats):
