@@ -92,8 +92,9 @@ def test_workers_that_run_python_live_on(launch: Launch, worker: Worker) -> None
     job.wait_lines("ready", count=2)
     wait_until(lambda: _stacks().process.returncode == 0, what="the job's socket")
     for _ in range(20):
-        text = _stacks("--rank=0").stdout
-        assert text.startswith("rank 0 is in ")
+        asked = _stacks("--rank=0")
+        text = asked.stdout
+        assert text.startswith("rank 0 is in "), asked.stderr
         assert "in run\n" in text
     assert job.process.poll() is None
     assert "SIGSEGV" not in job.stderr
