@@ -104,7 +104,7 @@ def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path:
 @pytest.mark.long
 def test_a_torn_state_is_never_loaded(launch: Launch, worker: Worker) -> None:
     """Workers that are killed at any moment of a save go on from a state that is whole and the same on all ranks."""
-    kills = 200
+    kills = 10
     flags = ("--nproc-per-node=2", "--preload=torch", f"--max-restarts={kills}", "--keep-state=16MB")
     job = launch(*flags, "--monitor-interval=0.1", worker(TORN), str(kills), secrets.token_hex(4))
     assert job.wait_exit(deadline=60 + 3 * kills) == 0, job.stderr[-3000:]
