@@ -157,7 +157,7 @@ class NodeGroup:
         return node
 
     def start_many(self, count: int) -> list[Job]:
-        """Start nodes, one right after the other; any of them may become the host of the store."""
+        """Start several nodes at once; each of them may become the one that serves the store."""
         return [self.start() for _ in range(count)]
 
     def start_host(self, *options: str) -> Job:

@@ -253,8 +253,8 @@ def _options(
 def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str]) -> dict[int, dict[str, str]]:
     """Return by local rank the variables that the workers of this node would get, and start nothing.
 
-    `contract.ENV_OF_ROUND` are left out where other nodes decide about these. What a start refuses is refused here as
-    well, with a UsageError. The handler of a plug-in is not made, since it may start anything.
+    `contract.ENV_OF_ROUND` are left out where other nodes decide about these. A value that a start would refuse
+    raises a UsageError here as well. The handler of a plug-in is not made, since it may start anything.
     """
     from elastic_run.agent.driver.round_join import assign_ranks
     from elastic_run.agent.driver.worker_launch import worker_environments

@@ -2,8 +2,7 @@
 
 A named pipe to which nothing is written is given up; a shell's `<(command)` is a pipe as well, and may take any time.
 Files are made anew or replaced by a rename, so that a write never goes through a link of another user's to a file
-elsewhere. What this user or root has put there is taken: a program may name a device, a named pipe or a file that is
-to be appended to.
+elsewhere. A file, a named pipe or a device that belongs to this user or to root is used as it is.
 """
 
 from __future__ import annotations

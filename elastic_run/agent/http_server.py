@@ -86,7 +86,7 @@ class HttpServer:
 
 
 class HttpRequest:
-    """One connection: reads a request, has it answered, writes the answer, ends.
+    """A connection with one request: it reads the request, lets the server answer it, writes the answer, and closes.
 
     Attributes:
         method: Such as `GET`; "" until the client has asked.

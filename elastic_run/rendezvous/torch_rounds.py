@@ -177,13 +177,13 @@ class ServedRoundStore:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the port and every connection; harmless when closed."""
+        """Close the port and all connections; a second call does nothing."""
         if not self._is_over:
             self._loop.call_soon_threadsafe(self._end)
             self._thread.join(_END_LIMIT)
 
     def _tell_refusal(self, _kind: str, what: str) -> None:
-        """Say it; the server does so once for each kind, since a scanner would fill the log."""
+        """Log that the server has closed a connection; the server calls this once for each kind of reason."""
         _log.warning("elastic-run: the round's store at port %d closed a connection: %s", self.port, what)
 
     def _run(self) -> None:

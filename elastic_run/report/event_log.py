@@ -46,12 +46,12 @@ _BEYOND = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of an event."""
+    """A field of an event in the log."""
 
-    name: str  # Its key
+    name: str  # The key in the JSON object
     type: str  # `text`, `count`, `seconds`, `yes or no` or `numbers` (a list)
-    meaning: str  # One sentence without the full stop
-    may_be_null: bool = False  # Whether the value may be null, which means unknown or none
+    meaning: str  # A sentence without the full stop
+    may_be_null: bool = False  # Null means that the value is unknown, or that there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def _describe_jobset(pod: _Pod) -> list[str]:
     A JobSet names its pods SET-REPLICATED_JOB-NUMBER-INDEX, and the Service after itself.
 
     Raises:
-        UsageError: This is not the first Job of a replicated job, so that several would train side by side.
+        UsageError: The pod is of a second or later Job of a replicated job; each Job would train a model of its own.
     """
     name, _, domain = pod.hostname.partition(".")
     jobset = domain.partition(".")[0]

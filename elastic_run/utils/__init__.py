@@ -107,7 +107,7 @@ def _placeholder(piece: str, values: Mapping[str, str]) -> str:
 def get_free_port() -> int:
     """Return a port that no program uses at the moment.
 
-    Nothing keeps it free: another process may take it before you do. Prefer to hand on a socket that is bound.
+    Another process may take the port before the caller does. A socket that is bound already has no such gap.
 
     Raises:
         RuntimeError: There is none.

@@ -123,7 +123,7 @@ class ServedStore:
 
     Attributes:
         port: Where it is.
-        unknown: What clients asked for and the server doesn't know.
+        unknown: The unknown operations for which clients have asked.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ def mark_system(values: Iterable[str], *, but: Collection[str] = ()) -> list[Par
     return [pytest.param(value, marks=[pytest.mark.system] * (value not in but)) for value in values]
 
 
-#: What pytest knows of a function's fixtures, an object for all its parameters, and whether these need the marker.
+#: Whether a test function needs the marker, by the id of its fixtures; pytest has one such object for all parameters.
 _known: dict[int, tuple[object, bool]] = {}
 
 

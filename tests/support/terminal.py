@@ -1,4 +1,4 @@
-"""A pseudo-terminal for tests, and a screen: what a person sees who sits before it."""
+"""A pseudo-terminal for tests, with the screen that a person would see."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class RoundJoin:
             self.store.close()
 
     def renew_store(self, host: str = LOCALHOST) -> WorkerStore:
-        """Open a fresh store for the next round, in place of the last one's; an empty host means all interfaces."""
+        """Replace the store of the last round by a fresh one; an empty host means all interfaces."""
         if self.store is not None and not self._has_unknown_operation:
             self.store = self.store.renew()
             return self.store

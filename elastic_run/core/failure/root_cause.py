@@ -131,8 +131,8 @@ _LOST_PEER = (
     r"|failed to pass monitoredbarrier"
     rf"|{_OTHER_SIZE}|{_TRUNCATED}"
 )
-#: Types whose message, where it matches, is torch's: a program that talks to a database or to a web server of its own
-#: sees the same words, but in exceptions of Python or of a library.
+#: Types of exceptions that torch raises. A matching message counts for these types only: programs that talk to a
+#: database or a web server see the same words in exceptions of other types.
 _TORCH_TYPES = frozenset(
     (
         *("DistBackendError", "DistNetworkError", "DistStoreError"),

@@ -141,8 +141,8 @@ _PREFIX_WAIT = 50
 FOREIGN_PATHS = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen", "<string>")
 _LEVELS = frozenset(("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTE", "NOTICE", "TRACE", "WARN", "WARNING"))
 
-#: Python's, an exception group's, that of an exception which torch raises again for another process or thread, and the
-#: upper edge of the box that the package rich draws.
+#: The first line of a traceback. Python writes it, also for a group of exceptions; torch writes it for an exception of
+#: another process ("Original Traceback"); the package rich draws a box around it.
 HEADER = re.compile(
     r"^(?P<prefix>.*?)(?P<group>\+ Exception Group )?(?:Original )?Traceback \(most recent call last\)(?::|\s─+╮)?\s*$"
 )

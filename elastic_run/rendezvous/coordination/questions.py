@@ -30,10 +30,10 @@ _PART = 16
 
 @dataclass(slots=True)
 class _Open:
-    """A question whose answers are gathered."""
+    """A question that was sent to all nodes, and the answers so far."""
 
     asker: Link
-    number: int  # by which the asker knows it
+    number: int  # the asking node's own number of the question
     question: str
     missing: set[str]  # the nodes that have yet to answer
     timer: Timer | None = None
@@ -41,7 +41,7 @@ class _Open:
 
 
 class Questions:
-    """The open questions of a job, in the coordinator's loop."""
+    """The coordinator's part: the questions that wait for answers."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
