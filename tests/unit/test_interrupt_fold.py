@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
-from elastic_run.multiprocessing.output.outlet import InterruptFold
+from elastic_run.multiprocessing.output.console import QUEUE_LIMIT
+from elastic_run.multiprocessing.output.outlet import InterruptFold, Lines
+from elastic_run.multiprocessing.output.sink import Backlog, FilteredCopy, LogFile
+from elastic_run.multiprocessing.output.wiring import open_log
 from tests.support.stream_bench import Bench
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_run.loop import Loop
 
 _TRACE = (
     b'Traceback (most recent call last):\n  File "/x/train.py", line 5, in <module>\n    step()\nKeyboardInterrupt\n'
@@ -56,6 +66,49 @@ def test_text_around_stays_in_its_place() -> None:
     """Bytes before and after a traceback that is left out are shown, in their order."""
     shown, _ = show((_TRACE,), (b"bar 40%", _TRACE[:50], _TRACE[50:], b"saved\n"))
     assert shown == _TRACE + b"bar 40%saved\n"
+
+
+def test_a_long_text_keeps_its_order() -> None:
+    """Text before a first line stays before it, though so much follows in the same piece that it can't be held."""
+    text = b"bar 40%\n" + _TRACE[:50] + b"x" * (1 << 17) + b"\n"
+    shown, _ = show((text,))
+    assert shown == text
+
+
+def test_a_tee_that_is_behind_shows_every_byte(tmp_path: Path) -> None:
+    """A traceback that comes while the console catches up from the log file is shown in its place."""
+    bench = Bench()
+    log = LogFile(open_log(str(tmp_path / "log")), lambda _: None)
+    outlet = bench.lines(b"", backlog=Backlog(log))
+    outlet.fold(InterruptFold(), 0)
+    bench.reader.room = 0
+    for piece in (b"x" * QUEUE_LIMIT, b"y" * QUEUE_LIMIT):
+        log.write(piece)
+        outlet.take(piece)
+    bench.reader.room = 1 << 30
+    (drain,) = bench.loop.writers.values()
+    drain()
+    for piece in (b"end\nbar 40%\n" + _TRACE, b"saved\n"):
+        log.write(piece)
+        outlet.take(piece)
+    bench.loop.turn()
+    outlet.end()
+    bench.loop.turn()
+    log.close()
+    assert bench.got == (tmp_path / "log").read_bytes()
+
+
+def test_a_filter_sees_every_traceback(tmp_path: Path) -> None:
+    """The file of --duplicate-stderr-filters has the lines of all ranks, also of equal tracebacks."""
+    bench, fold, path = Bench(), InterruptFold(), tmp_path / "filtered"
+    copy = FilteredCopy(LogFile(open_log(str(path)), lambda _: None), ["Keyboard"])
+    for rank in range(2):
+        outlet = Lines(cast("Loop", bench.loop), bench.stream, b"[%d]:" % rank, limit=100, copy=copy)
+        outlet.fold(fold, rank)
+        outlet.take(_TRACE)
+        outlet.end()
+    copy.close()
+    assert path.read_bytes() == b"[0]:KeyboardInterrupt\n[1]:KeyboardInterrupt\n"
 
 
 def test_a_worker_that_goes_on_is_shown_after_half_a_second() -> None:

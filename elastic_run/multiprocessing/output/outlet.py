@@ -97,9 +97,7 @@ class Outlet(Source):
 
     def take(self, data: bytes) -> None:
         """Accept the next bytes; never fails, never blocks."""
-        if self._fold is not None:
-            data = self._hold(data)
-        if data:
+        if self._fold is None or not self._hold(data):
             self._accept(data)
 
     def end(self) -> None:
@@ -150,18 +148,20 @@ class Outlet(Source):
         """Let a KeyboardInterrupt that another worker has shown be left out from now on."""
         self._fold = (fold, local_rank)
 
-    def _hold(self, data: bytes) -> bytes:
-        """Hold a traceback back; return the bytes in front of it."""
+    def _hold(self, data: bytes) -> bool:
+        """Hold a traceback back, and accept the bytes in front of it; return whether there is one."""
         start = 0
         if not self._held:
             start = data.find(_FIRST_LINE)
             if start < 0 or not self.is_clear:  # a backlog counts the bytes of the log file, which has every byte
-                return data
+                return False
             self._held_until = self._loop.call_later(_HOLD, self._release)
+        if start:
+            self._accept(data[:start])
         self._held += data[start:]
         if len(self._held) > _MOST_HELD:
             self._release()
-        return data[:start]
+        return True
 
     def _release(self) -> None:
         if self._held_until is not None:
@@ -242,15 +242,24 @@ class Lines(Outlet):
         self._timer: Timer | None = None
 
     @property
+    def is_clear(self) -> bool:
+        """Whether nothing is kept back, also in the log file, and more may be written now."""
+        return not self._backlog and super().is_clear
+
+    @property
     def is_ready(self) -> bool:
         """Whether more may be taken now without growing."""
-        backlog = self._backlog
-        return (not backlog and self.is_clear) or (backlog is not None and backlog.is_sound)
+        return self.is_clear or (self._backlog is not None and self._backlog.is_sound)
+
+    def fold(self, fold: InterruptFold, local_rank: int) -> None:
+        """See `Outlet.fold`; not with a filter, which looks for its lines in all that is shown."""
+        if self._copy is None:
+            super().fold(fold, local_rank)
 
     def _accept(self, data: bytes) -> None:
         """Show bytes now, or when the console has come so far."""
         backlog = self._backlog
-        if backlog is None or (not backlog and self.is_clear):
+        if backlog is None or self.is_clear:
             self._split(data)
             self._pump()
             return
