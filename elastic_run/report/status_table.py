@@ -101,7 +101,7 @@ def render_status(nodes: Sequence[Document], *, label: str, width: int, color: b
     if nodes[0].get("news"):
         lines.append(f"last change: {printable(nodes[0]['news'])}")
     lines += map(_describe_left_out, find_left_out(nodes))
-    lines += [_describe_kept(node["kept_state"]) for node in nodes if isinstance(node.get("kept_state"), dict)]
+    lines += [_describe_kept(node["kept_state"]) for node in nodes if _has_kept_state(node)]
     if nodes[0].get("log_dir"):
         lines.append(f"logs: {printable(nodes[0]['log_dir'])}")
     if rows:
@@ -115,6 +115,13 @@ def render_status(nodes: Sequence[Document], *, label: str, width: int, color: b
         told = f"the output of {ranks(unseen)} does not pass through elastic-run"
         lines += ["", f"{told}: --log-dir, --tee=3 or --redirects=3 show it"]
     return lines
+
+
+def _has_kept_state(node: Document) -> bool:
+    kept = node.get("kept_state")
+    if not isinstance(kept, dict) or not (_is_number(kept.get("used")) and _is_number(kept.get("size"))):
+        return False
+    return kept.get("label") is None or (isinstance(kept["label"], str) and _is_number(kept.get("age")))
 
 
 def _describe_kept(kept: Document) -> str:
@@ -139,9 +146,12 @@ def find_left_out(nodes: Sequence[Document]) -> list[Document]:
 
 
 def _is_left_out(node: Document) -> bool:
-    times = (node.get("seconds"), node.get("expires"))
-    is_timed = all(time is None or (type(time) in (int, float) and abs(time) < _BEYOND) for time in times)
+    is_timed = all(node.get(name) is None or _is_number(node[name]) for name in ("seconds", "expires"))
     return is_timed and all(isinstance(node.get(name), str) for name in ("host", "kind", "reason"))
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < _BEYOND  # type: ignore[arg-type]
 
 
 def _describe_left_out(node: Document) -> str:

@@ -182,3 +182,23 @@ def test_nodes_that_the_job_goes_on_without_are_listed() -> None:
 def test_a_strangers_list_of_left_out_nodes_is_passed_over(left_out: object) -> None:
     """Another release, or a stranger, may send anything."""
     assert find_left_out([node(worker(0), left_out=left_out)]) == []
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {},
+        {"used": 1, "size": None},
+        {"used": 1, "size": 2, "label": 7, "age": 1.0},
+        {"used": 1, "size": 2, "label": "7"},
+        {"used": float("inf"), "size": 2},
+    ],
+)
+def test_a_strangers_kept_state_is_passed_over(kept: dict[str, object]) -> None:
+    """The command shows the rest, whatever a node of another release sends."""
+    lines = [
+        render_status([node(worker(0), kept_state=state)], label="llama", width=80)
+        for state in (kept, {"used": 1 << 20, "size": 2 << 20, "label": "7", "age": 2.0})
+    ]
+    found = [[line for line in each if line.startswith("kept state")] for each in lines]
+    assert found == [[], ["kept state: step 7, 2.0 s old, 1 MiB of 2 MiB"]]
