@@ -22,7 +22,6 @@ from elastic_run.core.diagnosis.stacks import shorten_stacks
 from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, count_members, kind_of
 from elastic_run.records import dataclass, field
 from elastic_run.signals import SIGTERM
-from elastic_run.utils import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Request:
 
 
 def answer_request(view: AgentView, http: HttpRequest) -> None:
-    """Answer a client of the control socket now, or begin to. No error in a request's function ends the job."""
+    """Answer a client of the control socket now, or begin to."""
     prefix = f"/v{VERSION}/"
     answer = REQUESTS.get(http.path.removeprefix(prefix)) if http.path.startswith(prefix) else None
     if answer is None:
@@ -123,8 +122,6 @@ def answer_request(view: AgentView, http: HttpRequest) -> None:
             reply(document)
     except RefusedError as error:
         http.reply(400, f"{error}\n".encode())
-    except Exception as error:  # noqa: BLE001 - a defect in one request must not end the job
-        http.reply(400, f"internal error: {describe_exception(error)} (please report it)\n".encode())
 
 
 # --- the job ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
   disappears or reads slowly leaves nothing behind, and never stalls the loop.
 - At most `MOST` connections are open. A new one ends the one that has been silent for longest: otherwise a stranger
   that sends a byte now and then would keep the port from the kubelet, which would end the pod.
+- An exception in an answer ends the connection, with status 500, and not the job.
 - A loop that hangs answers nobody; a probe of Kubernetes counts that as a failure, as it counts status 503.
 - `http.server` would cost every job 15 ms and 2 MB for a parser of which it needs ten lines.
 """
@@ -28,7 +29,14 @@ REQUEST_LIMIT = 1 << 16
 _CHUNK = 1 << 16
 #: Seconds without accepting, when there is no descriptor for a client.
 _PAUSE = 1.0
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 
 
 class HttpServer:
@@ -152,7 +160,16 @@ class HttpRequest:
             return
         if is_whole:
             self._wait(_ANSWER_WAIT)
+            self._answer()
+
+    def _answer(self) -> None:
+        try:
             self._server.answer(self)
+        except Exception as error:  # noqa: BLE001 - a defect in one request must not end the job
+            from elastic_run.utils import describe_exception
+
+            text = f"internal error: {describe_exception(error)} (please report it)\n"
+            self.reply(500, text.encode(errors="backslashreplace"))
 
     def _parse(self) -> bool:
         """Parse what has come, if that is a whole request.

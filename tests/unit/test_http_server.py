@@ -28,6 +28,8 @@ class _Server:
 
     def _answer(self, request: HttpRequest) -> None:
         self.asked.append(request)
+        if request.path == "/broken":
+            raise ZeroDivisionError(request.path + "\udcff")
         if request.path != "/wait":
             request.reply(200, b"yes")
 
@@ -116,6 +118,14 @@ def test_garbage_is_answered_or_closed(data: bytes, answer: bytes, server: _Serv
     """And the next client is answered."""
     assert server.read(server.connect(data)).partition(b"\r\n")[0] == answer
     assert server.read(server.connect(b"HEAD /?a=b HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"Content-Length: 3\r\n\r\n")
+
+
+def test_a_defect_in_an_answer_ends_nothing(server: _Server) -> None:
+    """The client is told, such as Prometheus of a package that can't be imported; the next one is answered."""
+    told = server.read(server.connect(b"GET /broken HTTP/1.0\r\n\r\n"))
+    assert told.startswith(b"HTTP/1.0 500 Internal Server Error\r\n")
+    assert b"internal error: ZeroDivisionError: /broken\\udcff" in told
+    assert server.read(server.connect(b"GET / HTTP/1.0\r\n\r\n")).endswith(b"yes")
 
 
 def test_a_silent_client_is_closed_after_a_time(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
