@@ -53,9 +53,9 @@ class ControlServer:
 
     def open(self, environment: Mapping[str, str]) -> None:
         """Open the socket, if there is a place for it."""
-        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        path = ""
+        path, listener = "", None
         try:
+            listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
             path = os.path.join(make_directory(environment), f"{os.getpid()}-{os.urandom(2).hex()}")
             listener.bind(path)
             os.chmod(path, 0o600)
@@ -63,7 +63,8 @@ class ControlServer:
             # Only now under a name that clients look for: before, it would look stale.
             os.rename(path, path + SUFFIX)
         except OSError:
-            listener.close()
+            if listener is not None:
+                listener.close()
             remove_stale(path)
             return
         self.path = path + SUFFIX
@@ -81,8 +82,12 @@ class ControlServer:
                 job.answer(question, deliver)
         if self.path:
             directory, own = os.path.split(self.path)
-            names = [name for name in os.listdir(directory) if name.endswith(SUFFIX) and name != own]
-            for name in names[:_LOOKED_AT]:
+            try:
+                names = os.listdir(directory)
+            except OSError:
+                names = []  # removed
+            others = [name for name in names if name.endswith(SUFFIX) and name != own]
+            for name in others[:_LOOKED_AT]:
                 path = os.path.join(directory, name)
                 if is_stale(path):
                     remove_stale(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -121,15 +122,16 @@ def test_any_number_of_clients_is_answered(agent: Agent) -> None:
     assert not agent.clients
 
 
-def test_a_socket_that_can_not_get_its_name_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent goes on without it, and leaves nothing in the directory."""
+@pytest.mark.parametrize("call", ["_socket.socket", "os.mkdir", "os.rename"])
+def test_a_socket_that_can_not_be_opened_is_removed(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent goes on without it, such as without a descriptor for it, and leaves nothing in the directory."""
 
     def refuse(*_: object) -> None:
         raise OSError
 
-    monkeypatch.setattr(os, "rename", refuse)
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
     parts: Any = SimpleNamespace()
+    monkeypatch.setattr(call, refuse)
     ControlServer(parts).open(environment)
     assert [*tmp_path.rglob("*-*")] == [*tmp_path.glob("elastic-run-*")]
 
@@ -281,6 +283,12 @@ def test_a_job_is_found_asked_and_leaves_nothing(launch: Launch, worker: Worker,
     launcher.send(signal.SIGTERM)
     assert launcher.wait_exit() == 143
     assert find_sockets(environment) == ([], "")
+
+
+def test_an_agent_goes_on_when_the_directory_is_removed(agent: Agent) -> None:
+    """Such as by a cleaner of /tmp, just before the agent looks for what killed agents have left."""
+    shutil.rmtree(Path(agent.server.path).parent)
+    agent.server.settle()
 
 
 def test_a_killed_agents_socket_is_removed_by_who_finds_it(launch: Launch, worker: Worker, tmp_path: Path) -> None:
