@@ -281,6 +281,18 @@ def test_every_module_of_torchs_is_accounted_for() -> None:
     assert not PATHS.keys() & without
 
 
+@pytest.mark.parametrize("package", ["events", "metrics", "timer", "utils"])
+def test_paths_below_these_packages_are_torchs(package: str) -> None:
+    """A program that replaces `torch.distributed.elastic` in its imports finds each module, with its names."""
+    root = f"{_TORCH}.elastic.{package}"
+    paths = [name for _, name, _ in pkgutil.walk_packages(import_module(root).__path__, f"{root}.")]
+    assert paths
+    for path in paths:
+        ours = import_module(path.replace(f"{_TORCH}.elastic", "elastic_run"))
+        names = {name for name in _public_names(path) if not isinstance(getattr(import_module(path), name), ModuleType)}
+        assert {name for name in names if not hasattr(ours, name)} == set(), path
+
+
 #: Names that the contract lists for a package, where torch has them in a module below, or nowhere in `__all__`.
 _CONTRACT = {
     "elastic_run.agent": "ElasticAgent RunResult SimpleElasticAgent Worker WorkerGroup WorkerSpec WorkerState "
