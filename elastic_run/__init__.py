@@ -51,7 +51,9 @@ _HOMES = {
 }
 
 
-def lazy_names(module: str, homes: "Mapping[str, str]", *, logger: str = "") -> "Callable[[str], object]":
+def lazy_names(
+    module: str, homes: "Mapping[str, str]", *, logger: str = "", rest: str = ""
+) -> "Callable[[str], object]":
     """Return a module's `__getattr__` (PEP 562), so that a public API costs nothing to import.
 
     Args:
@@ -59,6 +61,7 @@ def lazy_names(module: str, homes: "Mapping[str, str]", *, logger: str = "") -> 
         homes: For each name the module that has it, relative to this one unless it begins with `elastic_run` or
             `torch`. `MODULE:OTHER` has it under another name, and `MODULE:` is the module itself.
         logger: A name under which the module's logger can be had, as in torch's module of the same kind.
+        rest: A module that has all other names.
     """
 
     def load(name: str) -> object:
@@ -66,13 +69,13 @@ def lazy_names(module: str, homes: "Mapping[str, str]", *, logger: str = "") -> 
             from elastic_run.utils import get_logger
 
             return get_logger(module)
-        if name not in homes:
+        if name not in homes and not rest:
             message = f"module {module!r} has no attribute {name!r}"
             raise AttributeError(message)
         import importlib
         import sys
 
-        home, colon, other = homes[name].partition(":")
+        home, colon, other = homes.get(name, rest).partition(":")
         is_absolute = home.partition(".")[0] in ("elastic_run", "torch")
         found = importlib.import_module(home if is_absolute else f"{module}.{home}")
         value = found if colon and not other else getattr(found, other or name)

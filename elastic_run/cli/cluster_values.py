@@ -19,7 +19,7 @@ from elastic_run.schedulers.asked import Asked, Derivation
 from elastic_run.schedulers.kubernetes import derive_from_indexed_job
 from elastic_run.schedulers.slurm import is_left_over
 from elastic_run.schedulers.slurm_job import derive_from_step
-from elastic_run.schedulers.starters import describe_idle_hosts, describe_starter
+from elastic_run.schedulers.starters import STARTERS, describe_idle_hosts, describe_starter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.request import Origins
 
+#: Variables of schedulers and starters that are read as whole numbers.
+_NUMBERS = (
+    *STARTERS.values(),
+    *("PMI_SIZE", "JOB_COMPLETION_INDEX", "SLURM_HET_SIZE", "SLURM_JOB_END_TIME", "SLURM_JOB_ID"),
+    *("SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+)
+_MOST_DIGITS = 18
 _DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
 
 
@@ -48,8 +55,9 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
         What was found, with notices for the user.
 
     Raises:
-        UsageError: The launchers would not become one job.
+        UsageError: The launchers would not become one job, or a variable can't be read.
     """
+    _check_numbers(environ)
     has_left_slurm = False
     if "SLURM_STEP_ID" in environ:
         has_left_slurm = is_left_over(environ)
@@ -70,6 +78,15 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
         return replace(nothing, notices=[notice] if notice else [])
     _apply_derivation(found, asked, args, environ, {} if origins is None else origins)
     return replace(found, has_left_slurm=has_left_slurm)
+
+
+def _check_numbers(environ: Mapping[str, str]) -> None:
+    """Refuse variables with so many digits that they are no number of anything; Python reads no more than 4,300."""
+    for name in _NUMBERS:
+        text = environ.get(name, "")
+        if text.isdecimal() and len(text) > _MOST_DIGITS:
+            message = f"{name}: {text!r} is too large a number"
+            raise UsageError(message)
 
 
 def _apply_derivation(

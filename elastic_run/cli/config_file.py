@@ -22,7 +22,7 @@ import os
 
 from elastic_run.cli.flags import CONFIGURATION
 from elastic_run.cli.request import FILE, Origin
-from elastic_run.cli.values import job_id, nearest, text_list
+from elastic_run.cli.values import job_id, nearest, short_name, text_list
 from elastic_run.files import read_toml
 
 TYPE_CHECKING = False
@@ -101,7 +101,7 @@ def _write(flag: Flag, value: object) -> str:
         return ",".join(_write_item(flag, item) for item in value)
     if isinstance(value, dict) and flag.values.startswith("KEY="):
         return ",".join(f"{key}={_write_setting(key, item)}" for key, item in value.items())
-    if isinstance(value, str) or (_is_number(value) and flag.parse not in (str, job_id)):
+    if isinstance(value, str) or (_is_number(value) and flag.parse not in (str, short_name, job_id)):
         return str(value)
     if _is_number(value):
         message = f'{value} is a number, but the value is a text: write "{value}"'

@@ -180,7 +180,11 @@ def _read_settings(args: Namespace) -> dict[str, str]:
         return {}
     from elastic_run.rendezvous.utils import parse_rendezvous_config
 
-    return parse_rendezvous_config(args.rdzv_conf)
+    try:
+        return parse_rendezvous_config(args.rdzv_conf)
+    except ValueError as error:
+        message = f"--rdzv-conf: {error}"
+        raise UsageError(message) from None
 
 
 def read_endpoints(args: Namespace) -> tuple[tuple[str, int], ...]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from torch.distributed.elastic.timer import api
+from elastic_run import lazy_names
 
-from elastic_run.timer import RequestQueue, TimerClient, TimerRequest, TimerServer, configure, expires
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.timer import (
+        RequestQueue,
+        TimerClient,
+        TimerRequest,
+        TimerServer,
+        configure,
+        expires,
+    )
 
 __all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
 
-
-def __getattr__(name: str) -> object:
-    return getattr(api, name)
+__getattr__ = lazy_names(
+    __name__, dict.fromkeys(__all__, "elastic_run.timer"), rest="torch.distributed.elastic.timer.api"
+)

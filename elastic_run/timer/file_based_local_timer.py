@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from torch.distributed.elastic.timer import file_based_local_timer
+from elastic_run import lazy_names
 
-from elastic_run.timer import FileTimerClient, FileTimerRequest, FileTimerServer
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.timer import (
+        FileTimerClient,
+        FileTimerRequest,
+        FileTimerServer,
+    )
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
-
-def __getattr__(name: str) -> object:
-    return getattr(file_based_local_timer, name)
+__getattr__ = lazy_names(
+    __name__, dict.fromkeys(__all__, "elastic_run.timer"), rest="torch.distributed.elastic.timer.file_based_local_timer"
+)

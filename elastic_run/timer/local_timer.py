@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from torch.distributed.elastic.timer import local_timer
+from elastic_run import lazy_names
 
-from elastic_run.timer import LocalTimerClient, LocalTimerServer
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.timer import LocalTimerClient, LocalTimerServer
 
 __all__ = ["LocalTimerClient", "LocalTimerServer"]
 
-
-def __getattr__(name: str) -> object:
-    return getattr(local_timer, name)
+__getattr__ = lazy_names(
+    __name__, dict.fromkeys(__all__, "elastic_run.timer"), rest="torch.distributed.elastic.timer.local_timer"
+)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+from elastic_run import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from torch.distributed.elastic.utils.process_state import *  # noqa: F403 - all of it
 
-sys.modules[__name__] = importlib.import_module("torch.distributed.elastic.utils.process_state")
+__getattr__ = lazy_names(__name__, {}, rest="torch.distributed.elastic.utils.process_state")

@@ -11,6 +11,7 @@ from elastic_run.cli import workers
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import _OF_SCHEDULERS
+from elastic_run.errors import UsageError
 from elastic_run.schedulers.starters import HOST_FILES, STARTERS, describe_idle_hosts
 from tests.support.slurm_variables import STEP, complete_from_cluster
 
@@ -106,3 +107,10 @@ def test_a_pipe_without_a_writer_holds_nobody_up(tmp_path: Path) -> None:
 def test_all_variables_of_schedulers_are_looked_for() -> None:
     """A launcher looks at schedulers only if one of these variables is there."""
     assert {*STARTERS.values(), *HOST_FILES} < {*_OF_SCHEDULERS}
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "SLURM_JOB_END_TIME", "SLURM_RESTART_COUNT"])
+def test_a_number_that_is_none_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable with more digits than any number of a scheduler has is named, before Python refuses to read it."""
+    with pytest.raises(UsageError, match=f"^{name}: '9+' is too large a number$"):
+        notices("train.py", {"SLURM_JOB_ID": "1", name: "9" * 5000}, monkeypatch)

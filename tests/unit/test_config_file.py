@@ -122,6 +122,7 @@ MISTAKES = [
     ("nnodes = '4:1'", "job.toml: nnodes: '4:1' is not MIN[:MAX] with 1 <= MIN <= MAX"),
     ("standalone = 1", "job.toml: standalone: 1 is not true or false"),
     ("standalone = 'yes'", "job.toml: standalone: 'yes' is not true or false"),
+    ("role = 5", 'job.toml: role: 5 is a number, but the value is a text: write "5"'),
     ("rdzv-id = 42", 'job.toml: rdzv-id: 42 is a number, but the value is a text: write "42"'),
     ("preload = [1.5, true]", "job.toml: preload: true in the list is not a value of this flag (MODULE,...|auto)"),
     ("preload = ['a b']", "job.toml: preload: 'a b' is not a list of modules"),
