@@ -60,10 +60,12 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class _Visitor:
     """A connection whose opening is not over."""
 
-    __slots__ = ("connected", "hello", "link", "nonce", "peer", "seen", "since", "term")
+    __slots__ = ("address", "connected", "hello", "link", "nonce", "peer", "seen", "since", "term")
 
-    def __init__(self, peer: str, since: float, connected: socket.socket) -> None:
-        self.peer = peer
+    def __init__(self, address: tuple[str, int], since: float, connected: socket.socket) -> None:
+        host = address[0].removeprefix("::ffff:")
+        self.address = address
+        self.peer = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
         self.since = since
         self.connected = connected
         self.link: Link | None = None
@@ -148,9 +150,7 @@ class Listener:
                 return
             connected = socket.socket(listening.family, listening.type, listening.proto, fd)
             connected.setblocking(False)
-            host = str(address[0]).removeprefix("::ffff:")
-            peer = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
-            visitor = _Visitor(peer, self._loop.now(), connected)
+            visitor = _Visitor((str(address[0]), int(address[1])), self._loop.now(), connected)
             self._visitors[visitor] = None
             most = min(_MOST_OPENING, max(1, limit // _SHARE)) if limit > 0 else _MOST_OPENING
             if len(self._visitors) > most or 0 < limit - RESERVED_DESCRIPTORS <= fd:
@@ -217,9 +217,8 @@ class Listener:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PREAMBLE))
         elif data and self._hand_on is not None and not data.startswith(NAME):
             self._forget(visitor)
-            peer = connected.getpeername()
             one = _socket.socket(connected.family, connected.type, connected.proto, connected.detach())
-            self._hand_on(one, (str(peer[0]), int(peer[1])))
+            self._hand_on(one, visitor.address)  # its peer is unknown by now if it was reset
         else:
             if data.startswith(NAME):
                 _show_protocol(connected)

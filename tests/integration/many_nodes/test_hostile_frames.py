@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -24,6 +25,7 @@ from elastic_run.core.job.node_events import Ended, Formed
 from elastic_run.core.protocol.codec import to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
+from elastic_run.rendezvous.addresses import find_trouble
 from elastic_run.rendezvous.coordination.link import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
 from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, ask, make_nonce
 from elastic_run.store.tcpstore import wire
@@ -31,7 +33,7 @@ from tests.support.configs import plain_config
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import RUN_ID, place, wait_coordinated
 from tests.support.sessions import free_port, tcp_node
-from tests.support.wait import DEADLINE
+from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +68,24 @@ def test_a_job_bears_hostile_frames(*, has_token: bool, knows_it: bool) -> None:
     assert outcome.growth < 16 * _MIB
     assert len(outcome.lines) <= 6
     assert "defect" not in "".join(outcome.lines)
+
+
+def test_a_connection_that_was_reset_before_it_is_read_ends_nothing(launch: Launch, worker: Worker) -> None:
+    """Such as one of a killed worker, at the port that agents and workers share; the job begins afterwards."""
+    port = free_port()
+    words = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", worker("say('ran')"))
+    first = launch("--node-rank=0", *words)
+    wait_until(lambda: find_trouble("127.0.0.1", port, DEADLINE) is None, what="the port")
+    first.send(signal.SIGSTOP)
+    for data in (wire.encode_opening(1), PREAMBLE, b"elastic"):
+        connected = _open(port)
+        assert connected is not None
+        connected.sendall(data)
+        connected.close()
+    first.send(signal.SIGCONT)
+    second = launch("--node-rank=1", *words)
+    assert (first.wait_exit(), second.wait_exit()) == (0, 0), first.stderr
+    assert "defect" not in first.stderr
 
 
 @pytest.mark.parametrize(
