@@ -98,7 +98,12 @@ def _keep_state(wanted: str, config: LaunchConfig) -> KeptMemories:
     if config.max_nodes > 1:
         message = f"keep state is for jobs of one node; this one may have {config.max_nodes}"
         raise ValueError(message)
-    return KeptMemories(choose_size(wanted, config.nproc_per_node), config.nproc_per_node)
+    size = choose_size(wanted, config.nproc_per_node)
+    try:
+        return KeptMemories(size, config.nproc_per_node)
+    except OSError as error:  # EFBIG with a limit of ulimit -f
+        message = f"keep state gets no {size / 1e6:,.0f} MB of memory from the system: {error.strerror}"
+        raise ValueError(message) from error
 
 
 def _open_metrics_port(port: int) -> MetricsPort:

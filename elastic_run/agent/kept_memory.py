@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import sys
 import time
 
@@ -41,10 +42,13 @@ class KeptMemories:
 
     def __init__(self, size: int, workers: int) -> None:
         self.size = size
+        # Random: a worker in another pid namespace, or with variables of a launcher that is gone, must not take the
+        # memory of another job for its own.
+        self._name = f"elastic-run-state-{secrets.token_hex(8)}"
         self._descriptors: list[int] = []
         try:
             for number in range(workers):
-                descriptor = os.memfd_create(f"elastic-run-state-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                descriptor = os.memfd_create(f"{self._name}-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
                 self._descriptors.append(descriptor)
                 os.ftruncate(descriptor, size // workers)
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
@@ -55,7 +59,7 @@ class KeptMemories:
     def describe(self, number: int) -> dict[str, str]:
         """Return the variables with which a worker finds its memory and the others'."""
         paths = [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self._descriptors]
-        return {ENV_KEPT_STATE: ":".join([f"{number}", *paths])}
+        return {ENV_KEPT_STATE: ":".join([f"{number}", self._name, *paths])}
 
     def read_status(self) -> dict[str, Any]:
         """Return the label and the age of the newest state that all ranks have, and the bytes that are in use."""

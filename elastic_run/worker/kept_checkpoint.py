@@ -3,13 +3,15 @@
     python -m elastic_run.worker.kept_checkpoint DIRECTORY
 
 `DIRECTORY/latest` is a symbolic link to the checkpoint, and changes when the new one is whole: a full disk, or the end
-of the time that the process had, leaves the one before, which is removed only after that.
+of the time that the process had, leaves the one before, which is removed only after that. A checkpoint of another
+name is not ours, and stays.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import secrets
 import shutil
 import sys
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["write_checkpoint"]
 
 LATEST = "latest"
+_OURS = re.compile(r"step-[\w.-]*-[0-9a-f]{8}")
 
 
 def write_checkpoint(directory: Path) -> Path | None:
@@ -46,13 +49,14 @@ def write_checkpoint(directory: Path) -> Path | None:
     if reader.label is None:
         return None
     directory.mkdir(parents=True, exist_ok=True)
-    name = f"step-{reader.label}-{secrets.token_hex(4)}"
+    label = re.sub(r"[^\w.-]", "-", reader.label)[:100]  # of a MemoryWriter, it may be any text
+    name = f"step-{label}-{secrets.token_hex(4)}"
     unfinished = directory / f".{name}"
     unfinished.mkdir()
     try:
         _write_files(reader, unfinished)
         checkpoint = directory / name
-        before = directory / os.readlink(directory / LATEST) if (directory / LATEST).is_symlink() else None
+        before = os.readlink(directory / LATEST) if (directory / LATEST).is_symlink() else ""
         unfinished.rename(checkpoint)
         link = directory / f".{name}.{LATEST}"
         link.symlink_to(name)
@@ -60,8 +64,8 @@ def write_checkpoint(directory: Path) -> Path | None:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    if before is not None:
-        shutil.rmtree(before, ignore_errors=True)
+    if _OURS.fullmatch(before):
+        shutil.rmtree(directory / before, ignore_errors=True)
     return checkpoint
 
 

@@ -7,6 +7,7 @@ launcher's process, whose paths are in ELASTIC_RUN_KEPT_STATE, and they are gone
 from __future__ import annotations
 
 import array
+import errno
 import functools
 import json
 import mmap
@@ -14,6 +15,7 @@ import os
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from elastic_run.contract import ENV_KEPT_STATE
@@ -98,12 +100,16 @@ class KeptMemory:
 
     Args:
         path: The file of the launcher's process.
+        name: The name that the launcher has given to it.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: It can't be opened, or is another file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, name: str) -> None:
+        # Before it is opened: in another pid namespace, the path may be that of any file of a stranger.
+        if os.readlink(path) != f"/memfd:{name} (deleted)":
+            raise OSError(errno.ESTALE, "it is another file there", path)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self.size = os.fstat(fd).st_size
@@ -113,6 +119,8 @@ class KeptMemory:
         self.room = half_of(self.size, 0)[1] - half_of(self.size, 0)[0]
         self._bytes: torch.Tensor | None = None
         self._checking: threading.Thread | None = None
+        #: Held while a half is written: torch.distributed.checkpoint.async_save lets saves overlap.
+        self.is_writing = threading.Lock()
 
     # --- records and indexes -----------------------------------------------------------------------------------------
     def read_records(self) -> list[Record | None]:
@@ -181,8 +189,9 @@ class KeptMemory:
         self._map[index_start : index_start + len(index)] = index
         record = Record(generation, rank, start, index_start, len(index), zlib.crc32(index), saved_at=time.monotonic())
         self._write_record(half, record)
-        self._checking = threading.Thread(target=self._write_checks, args=(half, record, entries, end))
-        self._checking.start()
+        checking = threading.Thread(target=self._write_checks, args=(half, record, entries, end))
+        checking.start()
+        self._checking = checking
 
     def check_room(self, half: int, length: int) -> None:
         """Refuse what does not fit.
@@ -196,6 +205,12 @@ class KeptMemory:
                 f"the state has {length / 1e6:,.1f} MB, and --keep-state leaves {(end - start) / 1e6:,.1f} MB to it"
             )
             raise StateTooLargeError(message)
+
+    def forget(self, generation: Generation) -> None:
+        """Clear the record of a generation."""
+        for half, record in enumerate(self.read_records()):
+            if record is not None and record.generation == generation:
+                self._map[half * RECORD : (half + 1) * RECORD] = bytes(RECORD)
 
     def _write_record(self, half: int, record: Record) -> None:
         self._map[half * RECORD : (half + 1) * RECORD] = encode(record)
@@ -212,7 +227,6 @@ class KeptMemory:
         """Wait until the checksums of the last generation are written."""
         if self._checking is not None:
             self._checking.join()
-            self._checking = None
 
     def compute_check(self, position: int, length: int) -> int:
         """Return the checksum of bytes: the CRC-32 of the sums of their words, block by block, and of the rest."""
@@ -228,8 +242,12 @@ class KeptMemory:
             check = zlib.crc32(array.array("q", sums))
         return zlib.crc32(self._map[position + words * 8 : position + length], check)
 
-    def verify(self, record: Record) -> None:
+    def verify(self, record: Record, threads: int) -> None:
         """Compare all bytes of a generation with their checksums, if these were computed before the worker died.
+
+        Args:
+            record: Its record.
+            threads: Threads that compute; torch's own are one in a worker, unless OMP_NUM_THREADS says more.
 
         Raises:
             DamagedStateError: They differ.
@@ -242,8 +260,10 @@ class KeptMemory:
         if zlib.crc32(text) != record.checks_check:
             message = f"the checksums of rank {record.rank}'s state are damaged"
             raise DamagedStateError(message)
-        for entry, check in zip(entries, json.loads(text), strict=True):
-            if self.compute_check(entry.position, entry.length) != check:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(lambda entry: self.compute_check(entry.position, entry.length), entries))
+        for entry, check, now in zip(entries, json.loads(text), found, strict=True):
+            if now != check:
                 message = f"{entry.name} of rank {record.rank}'s state is damaged"
                 raise DamagedStateError(message)
 
@@ -255,12 +275,15 @@ def align(position: int) -> int:
 
 @functools.cache
 def _map(pid: int, paths: str) -> list[KeptMemory]:  # noqa: ARG001 - a fork maps them anew: a thread may hold the parent's
-    return [KeptMemory(path) for path in paths.split(":")[1:]]
+    if not paths:
+        return []
+    _, name, *places = paths.split(":")
+    return [KeptMemory(path, f"{name}-{number}") for number, path in enumerate(places)]
 
 
 def own_number(environment: Mapping[str, str]) -> int:
     """Return the number of this worker's own memory. It is not LOCAL_RANK, which --virtual-local-rank makes 0."""
-    return int(environment.get(ENV_KEPT_STATE, "0").partition(":")[0])
+    return int(environment.get(ENV_KEPT_STATE, "").partition(":")[0] or 0)
 
 
 def open_memories(environment: Mapping[str, str]) -> list[KeptMemory]:

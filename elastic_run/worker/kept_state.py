@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -35,7 +36,7 @@ from elastic_run.worker.kept_memory import KeptStateError
 from elastic_run.worker.memory_checkpoint import MemoryReader, MemoryWriter, say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any, Protocol
 
     class Stateful(Protocol):
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptState"]
 
-#: The part of a state that belongs to one rank, by rank.
-_OF_RANKS = "ranks"
+#: The part of a state that belongs to one rank, by rank. No object can have this name.
+_OF_RANKS = "of_this_rank"
 
 
 class KeptState:
@@ -132,6 +133,7 @@ class KeptState:
             say(f"kept state: {found} is older than step {loaded_step}, which was loaded; it is not used")
             return None
         state = self._collect()
+        self._leave_out_fresh(state, (reader.read_metadata().planner_data or {}).values())
         is_same_world = reader.world_size == _world_size()
         if is_same_world:
             state[_OF_RANKS] = {f"{_rank()}": ()}
@@ -156,13 +158,23 @@ class KeptState:
                 state[name] = _pack(each.state_dict())
         return state
 
+    def _leave_out_fresh(self, state: dict[str, Any], kept_paths: Iterable[tuple[str | int, ...]]) -> None:
+        """Leave out what optimizers have for parameters that had no gradient, and so no state, until the save."""
+        kept = {path[:3] for path in kept_paths}
+        for name, each in self._objects.items():
+            if isinstance(each, torch.optim.Optimizer):
+                of_parameters = state[name]["state"].items()
+                state[name]["state"] = {one: value for one, value in of_parameters if (name, "state", one) in kept}
+
     def _distribute(self, state: dict[str, Any]) -> None:
         for name, each in self._objects.items():
             if isinstance(each, torch.nn.Module):
                 if not _is_loaded(each, state[name]):
                     set_model_state_dict(each, state[name])
             elif isinstance(each, torch.optim.Optimizer):
-                set_optimizer_state_dict(self._models[name], each, state[name])
+                # Not strict: see _leave_out_fresh.
+                options = StateDictOptions(strict=False)
+                set_optimizer_state_dict(self._models[name], each, state[name], options=options)
             else:
                 each.load_state_dict(_unpack(state[name]))
 

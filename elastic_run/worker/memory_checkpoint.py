@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryReader", "MemoryWriter", "say"]
 
+#: Threads of a worker that compare checksums: a few read as fast as the memory gives.
+_MOST_THREADS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -104,20 +107,26 @@ class MemoryWriter(StorageWriter):
         self.is_kept()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Tell the coordinator which generations this node's memories hold."""
-        return _with_storage(plan, [part.record for part in _list_parts()])
+        """Tell the coordinator which memory is this rank's, and which generations this node's memories hold."""
+        if memory := _own_memory():
+            # The checksums' thread writes the record anew: not while other ranks clear the generation before.
+            memory.wait_checked()
+        return _with_storage(plan, (own_number(os.environ), [part.record for part in _list_parts()]))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Number the generation, and name the one that stays until this one is whole.
 
         Raises:
-            KeptStateError: Not all workers of the job take part.
+            KeptStateError: Not all workers of the job take part, or several have the same memory.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if len(plans) != world and open_memories(os.environ):
             message = f"{len(plans)} of {world} workers save their state; all have to"
             raise KeptStateError(message)
-        records = [record for plan in plans for record in plan.storage_data]
+        if len({plan.storage_data[0] for plan in plans}) != len(plans) and open_memories(os.environ):
+            message = "several workers have the same memory: --keep-state is not for those that a worker has started"
+            raise KeptStateError(message)
+        records = [record for plan in plans for record in plan.storage_data[1]]
         number = 1 + max((record.generation.number for record in records), default=0)
         generation = Generation(number, secrets.token_hex(8), self._label, len(plans))
         whole = newest(records)
@@ -127,7 +136,8 @@ class MemoryWriter(StorageWriter):
         """Copy this rank's part into its memory.
 
         Raises:
-            KeptStateError: The state is larger than its memory, or the planner reuses the plan of another save.
+            KeptStateError: The state is larger than its memory, another save was made since this one began, or the
+                planner reuses the plan of another save.
         """
         future: Future[list[WriteResult]] = Future()
         memory = _own_memory()
@@ -135,16 +145,18 @@ class MemoryWriter(StorageWriter):
             future.set_result([WriteResult(item.index, 0, None) for item in plan.items])
             return future
         share: _Share = plan.storage_data
-        if any(record.generation.number >= share.generation.number for record in filter(None, memory.read_records())):
-            message = (
-                "the planner reuses the plan of an earlier save (enable_plan_caching), which MemoryWriter does not"
-            )
-            raise KeptStateError(message)
-        try:
-            entries = _copy_in(memory, share, plan, planner)
-        except StateTooLargeError as error:
-            message = f"rank {share.rank}: {error}; {_ADVICE}"
-            raise StateTooLargeError(message) from error
+        with memory.is_writing:
+            if any(each.generation.number >= share.generation.number for each in filter(None, memory.read_records())):
+                message = (
+                    "another save was made since this one began: a save (async_save) has to end before the next one "
+                    "begins, and the planner must not reuse plans (enable_plan_caching)"
+                )
+                raise KeptStateError(message)
+            try:
+                entries = _copy_in(memory, share, plan, planner)
+            except StateTooLargeError as error:
+                message = f"rank {share.rank}: {error}; {_ADVICE}"
+                raise StateTooLargeError(message) from error
         results = zip(plan.items, entries, strict=True)
         future.set_result([WriteResult(item.index, entry.length, share.rank) for item, entry in results])
         return future
@@ -177,16 +189,22 @@ class MemoryReader(StorageReader):
     """
 
     def __init__(self) -> None:
-        parts, problems = _list_sound_parts()
-        gathered = _gather((parts, problems))
-        records = [part.record for each, _ in gathered for part in each]
-        generation = newest(records)
-        self.problems = tuple(sorted({problem for _, each in gathered for problem in each}))
+        own = _list_parts()
+        parts = [part for each in _gather(own) for part in each]
+        problems: set[str] = set()
+        # The newest first, so that the others' bytes need not be read.
+        while (generation := newest(part.record for part in parts)) is not None:
+            damage = {problem for each in _gather(_find_damage(own, generation)) for problem in each}
+            if not damage:
+                break
+            problems |= damage
+            parts = [part for part in parts if part.record.generation != generation]
+            for part in own:
+                _memories()[part.memory].forget(generation)  # else the next save would keep it instead of a sound one
+        self.problems = tuple(sorted(problems))
         self.label = None if generation is None else generation.label
         self.world_size = 0 if generation is None else generation.world_size
-        self._parts = {
-            part.record.rank: part for each, _ in gathered for part in each if part.record.generation == generation
-        }
+        self._parts = {part.record.rank: part for part in parts if part.record.generation == generation}
         self._places: dict[MetadataIndex, tuple[_Part, Entry]] = {}
 
     @property
@@ -206,7 +224,7 @@ class MemoryReader(StorageReader):
         """Return what the checkpoint holds.
 
         Raises:
-            KeptStateError: There is none.
+            KeptStateError: There is none, or later saves have replaced it.
         """
         if self.label is None:
             message = "no state is kept; MemoryReader.label tells whether there is one"
@@ -214,7 +232,11 @@ class MemoryReader(StorageReader):
         tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         mappings: dict[str, tuple[str | int, ...]] = {}
         for _, part in sorted(self._parts.items()):
-            entries, planner_data = _memories()[part.memory].read_index(part.record)
+            memory = _memories()[part.memory]
+            if memory.find(part.record.generation) is None:
+                message = f"later saves have replaced the state {self.label}: make a new MemoryReader"
+                raise KeptStateError(message)
+            entries, planner_data = memory.read_index(part.record)
             mappings.update({name: tuple(path) for name, path in (planner_data or {}).items()})
             for entry in entries:
                 self._places[MetadataIndex(entry.name, entry.offsets)] = (part, entry)
@@ -283,16 +305,17 @@ def _list_parts() -> list[_Part]:
     ]
 
 
-def _list_sound_parts() -> tuple[list[_Part], list[str]]:
-    """Return what this worker's memory holds without damage, and what is damaged."""
-    sound, problems = [], []
-    for part in _list_parts():
-        try:
-            _memories()[part.memory].verify(part.record)
-            sound.append(part)
-        except KeptStateError as error:
-            problems.append(f"generation {part.record.generation.label or part.record.generation.number}: {error}")
-    return sound, problems
+def _find_damage(parts: list[_Part], generation: Generation) -> list[str]:
+    """Return what is damaged of a generation."""
+    problems = []
+    threads = max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // _local_world_size()))
+    for part in parts:
+        if part.record.generation == generation:
+            try:
+                _memories()[part.memory].verify(part.record, threads)
+            except KeptStateError as error:
+                problems.append(f"generation {generation.label or generation.number}: {error}")
+    return problems
 
 
 def _local_world_size() -> int:
@@ -318,16 +341,17 @@ def _copy_in(memory: KeptMemory, share: _Share, plan: SavePlan, planner: SavePla
     half, start = memory.begin(share.whole)
     memory.check_room(half, sum(align(_count_bytes(item)) for item in plan.items))
     entries: list[Entry] = []
-    position, is_on_device = start, False
+    position, devices = start, set()
     for item in plan.items:
         data = planner.resolve_data(item)
         if isinstance(data, torch.Tensor):
             tensor = data.detach()
             length = tensor.numel() * tensor.element_size()
             if length:
-                is_on_device = is_on_device or tensor.is_cuda
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
                 target = memory.view(position, length).view(tensor.dtype).view(tensor.shape)
-                target.copy_(tensor, non_blocking=True)
+                target.copy_(tensor, non_blocking=tensor.is_cuda)
         else:
             content = data.getbuffer()
             length = len(content)
@@ -335,8 +359,8 @@ def _copy_in(memory: KeptMemory, share: _Share, plan: SavePlan, planner: SavePla
             memory.write(position, content)
         entries.append(_make_entry(item, data, position, length))
         position += align(length)
-    if is_on_device:
-        torch.cuda.synchronize()
+    for device in devices:
+        torch.cuda.synchronize(device)
     memory.commit(half, share.generation, share.rank, entries, plan.planner_data)
     return entries
 

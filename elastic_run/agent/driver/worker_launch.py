@@ -296,6 +296,8 @@ def worker_environments(
         contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal_name(number) for number in signals),
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
+    if contract.ENV_KEPT_STATE in parent:
+        shared[contract.ENV_KEPT_STATE] = ""  # a launcher inside a worker: its workers would share that one's memory
     shared.update(more or {})
     return {worker.local_rank: {**shared, **_own_environment(spec, worker, parent)} for worker in group.workers}
 

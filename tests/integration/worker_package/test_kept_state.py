@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
+import resource
 import secrets
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastic_run.agent.kept_memory import KeptMemories
+from elastic_run.agent_setup import _keep_state
 from elastic_run.contract import ENV_KEPT_STATE
+from elastic_run.launch_config import LaunchConfig
 from elastic_run.worker import KeptState, KeptStateError, MemoryReader, MemoryWriter, StateTooLargeError, kept_memory
+from elastic_run.worker.kept_checkpoint import write_checkpoint
 from tests.support.launch import ELASTIC_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from io import BytesIO
+
+    from torch.distributed.checkpoint.planner import WriteItem
 
     from tests.support.launch import Launched
 
@@ -202,7 +214,7 @@ def test_damage_is_found_and_the_generation_before_is_used(
     memories: KeptMemories, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A flipped bit anywhere in the state, its index or its record is found, a hundred times of a hundred."""
-    path = os.environ[ENV_KEPT_STATE].partition(":")[2]
+    path = os.environ[ENV_KEPT_STATE].rpartition(":")[2]
     for number in range(100):
         for step in (2 * number + 1, 2 * number + 2):
             KeptState(model=_make_model(step)).save(step)
@@ -272,6 +284,139 @@ def test_plain_checkpoints_of_torch_go_into_memory(memories: KeptMemories) -> No
     assert reader.label == "first"
     assert torch.equal(loaded["a"], state["a"])
     assert (loaded["b"].item(), loaded["c"]) == (3.0, {"d": [1, "x"]})
+
+
+def test_saves_that_overlap_are_never_mixed(memories: KeptMemories) -> None:
+    """Of two saves in two threads, as async_save makes them, one is kept whole; the other fails with the remedy."""
+    assert memories.size
+    both = threading.Barrier(2)
+
+    class Planner(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
+            if write_item.index.fqn == "0":
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    both.wait(0.3)
+            return super().resolve_data(write_item)
+
+    def keep(value: int) -> str:
+        state = {f"{part}": torch.full((1000,), float(value)) for part in range(4)}
+        try:
+            save(state, checkpoint_id=f"{value}", storage_writer=MemoryWriter(), planner=Planner(), no_dist=True)
+        except CheckpointException as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.submit(keep, 1), pool.submit(keep, 2)
+    errors = [error for error in (first.result(), second.result()) if error]
+    assert all("a save (async_save) has to end before the next one begins" in error for error in errors)
+    reader = MemoryReader()
+    loaded = {f"{part}": torch.zeros(1000) for part in range(4)}
+    load(loaded, storage_reader=reader, no_dist=True)
+    assert {float(value) for each in loaded.values() for value in each} == {float(reader.label or 0)}
+
+
+def test_a_reader_does_not_read_what_later_saves_have_replaced(memories: KeptMemories) -> None:
+    """Its label and what it loads belong together."""
+    assert memories.size
+    save({"a": torch.tensor(1)}, checkpoint_id="1", storage_writer=MemoryWriter(), no_dist=True)
+    reader = MemoryReader()
+    for step in (2, 3):
+        save({"a": torch.tensor(step)}, checkpoint_id=f"{step}", storage_writer=MemoryWriter(), no_dist=True)
+    with pytest.raises(CheckpointException, match="later saves have replaced the state 1: make a new MemoryReader"):
+        load({"a": torch.tensor(0)}, storage_reader=reader, no_dist=True)
+
+
+def test_a_damaged_state_is_not_kept_instead_of_a_sound_one(memories: KeptMemories) -> None:
+    """The save after a restore takes the place of what was damaged, so that a torn one leaves the sound one."""
+    for step in (1, 2):
+        KeptState(model=_make_model(step)).save(step)
+    (memory,) = kept_memory.open_memories(os.environ)
+    memory.wait_checked()
+    newest = max(filter(None, memory.read_records()), key=lambda record: record.generation.number)
+    memory.write(newest.start, b"?")
+    assert KeptState(model=_make_model(0)).restore() == 1
+    with pytest.raises(StateTooLargeError):
+        KeptState(model=torch.nn.Linear(1000, 1000)).save(2)
+    assert KeptState(model=_make_model(0)).restore() == 1
+    assert memories.read_status()["label"] == "1"
+
+
+def test_a_parameter_without_a_gradient_has_no_optimizer_state(memories: KeptMemories) -> None:
+    """What the optimizer knew comes back, group by group; parameters that had no gradient until then begin anew."""
+    assert memories.size
+
+    def make() -> tuple[torch.nn.ModuleDict, torch.optim.Optimizer]:
+        module = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "later": torch.nn.Linear(2, 1)})
+        groups = [{"params": each.parameters(), "lr": 0.1 * number} for number, each in enumerate(module.values(), 1)]
+        return module, torch.optim.AdamW(groups)
+
+    model, optimizer = make()
+    model["used"](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.5
+    KeptState(model=model, optimizer=optimizer).save(1)
+    model, optimizer = make()
+    assert KeptState(model=model, optimizer=optimizer).restore() == 1
+    assert {name for name, each in model.named_parameters() if each in optimizer.state} == {"used.weight", "used.bias"}
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.2]
+
+
+def test_an_object_may_have_any_name(memories: KeptMemories) -> None:
+    """None is that of the random numbers."""
+    assert memories.size
+    KeptState(ranks=_make_model(3)).save(1)
+    model = _make_model(0)
+    assert KeptState(ranks=model).restore() == 1
+    assert model.get_parameter("weight")[0, 0] == 3
+
+
+def test_only_the_launchers_own_memory_is_opened(
+    memories: KeptMemories, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In another pid namespace, or with variables of a launcher that is gone, the path may be that of any file."""
+    assert memories.size
+    number, name, path = os.environ[ENV_KEPT_STATE].split(":")
+    (tmp_path / "log").write_bytes(bytes(8192))
+    with (tmp_path / "log").open("r+b") as log:
+        for value in (f"{number}:{name}:/proc/{os.getpid()}/fd/{log.fileno()}", f"{number}:elastic-run-state-0:{path}"):
+            monkeypatch.setenv(ENV_KEPT_STATE, value)
+            with pytest.raises(KeptStateError, match="can't be opened from here: it is another file there"):
+                KeptState(model=_make_model(1)).save(1)
+
+
+def test_a_launcher_in_a_worker_shares_no_memory(launch: Launch, worker: Worker) -> None:
+    """Its workers would have one memory together."""
+    program = worker(f"import os; print('kept', repr(os.environ['{ENV_KEPT_STATE}']))")
+    job = launch("--keep-state=8MB", "--no-python", *ELASTIC_RUN, str(program))
+    assert job.wait_exit() == 0
+    assert job.stdout == "kept ''\n"
+
+
+def test_a_system_without_so_much_memory_is_told_in_a_line() -> None:
+    """A limit of `ulimit -f` holds for memory as well."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=r"keep state gets no 8 MB of memory from the system: File too large"):
+            _keep_state("8MB", LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("label", ["7", "checkpoints/../step=7"])
+def test_only_its_own_checkpoints_are_removed(memories: KeptMemories, tmp_path: Path, label: str) -> None:
+    """A script may have checkpoints and a link of the same name in the directory; any label is a name in it."""
+    assert memories.size
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "latest").symlink_to("step-7")
+    save({"a": torch.tensor(1)}, checkpoint_id=label, storage_writer=MemoryWriter(), no_dist=True)
+    first = write_checkpoint(tmp_path)
+    assert first is not None
+    second = write_checkpoint(tmp_path)
+    assert second is not None
+    assert {each.name for each in tmp_path.iterdir()} == {"latest", "step-7", second.name}
+    assert (tmp_path / "latest").resolve() == second.resolve()
 
 
 def test_an_optimizer_needs_its_module() -> None:
