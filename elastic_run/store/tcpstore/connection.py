@@ -36,11 +36,16 @@ _NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)
 
 
 class Holdings:
-    """Bytes that all connections of a server hold: unfinished messages, waits, and replies that were copied."""
+    """Bytes that all connections of a server hold: unfinished messages, waits, and replies that were copied.
 
-    __slots__ = ("limit", "total")
+    Args:
+        connections: The server's connections.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("connections", "limit", "total")
+
+    def __init__(self, connections: set[Connection]) -> None:
+        self.connections = connections
         self.limit = 0
         self.total = 0
 
@@ -179,10 +184,10 @@ class Connection:
         self.account()
 
     def account(self) -> None:
-        """Count what the connection holds now.
+        """Count what the connection holds now. If all together hold too much, the one that holds most is closed.
 
         Raises:
-            WireError: All connections together hold too much.
+            WireError: This is the one.
         """
         if self.is_closed or not (self._decoder.held or self._queued or self.held or self.waiter):
             return
@@ -196,8 +201,11 @@ class Connection:
         self.held = held
         if more > 0 and holdings.total > holdings.limit:
             total = f"unfinished messages, waits and unread replies of all clients pass {holdings.limit} bytes"
-            message = f"{total}; this client has {held}"
-            raise WireError(message, "connections")
+            largest = max(holdings.connections, key=lambda one: one.held)
+            error = WireError(f"{total}; this client has {largest.held}", "connections")
+            if largest is self:
+                raise error
+            largest.close(error)
 
     # --- out -----------------------------------------------------------------------------------------------------
     def reply(self, data: bytes) -> None:

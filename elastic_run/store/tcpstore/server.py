@@ -65,9 +65,9 @@ class StoreServer:
         self._answers = self._make_answers()
         self._on_refusal = on_refusal
         self._refused_kinds: set[str] = set()
-        self._holdings = Holdings()
-        self._hosts: set[str] = set()
         self._connections: set[Connection] = set()
+        self._holdings = Holdings(self._connections)
+        self._hosts: set[str] = set()
         self._pause: Timer | None = None
         self._is_closed = False
         self._set_limits()
