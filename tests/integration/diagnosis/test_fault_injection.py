@@ -240,7 +240,6 @@ def test_a_frozen_node(launch: Launch, worker: Worker) -> None:
     wait_coordinated(port)  # the store is on the node that goes on
     second = launch(*flags, "--node-rank=1", path)
     second.wait_line("SIGSTOP to this agent and its workers, of rank 1, after 1.0 s")
-    first.wait_line("stopping the workers: a worker failed")
     first.wait_line("silent for 1.5 s")
     second.wait_line("new round: 2 nodes")
     for agent in (first, second):
