@@ -56,7 +56,8 @@ def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
         return _describe_foreign(pid, f"shows no Python stacks: {reason}")
     if has_pipe:
         return ""
-    if _is_ending(pid):
+    stat = read_stat(pid)  # again: it may have begun to end
+    if stat is None or stat.is_exiting:
         return "has ended"
     return _describe_foreign(pid, "has closed the descriptor for its stacks")
 
@@ -66,16 +67,6 @@ def _has_pipe(pid: int, pipe: StackPipe) -> bool:
         return os.path.samestat(os.stat(f"/proc/{pid}/fd/{pipe.number}"), os.fstat(pipe.reading))
     except OSError:
         return False
-
-
-def _is_ending(pid: int) -> bool:
-    """Whether a process has no descriptors at all: the kernel takes them before it shows the process as ended."""
-    try:
-        return not os.listdir(f"/proc/{pid}/fd")
-    except PermissionError:
-        return False
-    except OSError:
-        return True
 
 
 def _explain_missing(pid: int, stat: ProcessStat, pipe: StackPipe | None, *, has_pipe: bool) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Letters of `ProcessStat.state` of a process that has ended.
 GONE_STATES = (b"Z", b"X", b"x")
+#: PF_EXITING of include/linux/sched.h.
+_EXITING = 4
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class ProcessStat:
     parent: int
     group: int
     session: int
+    #: Whether it is in the kernel's exit, where it has given back its descriptors and is not yet a zombie.
+    is_exiting: bool
     #: Clock ticks since boot, resident pages, and clock ticks of processor time.
     started_at: int
     memory: int
@@ -60,6 +64,7 @@ def read_stat(pid: int | str) -> ProcessStat | None:
         parent=parent,
         group=group,
         session=session,
+        is_exiting=bool(int(fields[6]) & _EXITING),
         started_at=int(fields[19]),
         memory=int(fields[21]),
         cpu=int(fields[11]) + int(fields[12]),
