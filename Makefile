@@ -16,7 +16,7 @@ CHAOS :=
 MUTATE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test demo test test-system test-long test-clients test-gpu chaos mutate cover lint format types docs bench figures picture history-picture build clean
+.PHONY: help setup setup-demo setup-test demo test test-system test-long soak test-clients test-gpu chaos mutate cover lint format types docs bench figures picture history-picture build clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -31,14 +31,18 @@ demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lo
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
 test: setup-test ## the tests that need git, make and Python only, and don't take long; 5 minutes on two processors
-	$(TESTING) -n 6 -m "not long and not system" $(PYTEST)
+	$(TESTING) -n 6 -m "not long and not system and not soak" $(PYTEST)
 
 test-long: setup ## the tests that take long: type checkers, many kills in a row, times beside torchrun's
-	$(TESTING) -n 3 -m "long and not system" $(PYTEST)
+	$(TESTING) -n 5 -m "long and not system and not soak" $(PYTEST)
+
+soak: setup ## all of the families of tests of which CI runs a sample: kinds of failures, kills, lives among faults; an hour, as root
+	@tools/test-tools.sh
+	$(TESTING) -n 4 -m soak $(PYTEST)
 
 test-system: setup ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs
 	@tools/test-tools.sh
-	$(TESTING) -n 4 -m system $(PYTEST)
+	$(TESTING) -n 8 -m "system and not soak" $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh

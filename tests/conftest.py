@@ -34,7 +34,7 @@ __all__ = ["pytest_itemcollected", "pytest_runtest_setup"]
 
 #: Law 6: seconds that anything may outlive the launcher, however that ended.
 _LEFTOVER_DEADLINE = 2.0
-#: Seconds of each file on two processors, and beside them those of its tests with the marker `long` or `system`.
+#: Seconds of each file on two processors, and beside them those of its tests with the marker `long`, `system` or `soak`.
 _RECORD = Path(__file__).with_name("durations.json")
 #: Seconds of a file without a record: it comes before those that are over at once.
 _UNKNOWN = 5.0
@@ -96,7 +96,7 @@ def _file_of(nodeid: str) -> str:
 
 
 def _key(nodeid: str, keywords: Container[str]) -> str:
-    marker = next((marker for marker in ("system", "long") if marker in keywords), "")
+    marker = next((marker for marker in ("soak", "system", "long") if marker in keywords), "")
     return f"{_file_of(nodeid)} {marker}".rstrip()
 
 

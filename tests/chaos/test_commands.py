@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kills_guardians", [False, True], ids=["agents", "guardians too"])
+@pytest.mark.parametrize(
+    "kills_guardians",
+    [pytest.param(False, id="agents", marks=pytest.mark.soak), pytest.param(True, id="guardians too")],
+)
 def test_every_sample_is_accounted_for(tmp_path: Path, kills_guardians: bool) -> None:
     """A kill every two seconds on three hosts, each with an endpoint: one job goes on, and no sample is lost."""
     run(Deaths(seed=17, count=8, kills_guardians=kills_guardians), tmp_path, say=print)
@@ -45,7 +48,11 @@ def test_warm_workers_end_after_a_start_and_two_restarts(launch: Callable[..., L
 @pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "store", [pytest.param(store, marks=[pytest.mark.system] * (store != "file")) for store in STORES]
+    "store",
+    [
+        "file",
+        *(pytest.param(store, marks=[pytest.mark.system, pytest.mark.soak]) for store in STORES if store != "file"),
+    ],
 )
 def test_a_coordinator_that_stood_still_decides_nothing(store: str, tmp_path: Path) -> None:
     """Restarts are counted once each; a node that coordinated comes to the others' round."""

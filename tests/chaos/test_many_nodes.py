@@ -69,7 +69,9 @@ def test_a_job_outlives_a_worker_an_agent_and_a_host(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("store", ["c10d", "successors", "etcd-v3"])
+@pytest.mark.parametrize(
+    "store", [*(pytest.param(store, marks=pytest.mark.soak) for store in ("c10d", "etcd-v3")), "successors"]
+)
 def test_a_job_outlives_faults_that_overlap(store: str, tmp_path: Path) -> None:
     """Five faults, one every two seconds: no agent ends that was not ended, and every sample is accounted for."""
     tell(Story(seed=5, count=5, store=store, every=2.0, longest=4.0), tmp_path, say=print)
@@ -82,7 +84,7 @@ def test_a_job_outlives_a_stranger_at_its_ports(tmp_path: Path) -> None:
     tell(Story(seed=2, count=1, store="c10d", only=("fill-store",)), tmp_path, say=print)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_a_job_takes_no_harm_of_signals_second_jobs_and_escapes(tmp_path: Path) -> None:
     """No worker notices a stray signal or a second job of the same id; what leaves a worker ends with its round."""

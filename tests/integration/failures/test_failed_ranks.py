@@ -60,9 +60,23 @@ def read_kinds(file: str) -> dict[str, Kind]:
 
 
 _LIVES_ON, _GOES_ON = read_kinds("lives_on"), read_kinds("goes_on")
-#: Kinds that are tried each time; the others are long.
+#: Kinds that `make test` tries, and those that `make test-long` tries; `make soak` tries all others.
 _SOME = ("thread sleeps", "process by fork", "exit function sleeps", "destructor of a global", "SIGTERM ends with 0")
+_LONG = (
+    "thread in pause() of C",
+    "ProcessPoolExecutor",
+    "daemon that ignores SIGTERM",
+    "exit function of C",
+    "generator",
+    "descriptor of stderr closed",
+    "hook that prints by itself and waits",
+    "torch: thread in a collective",
+    "torch: loader that ignores SIGTERM",
+    "raises: group",
+    "raises: in a process of a pool",
+)
 _SOME_GO_ON = ("prints the traceback", "calls the hook", "main ends, a thread goes on", "exception printed by C")
+_LONG_GO_ON = ("exception in a task", "main ends, a process goes on", "dumps its stacks", "executes another program")
 _THREAD = _LIVES_ON["thread sleeps"].program
 _RAISED = "rank 1 has raised ValueError: shard 7 is corrupt"
 #: Rank 1's hook shows an exception by itself, and tells nobody.
@@ -88,12 +102,13 @@ def cause_of(job: Launched) -> str:
     return " ".join(" ".join(lines[: rest[0]]).split())
 
 
-def kinds(some: tuple[str, ...], every: dict[str, Kind]) -> list[pytest.ParameterSet]:
-    """Return all kinds as parameters, of which only some are not long."""
-    return [pytest.param(kind, marks=() if name in some else pytest.mark.long, id=name) for name, kind in every.items()]
+def kinds(some: tuple[str, ...], long: tuple[str, ...], every: dict[str, Kind]) -> list[pytest.ParameterSet]:
+    """Return all kinds as parameters, most of which only `make soak` tries."""
+    marks = {name: [pytest.mark.long] if name in long else [pytest.mark.soak] for name in every}
+    return [pytest.param(kind, marks=[] if name in some else marks[name], id=name) for name, kind in every.items()]
 
 
-@pytest.mark.parametrize("kind", kinds(_SOME, _LIVES_ON))
+@pytest.mark.parametrize("kind", kinds(_SOME, _LONG, _LIVES_ON))
 def test_its_exception_is_the_cause(kind: Kind, launch: Launch, write: Write, tmp_path: Path) -> None:
     """After --shutdown-timeout it has failed, whatever keeps it alive."""
     env = {"TMPDIR": str(tmp_path)}
@@ -102,13 +117,11 @@ def test_its_exception_is_the_cause(kind: Kind, launch: Launch, write: Write, tm
     assert re.search(rf"^cause rank 1 on \S+ \(local rank 1, .* failed with exit code 1 .*{kind.cause}", cause_of(job))
 
 
-@pytest.mark.parametrize("kind", kinds(_SOME_GO_ON, _GOES_ON))
-def test_a_program_that_handles_its_exception_goes_on(
-    kind: Kind, request: pytest.FixtureRequest, launch: Launch, write: Write, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", kinds(_SOME_GO_ON, _LONG_GO_ON, _GOES_ON))
+def test_a_program_that_handles_its_exception_goes_on(kind: Kind, launch: Launch, write: Write, tmp_path: Path) -> None:
     """Whatever it writes, it ends by itself, and no line is about it."""
-    is_long = request.node.get_closest_marker("long") is not None
-    env = {"WAITS": "0", "PAUSE": "14" if is_long else "2.5", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    is_short = kind.name in _SOME_GO_ON
+    env = {"WAITS": "0", "PAUSE": "2.5" if is_short else "14", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     job = launch("--nproc-per-node=2", "--shutdown-timeout=1", write(kind.program), env=env)
     assert job.wait_exit(deadline=60) == 0
     assert "elastic-run: " not in job.stderr

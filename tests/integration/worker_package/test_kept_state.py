@@ -106,7 +106,7 @@ def _read_losses(book: Path) -> list[dict[str, str]]:
 def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Losses over 30 steps with 3 kills are bit by bit those of an undisturbed run, random numbers included."""
     program = worker(TRAIN)
-    flags = ("--nproc-per-node=2", "--preload=torch", "--max-restarts=3", "--keep-state=16MB")
+    flags = ("--nproc-per-node=2", "--preload=torch", "--max-restarts=3", "--max-backoff=0", "--keep-state=16MB")
     kills = "0:0/7,1:1/8,2:0/21"
     assert launch(*flags, program, str(tmp_path / "killed"), kills, "30").wait_exit() == 0
     assert launch(*flags, program, str(tmp_path / "calm"), "", "30").wait_exit() == 0
@@ -117,7 +117,7 @@ def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path:
 def test_a_torn_state_is_never_loaded(launch: Launch, worker: Worker) -> None:
     """Workers that are killed at any moment of a save go on from a state that is whole and the same on all ranks."""
     kills = 10
-    flags = ("--nproc-per-node=2", "--preload=torch", f"--max-restarts={kills}", "--keep-state=16MB")
+    flags = ("--nproc-per-node=2", "--preload=torch", f"--max-restarts={kills}", "--max-backoff=0", "--keep-state=16MB")
     job = launch(*flags, "--monitor-interval=0.1", worker(TORN), str(kills), secrets.token_hex(4))
     assert job.wait_exit(deadline=60 + 3 * kills) == 0, job.stderr[-3000:]
     begun = [line.split() for line in job.stdout.splitlines() if line.startswith("whole")]
