@@ -34,7 +34,7 @@ __all__ = ["pytest_itemcollected", "pytest_runtest_setup"]
 
 #: Law 6: seconds that anything may outlive the launcher, however that ended.
 _LEFTOVER_DEADLINE = 2.0
-#: Seconds of each file on two processors, and beside them those of its tests with the marker `long`, `system` or `soak`.
+#: Seconds of each file on two processors, and beside them those of its `long`, `system` and `soak` tests.
 _RECORD = Path(__file__).with_name("durations.json")
 #: Seconds of a file without a record: it comes before those that are over at once.
 _UNKNOWN = 5.0

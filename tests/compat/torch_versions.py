@@ -7,7 +7,7 @@ Run by a person, once per release of ours:
 
 For each interpreter, its torch's own client performs every operation that it knows (`store_operations`) on torch's own
 server and on ours, and two workers form ten process groups (`gloo_cycles`) over ours, with a prefix each. The lines
-that differ are printed, and the exit code is 1 if there are any. `test_store_torch` does it with the installed torch.
+that differ are printed, and the exit code is 1 if there are any. `test_store_client` does it with the installed torch.
 """
 
 from __future__ import annotations

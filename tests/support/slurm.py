@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from tests.support.hosts import HostProcess
 
+ROOT = Path(__file__).parents[2]
 #: Seconds until a silent node is down. Its jobs end then, or are requeued.
 NODE_TIMEOUT = 8
 #: Seconds that a job's processes have between SIGTERM and SIGKILL.
@@ -161,6 +163,23 @@ class SlurmCluster:
     ) -> int:
         """Submit a batch script."""
         return int(self.run("sbatch", "--parsable", *arguments, env=env, cwd=cwd))
+
+    def submit_script(
+        self, directory: Path, body: str, *options: str, log: str = "job.log", env: Mapping[str, str] | None = None
+    ) -> int:
+        """Submit a batch script that runs, and writes its log, in a directory."""
+        script = directory / f"{log}.sbatch"
+        script.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        variables = {"PATH": programs, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+        return self.submit(f"--output={log}", "--no-requeue", *options, script, env=variables, cwd=directory)
+
+    def run_script(self, directory: Path, body: str, *options: str, script: str = "") -> tuple[int, str]:
+        """Run a batch script to its end, beside a train.py; return its exit code and what all of it has written."""
+        if script:
+            (directory / "train.py").write_text(script, encoding="utf-8")
+        ending = self.wait_end(self.submit_script(directory, body, *options))
+        return ending.exit_code, (directory / "job.log").read_text(encoding="utf-8")
 
     def cancel(self, job: int) -> None:
         """Cancel a job."""

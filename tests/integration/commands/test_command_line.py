@@ -1,8 +1,10 @@
-"""The command as a process: what it imports to read its words, and how it ends when they are wrong."""
+"""The command as a process: how it reads its words and ends if they are wrong, its help, and `--explain`."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,15 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from elastic_run.cli.commands import COMMANDS
 from elastic_run.cli.help import EXAMPLES
 from elastic_run.run import determine_local_world_size
 from tests.support.launch import UNPRIVILEGED
+from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
 
 COMMAND = (sys.executable, "-m", "elastic_run")
 
@@ -202,3 +210,97 @@ def test_a_finder_that_uses_expressions_gets_the_real_module(tmp_path: Path) -> 
     answer = run("--version", PYTHONPATH=str(tmp_path))
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.endswith("Pattern module <re.Match object; span=(1, 2), match='1'>\n")
+
+
+# --- the commands beside the start of a job ---------------------------------------------------------------------------
+def _run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elastic_run", *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=cwd)
+
+
+def test_help_lists_every_command() -> None:
+    """`elastic-run help` shows each command once, in a line of its own, and then the most used flags."""
+    shown = _run("help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert all(f"\n  {name} " in shown.stdout for name in COMMANDS)
+    assert shown.stdout.count("Commands (") == 1
+    assert "--nproc-per-node" in shown.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help(name: str) -> None:
+    """`elastic-run help COMMAND` and `elastic-run COMMAND --help` show the same text."""
+    by_help, by_flag = _run("help", name), _run(name, "--help")
+    assert (by_help.returncode, by_flag.returncode) == (0, 0)
+    assert by_help.stdout == by_flag.stdout
+    assert by_help.stdout.startswith(f"usage: elastic-run {name}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_wrong_flag_of_a_command_is_one_line(name: str) -> None:
+    """A flag that a command doesn't have is told in one line that names the command's help."""
+    job = _run(name, "--no-such-flag")
+    assert (job.returncode, job.stdout) == (2, "")
+    assert len(job.stderr.splitlines()) == 1
+    assert f"error: {name}: " in job.stderr
+    assert f"(see elastic-run {name} --help)" in job.stderr
+
+
+def test_script_with_the_name_of_a_command_is_started_by_its_path(tmp_path: Path) -> None:
+    """The name alone is the command, also where such a script is there; with ./ it is the script."""
+    (tmp_path / "help").write_text("print('the script')\n")
+    assert "usage: elastic-run" in _run("help", cwd=tmp_path).stdout
+    job = _run("./help", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout == "the script\n"
+
+
+# --- --explain --------------------------------------------------------------------------------------------------------
+#: What a start adds to a worker that belongs to this one start: files and a token.
+OF_ONE_START = {"TORCHELASTIC_ERROR_FILE", "ELASTIC_RUN_TOKEN", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+REPORT = "import json; say(json.dumps([dict(os.environ), sys.orig_argv]))"
+
+
+def explained_environment(text: str, local_rank: int) -> dict[str, str]:
+    """Return the variables of one worker, as an explanation shows them."""
+    part = text.partition("Variables of the workers, in addition to those of this process:\n")[2]
+    pairs = dict(word.split("=", 1) for word in part.split() if "=" in word)
+    return {name: str(local_rank) if re.fullmatch(r"0\.\.\d+", value) else value for name, value in pairs.items()}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--nproc-per-node=2", "--max-restarts=3", "--role=trainer", "--signals-to-handle=SIGTERM"],
+        ["--nproc-per-node=2", "--virtual-local-rank", "--scale-up-signal=SIGUSR1", "--worker-store=rank0"],
+        ["--nnodes=1", "--rdzv-id=mine", "--master-addr=localhost", "--master-port={port}"],
+    ],
+    ids=lambda flags: flags[-1],
+)
+def test_workers_get_the_environment_and_the_command_that_were_explained(
+    flags: list[str], launch: Launch, worker: Worker
+) -> None:
+    """Each variable that a start adds was shown, with its value; the command is the one that was shown."""
+    port = free_port()
+    words = [*(flag.format(port=port) for flag in flags), worker(REPORT), "--lr=1", "a b"]
+    explained = launch("--explain", *words)
+    assert explained.wait_exit() == 0
+    job = launch(*words)
+    assert job.wait_exit() == 0, job.stderr
+    seen = [json.loads(line) for line in job.stdout.splitlines()]
+    outer = {*launch_environment(launch), "OMP_NUM_THREADS", "_"}
+    assert seen
+    for environment, command in seen:
+        added = {name: value for name, value in environment.items() if name not in outer}
+        shown = explained_environment(explained.stdout, int(environment["RANK"]))
+        assert {name: shown.get(name) for name in added if name not in OF_ONE_START} == {
+            name: value for name, value in added.items() if name not in OF_ONE_START
+        }
+        assert f"Command      {shlex.join(command)}\n" in explained.stdout
+
+
+def launch_environment(launch: Launch) -> set[str]:
+    """Return the names of the variables that a launcher has in these tests."""
+    found = launch("-c", "import json, os; print(json.dumps(list(os.environ)))", program=["python3"])
+    assert found.wait_exit() == 0
+    return set(json.loads(found.stdout))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tests.support.hosts import virtual_hosts
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from tests.support.hosts import VirtualHosts
+    from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
 
-pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).parents[3]
 #: Drops what comes in: nothing answers any more, and no sender is told.
@@ -173,6 +177,7 @@ def examine(hosts: VirtualHosts, directory: Path, arguments: str, plant: str = "
     return process.wait_exit(deadline=60) or 0, process.stdout, process.stderr
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_with_its_mend(hosts: VirtualHosts, tmp_path: Path, fault: Fault) -> None:
     """Each fault is one finding that names it and the mend; there is no other, and the exit code tells problems."""
@@ -185,6 +190,7 @@ def test_a_planted_fault_is_found_with_its_mend(hosts: VirtualHosts, tmp_path: P
     assert (found["severity"], code) == (("problem", 1) if fault.is_problem else ("warning", 0))
 
 
+@pytest.mark.timeout(120)
 def test_a_wrong_clock_is_found(hosts: VirtualHosts, tmp_path: Path) -> None:
     """A clock that a flat battery has set back is a problem."""
     hosts[0].clock.install()
@@ -193,6 +199,7 @@ def test_a_wrong_clock_is_found(hosts: VirtualHosts, tmp_path: Path) -> None:
     assert (code, "the clock is wrong: it says 20" in out, "timedatectl" in out) == (1, True, True), out
 
 
+@pytest.mark.timeout(120)
 def test_a_healthy_host_has_no_finding(hosts: VirtualHosts, tmp_path: Path) -> None:
     """Nothing is broken: no problem, exit code 0, and nothing is left behind."""
     code, out, err = examine(hosts, tmp_path, f"--rdzv-endpoint=h0:29400 --log-dir={tmp_path}/logs")
@@ -201,12 +208,14 @@ def test_a_healthy_host_has_no_finding(hosts: VirtualHosts, tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["tmp"]
 
 
+@pytest.mark.timeout(120)
 def test_a_report_that_cannot_be_written_is_one_line(hosts: VirtualHosts, tmp_path: Path) -> None:
     """On a full disk the doctor has no traceback."""
     code, _, err = examine(hosts, tmp_path, "> /dev/full")
     assert (code, err) == (2, "elastic-run: error: doctor: standard output can't be written: No space left on device\n")
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seconds", ["0", "-1", "x"])
 def test_a_wrong_timeout_is_refused_by_its_name(hosts: VirtualHosts, tmp_path: Path, seconds: str) -> None:
     """The line names the doctor's own flag."""
@@ -215,3 +224,137 @@ def test_a_wrong_timeout_is_refused_by_its_name(hosts: VirtualHosts, tmp_path: P
         2,
         f"elastic-run: error: doctor: --timeout: '{seconds}' is not a number of seconds from 1 up\n",
     )
+
+
+# --- of several nodes: they connect, and name what is wrong between them ----------------------------------------------
+@pytest.fixture
+def three_hosts() -> Iterator[VirtualHosts]:
+    """Boot three hosts for one test."""
+    with virtual_hosts(3) as booted:
+        yield booted
+
+
+def start(three_hosts: VirtualHosts, *arguments: str, plants: Sequence[str] = ("", "", "")) -> list[HostProcess]:
+    """Start the doctor on each host for which there is a plant, after its shell has broken something."""
+    command = f"exec {sys.executable} -m elastic_run doctor --nnodes=3 --rdzv-endpoint=h0:29400 {' '.join(arguments)}"
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    shells = zip(three_hosts, plants, strict=False)
+    return [host.start(["bash", "-c", f"{plant or ':'}; {command}"], env=env) for host, plant in shells]
+
+
+def read_codes(doctors: Sequence[HostProcess]) -> list[int | None]:
+    """Wait for all doctors, and return their exit codes."""
+    return [doctor.wait_exit(deadline=180) for doctor in doctors]
+
+
+def read_findings(doctors: Sequence[HostProcess]) -> list[dict[str, str]]:
+    """Return the findings, which the node with rank 0 has printed."""
+    (text,) = [doctor.stdout for doctor in doctors if doctor.stdout]
+    findings: list[dict[str, str]] = json.loads(text)["findings"]
+    return findings
+
+
+@pytest.mark.timeout(200)
+def test_healthy_nodes_have_no_finding(three_hosts: VirtualHosts) -> None:
+    """The first node prints what was measured for all, the others say where that stands; all end with 0."""
+    doctors = start(three_hosts)
+    assert read_codes(doctors) == [0, 0, 0], [doctor.stdout + doctor.stderr for doctor in doctors]
+    (first,) = [doctor for doctor in doctors if doctor.stdout]
+    others = [doctor for doctor in doctors if doctor is not first]
+    hosts_line, printer = first.stdout.splitlines()[0], first.stdout.split(",")[0].split()[-1]
+    assert sorted(hosts_line.removeprefix("elastic-run doctor on ").split(", ")) == ["h0", "h1", "h2"]
+    assert "\nno problems, " in first.stdout, first.stdout  # a busy machine may have a slow link
+    assert all(text in first.stdout for text in ("pairs 3", "MB/s", "all-reduce of 4 MB")), first.stdout
+    assert all(f"are printed by the doctor on {printer}" in doctor.stderr for doctor in others)
+
+
+@pytest.mark.timeout(200)
+def test_a_lost_direction_is_named(three_hosts: VirtualHosts) -> None:
+    """Packets of one node to another get lost; the pair and the direction are named, and all doctors end with 1."""
+    three_hosts.cut(three_hosts[1], three_hosts[2])
+    doctors = start(three_hosts, "--json")
+    assert read_codes(doctors) == [1, 1, 1]
+    (found,) = read_findings(doctors)
+    assert found["what"] == "packets from h1 to h2 get lost"
+    assert found["evidence"] == "those from h2 to h1 arrive"
+
+
+@pytest.mark.timeout(200)
+def test_other_versions_and_findings_of_one_node_have_its_name(three_hosts: VirtualHosts, tmp_path: Path) -> None:
+    """What a node has found on itself is printed by the first node too."""
+    metadata = tmp_path / "torch-1.2.3.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n", encoding="utf-8")
+    other = f"export PYTHONPATH={tmp_path}:$PYTHONPATH; mount -t tmpfs -o size=64m shm /dev/shm"
+    doctors = start(three_hosts, "--json", plants=["", other, ""])
+    assert read_codes(doctors) == [1, 1, 1]
+    findings = [found["what"] for found in read_findings(doctors)]
+    assert findings[0].startswith("torch is not the same on all nodes: h1 1.2.3, but 2."), findings
+    assert findings[1].startswith("h1: /dev/shm is small"), findings
+    assert len(findings) == 2
+
+
+@pytest.mark.timeout(200)
+def test_nodes_that_do_not_meet_are_a_problem(three_hosts: VirtualHosts) -> None:
+    """The third node is missing: the others say so after the timeout, with what they have found on themselves."""
+    doctors = start(three_hosts, "--timeout=5", plants=["", "export OMP_NUM_THREADS=x"])
+    assert read_codes(doctors) == [1, 1]
+    assert "3 nodes did not come together at h0:29400 (--timeout=5)" in doctors[0].stdout
+    assert "OMP_NUM_THREADS='x' is not a number" in doctors[1].stdout
+
+
+def find_worker(host: VirtualHost) -> int | None:
+    """Return the pid of the doctor's worker on a host, once it runs."""
+    for pid in host.processes():
+        with contextlib.suppress(OSError):
+            if b"probe_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+@pytest.mark.timeout(200)
+def test_a_doctor_that_is_killed_ends_the_others_at_once(three_hosts: VirtualHosts) -> None:
+    """Nobody waits for another node, and the finding says that one was lost, not that none came."""
+    doctors = start(three_hosts)
+    wait_until(lambda: find_worker(three_hosts[1]), deadline=60, what="the nodes have met")
+    doctors[1].kill()
+    begun = time.monotonic()
+    assert read_codes([doctors[0], doctors[2]]) == [1, 1]
+    assert time.monotonic() - begun < stretched(10)
+    for doctor in (doctors[0], doctors[2]):
+        assert "a node was lost while the nodes examined the network" in doctor.stdout, doctor.stdout
+        assert "lost: h1" in " ".join(doctor.stderr.split()), doctor.stderr
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_worker_is_not_taken_for_nodes_that_did_not_meet(three_hosts: VirtualHosts) -> None:
+    """The finding says that the check between the nodes was ended; all doctors end with 1."""
+    doctors = start(three_hosts)
+    pid = wait_until(lambda: find_worker(three_hosts[1]), deadline=60, what="the nodes have met")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert read_codes(doctors) == [1, 1, 1]
+    assert all("have met, but the check between them did not end" in doctor.stdout for doctor in doctors)
+
+
+@pytest.mark.timeout(200)
+def test_a_torch_that_cannot_be_imported_is_named(three_hosts: VirtualHosts, tmp_path: Path) -> None:
+    """A broken installation of torch is a finding with its error, not a hang."""
+    metadata = tmp_path / "torch-1.2.3.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n", encoding="utf-8")
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: no such file')", encoding="utf-8")
+    doctors = start(three_hosts, "--json", plants=[f"export PYTHONPATH={tmp_path}:$PYTHONPATH"] * 3)
+    assert read_codes(doctors) == [1, 1, 1]
+    (found,) = [finding for finding in read_findings(doctors) if "all-reduce" in finding["what"]]
+    assert "ImportError: libtorch.so: no such file" in found["evidence"], found
+
+
+@pytest.mark.timeout(200)
+def test_no_directory_for_temporary_files_is_a_finding(three_hosts: VirtualHosts) -> None:
+    """Where nothing can be written the doctor says so instead of a traceback."""
+    plant = "for d in /tmp /var/tmp /dev/shm; do mount --bind $d $d && mount -o remount,bind,ro $d; done; cd /sys"
+    (doctor,) = start(three_hosts, plants=[plant])
+    assert read_codes([doctor]) == [1]
+    assert "the nodes can't be examined together" in doctor.stdout, doctor.stdout + doctor.stderr
+    assert "export TMPDIR=DIR" in doctor.stdout

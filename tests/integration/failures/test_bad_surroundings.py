@@ -1,11 +1,13 @@
-"""Launchers in surroundings that nobody would choose: no descriptors, an old locale. They run, or say why not."""
+"""Bad surroundings: directories that vanish or deny access, streams that nobody reads."""
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ import pytest
 import elastic_run
 from elastic_run import contract
 from elastic_run.cli.commands import COMMANDS
-from tests.support.launch import ELASTIC_RUN
+from tests.support.launch import ELASTIC_RUN, UNPRIVILEGED, clean_environment
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
+
 
 #: The locale of a system from before UTF-8, which Python would change by itself.
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -258,3 +261,22 @@ def test_a_package_that_was_removed_too_early_is_told(launch: Launch, worker: Wo
     assert job.wait_exit() == contract.EXIT_INTERNAL_ERROR
     assert "Traceback" not in job.stderr
     assert job.stderr.splitlines()[-1].endswith(": the files of elastic-run are not those that this process began with")
+
+
+# --- paths that the user may not read ---------------------------------------------------------------------------------
+def test_the_directory_that_denies_is_named(worker: Callable[[str], Path], tmp_path: Path) -> None:
+    """The path in the exception is long, and the directory that may not be entered is not its last one."""
+    denying = tmp_path / "data"
+    (denying / "checkpoints").mkdir(parents=True)
+    path = worker(f"open({str(denying / 'checkpoints' / 'model.pt')!r})")
+    denying.chmod(0)
+    try:
+        command = [*UNPRIVILEGED, sys.executable, "-m", "elastic_run", str(path)]
+        ended = subprocess.run(
+            command, check=False, capture_output=True, text=True, env=clean_environment(), timeout=60
+        )
+    finally:
+        denying.chmod(0o700)
+    assert ended.returncode == 1
+    told = f"a directory (d--------- {getpass.getuser()}) may not be entered: '{denying}'"
+    assert told in " ".join(ended.stderr.split()), ended.stderr

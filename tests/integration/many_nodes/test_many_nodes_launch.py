@@ -1,23 +1,30 @@
-"""The launcher on several nodes, each an agent of this machine: what a user sees, and what workers get."""
+"""Jobs of several nodes from the command line: how they meet, where they are, and where their logs are."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
+import threading
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.local_rendezvous import COPIED, copied, wait_coordinated
+from elastic_run.rendezvous.coordination import places
+from elastic_run.rendezvous.coordination.places import Place
+from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
+from tests.support.local_rendezvous import COPIED, copied, place, wait_coordinated
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
-from tests.support.wait import stretched, wait_until
+from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import _socket
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.support.launch import Launched
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
     Nodes = Callable[..., list[Launched]]
+
 
 #: A last call that no test waits for, and heartbeats that show a loss soon.
 CONF = "last_call_timeout=3,keep_alive_interval=0.5"
@@ -242,3 +250,74 @@ def test_garbage_at_the_port_is_said_once(launch: Launch, worker: Worker) -> Non
     second = launch(*place, "--nnodes=2", path)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0]
     assert first.stderr.count("that does not fit the store's protocol") == 1
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+def test_a_shared_log_directory(launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each agent has a directory that names its host; nothing is overwritten, also by two agents on one host."""
+    path = worker(
+        "say('rank', rank, 'attempt', attempt)\n"
+        "if attempt == 0 and rank == 0:\n    open(sys.argv[1], 'w')\n    signal.pause()\n"
+        "if attempt == 0:\n    open(sys.argv[1]).read()\n    sys.exit(3)\n"
+    )
+    gate = tmp_path / "gate"  # opens when both have said their line
+    os.mkfifo(gate)
+    logs = tmp_path / "logs"
+    words = ("--nnodes=2", "--max-restarts=1", f"--log-dir={logs}", "--redirects=3", path, gate)
+    port = free_port()
+    agents = [launch(*place(port), *words) for _ in range(2)]
+    assert [agent.wait_exit() for agent in agents] == [0, 0]
+    own = sorted(logs.glob("*_*"))
+    host = re.escape(os.uname().nodename)
+    assert len(own) == 2
+    assert all(re.fullmatch(rf"j_\d{{8}}-\d{{4}}_{host}_[0-9a-f]{{4}}", directory.name) for directory in own)
+    said: dict[str, list[str]] = {"attempt_0": [], "attempt_1": []}
+    for file in logs.rglob("stdout.log"):
+        said[file.relative_to(logs).parts[1]].append(file.read_text().strip())
+    assert sorted(said["attempt_0"]) == ["rank 0 attempt 0", "rank 1 attempt 0"]
+    assert sorted(said["attempt_1"]) == ["rank 0 attempt 1", "rank 1 attempt 1"]
+
+
+# --- several agents of one machine that may serve one endpoint: one of them serves it ---------------------------------
+# Linux may refuse both of two sockets that bind and listen at one address at the same moment (in 63 of 3,000 such
+# moments of two processes here): each sees the other one listen.
+def make_address(port: int, *, is_host: bool | None = None) -> Place:
+    """Return the place of an agent of this machine."""
+    return Place("c10d", "j", [("127.0.0.1", port)], is_host=is_host)
+
+
+@pytest.mark.parametrize("is_host", [None, True])
+def test_an_agent_whose_endpoint_is_served_by_another_one_does_not_serve_it(*, is_host: bool | None) -> None:
+    """It goes on as one of the others; if the user says that it serves the endpoint, it can't."""
+    port = free_port()
+    with closing(make_address(port)) as first, closing(make_address(port, is_host=is_host)) as second:
+        assert first.serve()
+        if is_host:
+            with pytest.raises(PortTakenError):
+                second.serve()
+        else:
+            assert not second.serve()
+
+
+def test_one_of_two_serves_when_both_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two agents begin to listen at one address at the same moment, and both are refused: one serves in the end."""
+    gate = threading.Barrier(2, timeout=DEADLINE)
+    refused: set[threading.Thread] = set()
+
+    def refuse_both(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
+        """Refuse each agent's first attempt, as Linux does."""
+        if threading.current_thread() not in refused:
+            refused.add(threading.current_thread())
+            gate.wait()
+            raise PortTakenError(port)
+        return open_listeners(hosts, port)
+
+    monkeypatch.setattr(places, "open_listeners", refuse_both)
+    port = free_port()
+    with closing(make_address(port)) as one, closing(make_address(port)) as other:
+        threads = [threading.Thread(target=agent.serve) for agent in (one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert bool(one.own) is not bool(other.own)

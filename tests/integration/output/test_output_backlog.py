@@ -1,14 +1,29 @@
-"""A tee'd worker with a log file and a console that takes nothing: who waits, who doesn't, and that nothing is lost."""
+"""Output that nobody reads fast enough, and what is kept of it for the report."""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.support.isolation import small_disk
-from tests.support.output import Jobs, finish, peak_memory, tee
-from tests.support.wait import wait_until
+from tests.support.output import CONSOLE, Jobs, finish, peak_memory, tee
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
 
 _LINES = 20_000
 _LINE_BYTES = 1000
@@ -111,3 +126,175 @@ def test_the_reader_goes_away_while_it_is_behind(jobs: Jobs, tmp_path: Path) -> 
     _, err = finish(job)
     assert re.fullmatch(rb"elastic-run: standard output has no reader any more: [^\n]*\n", err)
     assert (tmp_path / "log").read_bytes() == flooded(0)
+
+
+# --- what is kept of each rank's stderr -------------------------------------------------------------------------------
+#: Writes to both streams in turns, and no whole line at the end.
+BOTH = "for number in range(500): os.write(1 + number % 2, b'%d\\n' % number)\nos.write(1, b'end')"
+NUMBERS = [str(number) for number in range(500)]
+
+
+def read(directory: Path, name: str) -> str:
+    """Return a file of the only worker of the last run."""
+    return (directory / "latest" / "attempt_0" / "0" / name).read_text(encoding="utf-8")
+
+
+def test_a_log_directory_alone_keeps_all_output(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """The console is as without --log-dir, without a prefix, and each stream has a file."""
+    job = launch("--log-dir", tmp_path / "logs", worker(BOTH))
+    assert job.wait_exit() == 0
+    assert job.stdout.splitlines() == [*NUMBERS[::2], "end"]
+    assert job.stderr.splitlines() == NUMBERS[1::2]
+    assert read(tmp_path / "logs", "stdout.log") == job.stdout
+    assert read(tmp_path / "logs", "stderr.log") == job.stderr
+
+
+def test_the_order_of_both_streams_is_kept(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Under ``2>&1`` console and file have both streams in the order in which the worker wrote them."""
+    job = launch("--log-dir", tmp_path / "logs", worker(BOTH), merge=True)
+    assert job.wait_exit() == 0
+    assert job.stdout.splitlines() == [*NUMBERS, "end"]
+    for name in ("stdout.log", "stderr.log"):
+        assert read(tmp_path / "logs", name) == job.stdout
+    shown = launch("logs", tmp_path / "logs")
+    assert shown.wait_exit() == 0
+    assert [line.partition("]")[2].strip(": ") for line in shown.stdout.splitlines()[1:]] == [*NUMBERS, "end"]
+
+
+def test_the_report_names_the_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """After a failure the report names the kept file of the worker that failed first."""
+    job = launch("--log-dir", tmp_path / "logs", worker("raise ValueError('the cause')"))
+    assert job.wait_exit() == 1
+    assert "rank 0: attempt_0/0/stderr.log" in job.stderr
+    assert "the cause" in read(tmp_path / "logs", "stderr.log")
+
+
+def test_ranks_that_are_not_shown_are_kept(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """--local-ranks-filter keeps ranks off the console, not out of the files."""
+    words = ("--nproc-per-node=2", "--local-ranks-filter=0", "--log-dir", tmp_path)
+    job = launch(*words, worker("say(f'out {rank}')\nos.write(2, b'err %d\\n' % rank)"))
+    assert job.wait_exit() == 0
+    assert job.stdout == "out 0\n"
+    assert "err 1" not in job.stderr
+    (hidden,) = tmp_path.glob("*_*/attempt_0/1")
+    assert [(hidden / name).read_text(encoding="utf-8") for name in ("stdout.log", "stderr.log")] == [
+        "out 1\n",
+        "err 1\n",
+    ]
+
+
+def test_no_capture_keeps_nothing(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """With --no-capture nothing passes through the launcher, so that no file has a copy."""
+    job = launch("--no-capture", "--log-dir", tmp_path, worker("say(os.readlink('/proc/self/fd/1'))"))
+    assert job.wait_exit() == 0
+    assert not [*tmp_path.glob("*_*/attempt_0")]
+
+
+@pytest.mark.parametrize("flag", ["--tee=3", "--redirects=1"])
+def test_a_success_says_where_the_files_are(launch: Launch, worker: Worker, tmp_path: Path, flag: str) -> None:
+    """Without --log-dir the last line of a successful job names the directory of the log files."""
+    job = launch(flag, worker("say('out')"), env={"TMPDIR": str(tmp_path)})
+    assert job.wait_exit() == 0
+    found = re.search(
+        r"^elastic-run: the log files are in (\S+) \(--log-dir names another place\)$", job.stderr, re.MULTILINE
+    )
+    assert found is not None
+    assert (Path(found[1]) / "attempt_0" / "0" / "stdout.log").read_text(encoding="utf-8") == "out\n"
+    named = launch(flag, "--log-dir", tmp_path / "logs", worker("say('out')"))
+    assert named.wait_exit() == 0
+    assert not named.stderr
+
+
+# --- capture ----------------------------------------------------------------------------------------------------------
+def test_capture_passes_bytes_unchanged(jobs: Jobs) -> None:
+    """Captured stderr comes out byte for byte, stdout is inherited, and the last 64 KiB are kept for the report."""
+    code = "write(2, bytes(range(256)) * 4000); write(1, b'out'); write(2, b'the end')"
+    out, err = jobs.run((CONSOLE, code))
+    data = bytes(range(256)) * 4000 + b"the end"
+    assert out == b"out"
+    assert err == data
+    assert jobs.note("tail0") == data[-65536:]
+
+
+def test_capture_is_unbuffered(jobs: Jobs, tmp_path: Path) -> None:
+    """A prompt without a newline is on the console while its worker waits for the answer."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    job = jobs.start((CONSOLE, f"write(2, b'name? '); open({str(go)!r}).read()"))
+    assert job.stderr is not None
+    assert os.read(job.stderr.fileno(), 100) == b"name? "
+    with go.open("w"):
+        pass
+    assert finish(job) == (b"", b"")
+
+
+def test_no_capture_inherits(jobs: Jobs) -> None:
+    """Without capture a worker has the launcher's own descriptors, and there is nothing for the report."""
+    code = "write(1, os.readlink('/proc/self/fd/2').encode()); write(2, b'x')"
+    job = jobs.start((CONSOLE, code), capture=False)
+    assert job.stderr is not None
+    wanted = os.fsencode(Path(f"/proc/self/fd/{job.stderr.fileno()}").readlink())
+    assert finish(job) == (wanted, b"x")
+    assert jobs.note("tail0") == b""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_order_is_kept_when_both_are_one_file(jobs: Jobs, tmp_path: Path, kind: str) -> None:
+    """Under ``2>&1`` what a worker writes alternately to stdout and stderr keeps its order."""
+    code = "for number in range(3000): write(1 + number % 2, b'%d\\n' % number)"
+    expected = b"".join(b"%d\n" % number for number in range(3000))
+    if kind == "pipe":
+        out, _ = jobs.run((CONSOLE, code), stderr=subprocess.STDOUT)
+    else:
+        with (tmp_path / "both").open("ab") as file:
+            file.write(b"before\n")
+            file.flush()
+            jobs.run((CONSOLE, code), stdout=file, stderr=file)
+        before, _, out = (tmp_path / "both").read_bytes().partition(b"\n")
+        assert before == b"before"
+    assert out == expected
+
+
+def test_redirect_appends(jobs: Jobs, tmp_path: Path) -> None:
+    """A redirected worker writes its file itself, after what is there; the report reads the file's end."""
+    (tmp_path / "err").write_bytes(b"earlier\n")
+    code = "write(1, os.readlink('/proc/self/fd/1').encode()); write(2, b'y' * 70000)"
+    streams = {"stdout": str(tmp_path / "out"), "stderr": str(tmp_path / "err")}
+    assert jobs.run((streams, code)) == (b"", b"")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == str(tmp_path / "out")
+    assert (tmp_path / "err").read_bytes() == b"earlier\n" + b"y" * 70000
+    assert jobs.note("tail0") == b"y" * 65536
+
+
+def test_silenced_rank_is_still_explained(jobs: Jobs) -> None:
+    """A rank that --local-ranks-filter silences shows nothing, and yet its last words reach the report."""
+    streams = {"stdout": os.devnull, "stderr": os.devnull}
+    assert jobs.run((streams, "write(1, b'out'); write(2, b'why')")) == (b"", b"")
+    assert jobs.note("tail0") == b"why"
+
+
+def test_worker_gets_no_other_descriptor(jobs: Jobs) -> None:
+    """A worker has descriptors 0, 1 and 2, and none of the launcher's pipes, files or terminals."""
+    code = "write(1, repr(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))).encode())"
+    workers = [(CONSOLE, "pass"), (tee(), "pass"), (CONSOLE, code)]
+    out, _ = jobs.run(*workers)
+    assert out == b"[0, 1, 2, 3]"  # 3 is the listing itself
+
+
+def test_descriptors_run_out() -> None:
+    """When there are no descriptors left, opening a worker's output fails and leaves none behind."""
+    program = """
+import os, resource
+from elastic_run.multiprocessing.output.wiring import Wiring
+wiring = Wiring()
+before = os.listdir("/proc/self/fd")
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 1, 64))
+for tee in (True, False):
+    try:
+        wiring.open(0, stdout="/dev/null", stderr="", tee_stdout=tee)
+    except OSError as error:
+        print(error.strerror)
+assert os.listdir("/proc/self/fd") == before
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert done.stdout == (os.strerror(errno.EMFILE) + "\n") * 2

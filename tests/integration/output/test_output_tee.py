@@ -1,21 +1,29 @@
-"""Tee: whole lines with a prefix on the console, every byte in the file."""
+"""--tee, --no-capture, and equal tracebacks of an interrupt that are shown once."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.launch import ELASTIC_RUN, clean_environment
 from tests.support.output import CONSOLE, Jobs, peak_memory, tee
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.launch import Launched
+    from tests.support.terminal import Terminal
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
 
 
 def test_tee_writes_file_and_prefixed_lines(jobs: Jobs, tmp_path: Path) -> None:
@@ -155,3 +163,98 @@ def test_a_filter_without_tee_says_that_it_has_no_effect(
     assert job.wait_exit() == 0
     assert job.stdout == "an apple\n"
     assert job.stderr.count("--duplicate-stdout-filters: has no effect without --tee=1 or --tee=3") == 1
+
+
+# --- --no-capture -----------------------------------------------------------------------------------------------------
+FAILURE = "os.write(2, b'the reason'); os._exit(3)"
+
+
+def test_a_pipe_is_named(launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path) -> None:
+    """With --no-capture the report and failure.json say that stderr went to the launcher's own, a pipe."""
+    job = launch("--nproc-per-node=1", "--no-capture", f"--log-dir={tmp_path}", "-r1", worker(FAILURE))
+    assert job.wait_exit() == 3
+    assert "the reason" in job.stderr
+    assert "stderr   (not captured: it went to elastic-run's stderr, a pipe)" in job.stderr
+    assert "nothing was written" not in job.stderr
+    (file,) = tmp_path.rglob("failure.json")
+    assert json.loads(file.read_text())["root_cause"]["stderr_target"] == "elastic-run's stderr, a pipe"
+
+
+def test_a_file_is_named_by_its_path(worker: Callable[[str], Path], tmp_path: Path) -> None:
+    """Where the launcher's stderr is a file, that file has the last lines."""
+    errors = tmp_path / "errors of today.log"
+    with errors.open("wb") as file:
+        command = [*ELASTIC_RUN, "--nproc-per-node=1", "--no-capture", str(worker(FAILURE))]
+        subprocess.run(command, env=clean_environment(), stderr=file, timeout=DEADLINE, check=False)
+    assert f"it went to elastic-run's stderr, '{errors}')" in " ".join(errors.read_text().split())
+
+
+def test_a_terminal_is_named(terminal: Terminal, worker: Callable[[str], Path]) -> None:
+    """On a terminal the report names the terminal's device."""
+    terminal.start("--nproc-per-node=1", "--no-capture", worker(FAILURE))
+    assert terminal.wait_exit() == 3
+    device = os.ttyname(terminal.slave)
+    assert f"(not captured: it went to elastic-run's stderr, {device})" in terminal.output.decode()
+
+
+def test_a_rank_that_is_filtered_out_wrote_to_nowhere(
+    launch: Callable[..., Launched], worker: Callable[[str], Path]
+) -> None:
+    """With --local-ranks-filter the stderr of other ranks goes to /dev/null where nothing is captured."""
+    program = worker("if rank: " + FAILURE + "\ntime.sleep(3600)")
+    job = launch("--nproc-per-node=2", "--no-capture", "--local-ranks-filter=0", program)
+    assert job.wait_exit() == 3
+    assert "(not captured: it went to /dev/null)" in job.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("-t3",), ("-r3",), ("-r3", "--no-capture")])
+def test_a_silent_worker_is_told_as_such(
+    launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """A stderr that a pipe or a log file has kept, and that is empty, is a fact."""
+    job = launch("--nproc-per-node=1", f"--log-dir={tmp_path}", *flags, worker("os._exit(3)"))
+    assert job.wait_exit() == 3
+    assert "stderr   (nothing was written)" in job.stderr
+
+
+# --- Ctrl-C: workers that end with the same KeyboardInterrupt show one traceback --------------------------------------
+#: Ranks 0 to 2 are interrupted at one place, rank 3 at another, also if Ctrl-C comes before they wait.
+_WAITING = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print("runs", rank, flush=True)
+signal.sigwait({signal.SIGINT})
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+if rank == 3:
+    signal.raise_signal(signal.SIGINT)
+signal.raise_signal(signal.SIGINT)
+"""
+
+_LEAVING = """
+import signal
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+print("runs", rank, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--tee=3"]], ids=["captured", "tee"])
+def test_equal_interrupts_are_one_traceback(launch: Launch, worker: Worker, tmp_path: Path, flags: list[str]) -> None:
+    """The console shows one traceback for each place, with the ranks that were there; each log file has its own."""
+    job = launch("--nproc-per-node=4", f"--log-dir={tmp_path / 'logs'}", *flags, str(worker(_WAITING)))
+    job.wait_lines(r"runs \d", count=4)
+    job.send(signal.SIGINT)
+    assert job.wait_exit() == 128 + signal.SIGINT
+    assert job.stderr.count("Traceback (most recent call last)") == 2
+    assert job.stderr.count("elastic-run: ranks 0-2: the same KeyboardInterrupt at ") == 1
+    logs = [path.read_text(encoding="utf-8") for path in tmp_path.glob("logs/*_*/attempt_0/*/stderr.log")]
+    assert [log.count("KeyboardInterrupt") for log in logs] == [1] * 4
+
+
+def test_sigterm_folds_nothing(launch: Launch, worker: Worker) -> None:
+    """Only Ctrl-C folds: a traceback that a program writes for another reason is shown for each rank."""
+    job = launch("--nproc-per-node=2", str(worker(_LEAVING)))
+    job.wait_lines(r"runs \d", count=2)
+    job.send(signal.SIGTERM)
+    job.wait_exit()
+    assert job.stderr.count("\nKeyboardInterrupt") == 2

@@ -151,7 +151,7 @@ def test_elastic_training_takes_a_second_node(launch: Launch, tmp_path: Path) ->
 
 def test_every_example_is_run_here() -> None:
     """No example stays untried, here or on Slurm."""
-    names = ("test_examples.py", "test_health_examples.py", "test_slurm.py", "test_slurm_chains.py")
+    names = ("test_examples.py", "test_health_check.py", "test_slurm.py", "test_slurm_limits.py")
     source = "".join(path.read_text() for name in names for path in Path(__file__).parents[1].rglob(name))
     scripts = [path for path in EXAMPLES.rglob("*") if path.suffix in {".py", ".sh", ".sbatch"}]
     assert [path.name for path in scripts if path.name not in source and path.name != "train.py"] == []

@@ -103,6 +103,7 @@ def test_scancel_leaves_nothing(slurm: SlurmCluster, tmp_path: Path, script: str
     assert "SIGTERM" in job.log
 
 
+@pytest.mark.soak
 def test_a_failed_node_puts_a_fixed_job_back_into_the_queue(slurm: SlurmCluster, tmp_path: Path) -> None:
     """fixed.sbatch: when a node loses its power the job starts again on the others, from its checkpoint."""
     job = Submitted(slurm, tmp_path, "slurm/fixed.sbatch", "--steps=60")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run import contract
 from tests.support.slurm import SlurmCluster, slurm_cluster
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
 #: The shortest script, which says as which worker it ran.
@@ -46,15 +46,8 @@ def slurm() -> Iterator[SlurmCluster]:
 
 
 def run_batch(slurm: SlurmCluster, directory: Path, body: str, *options: str) -> tuple[int, str]:
-    """Run a batch script to its end, and return its exit code and what all of it has written."""
-    (directory / "train.py").write_text(SCRIPT, encoding="utf-8")
-    script = directory / "job.sbatch"
-    script.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {"PATH": programs, "PYTHONPATH": str(ROOT)}
-    job = slurm.submit("--output=job.log", "--no-requeue", *options, script, env=env, cwd=directory)
-    ending = slurm.wait_end(job)
-    return ending.exit_code, (directory / "job.log").read_text(encoding="utf-8")
+    """Run a batch script whose workers say that they train."""
+    return slurm.run_script(directory, body, *options, script=SCRIPT)
 
 
 def trained(log: str) -> list[str]:
@@ -62,6 +55,8 @@ def trained(log: str) -> list[str]:
     return sorted(re.findall(r"trained (\d+ of \d+)", log))
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_shortest_script_is_one_job_on_all_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     """`srun elastic-run train.py` on 3 nodes trains 3 ranks, by node; one line says what was derived."""
     code, log = run_batch(slurm, tmp_path, "srun elastic-run train.py", "--nodes=3")
@@ -76,6 +71,8 @@ def test_the_shortest_script_is_one_job_on_all_nodes(slurm: SlurmCluster, tmp_pa
     assert re.fullmatch(r"node0:(\d+),node1:\1,node2:\1", place[1])
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("variables", "world"), [("", 3), ("-u SLURMD_NODENAME", 1)])
 def test_hosts_with_names_of_their_own_are_one_job_or_told(
     slurm: SlurmCluster, tmp_path: Path, variables: str, world: int
@@ -89,6 +86,8 @@ def test_hosts_with_names_of_their_own_are_one_job_or_told(
     assert sorted(told) == ([] if world == 3 else ["0", "1", "2"]), log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_two_steps_of_one_allocation_are_two_jobs(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Steps that run at once on the same nodes, with two workers each, do not meet."""
     step = "srun --overlap --ntasks=3 elastic-run --nproc-per-node=2 train.py &"
@@ -96,12 +95,16 @@ def test_two_steps_of_one_allocation_are_two_jobs(slurm: SlurmCluster, tmp_path:
     assert (code, trained(log)) == (0, sorted([f"{rank} of 6" for rank in range(6)] * 2)), log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_step_in_a_larger_allocation_has_the_nodes_of_the_step(slurm: SlurmCluster, tmp_path: Path) -> None:
     """`srun --nodes=2` in an allocation of 3 nodes is a job of 2."""
     code, log = run_batch(slurm, tmp_path, "srun --nodes=2 --ntasks=2 elastic-run train.py", "--nodes=3")
     assert (code, trained(log)) == (0, ["0 of 2", "1 of 2"]), log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_step_that_keeps_the_variables_of_the_job_has_the_nodes_of_the_step(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -111,6 +114,8 @@ def test_a_step_that_keeps_the_variables_of_the_job_has_the_nodes_of_the_step(
     assert (code, trained(log)) == (0, ["0 of 2", "1 of 2"]), log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_step_whose_variables_contradict_each_other_is_told(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Each launcher says that it runs a job of its own, why, and which flags make one job of all tasks."""
     edit = "SLURM_STEP_NODELIST=node[0-1,3]"
@@ -122,6 +127,8 @@ def test_a_step_whose_variables_contradict_each_other_is_told(slurm: SlurmCluste
     assert log.count("for one job of all tasks, give each of them --nnodes, ") == 3, log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_order_of_tasks_is_not_that_of_the_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     """With --distribution=arbitrary the first task is on node2; ranks follow SLURM_NODEID, which is node2's place."""
     body = "srun --distribution=arbitrary --nodelist=node2,node0,node1 --ntasks=3 bash -c '{}'".format(
@@ -137,6 +144,8 @@ def test_the_order_of_tasks_is_not_that_of_the_nodes(slurm: SlurmCluster, tmp_pa
     ], log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_batch_script_like_the_step_that_submitted_it_is_no_step(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Two nodes and tasks, as the step has; without srun it is one launcher, which is told of the other node."""
     inner = "sbatch --wait --nodes=2 --ntasks=2 --output=inner.log --wrap 'elastic-run train.py'"
@@ -147,6 +156,8 @@ def test_a_batch_script_like_the_step_that_submitted_it_is_no_step(slurm: SlurmC
     assert "this Slurm job has 1 other node, which a launcher that is started without srun doesn't use" in inner_log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_loss_of_the_launcher_on_the_first_node_does_not_end_an_elastic_job(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -157,6 +168,8 @@ def test_the_loss_of_the_launcher_on_the_first_node_does_not_end_an_elastic_job(
     assert trained(log) == ["0 of 2", "1 of 2"], log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_four_tasks_per_node_are_refused_with_the_command_for_one(
     slurm: SlurmCluster, tmp_path: Path, nodes: int
@@ -171,6 +184,8 @@ def test_four_tasks_per_node_are_refused_with_the_command_for_one(
     assert (code, trained(log)) == (0, [f"{rank} of {2 * nodes}" for rank in range(2 * nodes)]), log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("body", "workers"),
     [
@@ -229,6 +244,8 @@ def read_log(directory: Path) -> str:
     return log.read_text(encoding="utf-8") if log.exists() else ""
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_warned_job_is_requeued_once(slurm: SlurmCluster, tmp_path: Path) -> None:
     """SIGTERM to the steps, as --signal=TERM@120 sends it: one launcher requeues the job, and its second life ends."""
     job = start_two_lives(slurm, tmp_path, "--requeue")
@@ -239,6 +256,8 @@ def test_a_warned_job_is_requeued_once(slurm: SlurmCluster, tmp_path: Path) -> N
     assert sorted(re.findall(r"life (\d rank \d)", log)) == ["0 rank 0", "0 rank 1", "1 rank 0", "1 rank 1"]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_cancelled_job_is_not_requeued(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Whoever cancels a job means it."""
     job = start_two_lives(slurm, tmp_path, "--requeue")
@@ -250,6 +269,8 @@ def test_a_cancelled_job_is_not_requeued(slurm: SlurmCluster, tmp_path: Path) ->
     assert len(slurm.endings(job)) == 1
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_job_that_may_not_be_requeued_says_so(slurm: SlurmCluster, tmp_path: Path) -> None:
     """--no-requeue of sbatch wins; the exit code tells the batch script that another run is wanted."""
     job = start_two_lives(slurm, tmp_path, "--no-requeue")
@@ -260,6 +281,8 @@ def test_a_job_that_may_not_be_requeued_says_so(slurm: SlurmCluster, tmp_path: P
     assert told in read_log(tmp_path)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_command_in_the_shell_of_an_allocation_runs(slurm: SlurmCluster, tmp_path: Path) -> None:
     """In `srun --pty bash` on an allocation of 2 nodes, where each node has a shell, the typed command is one job."""
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
@@ -270,6 +293,8 @@ def test_a_command_in_the_shell_of_an_allocation_runs(slurm: SlurmCluster, tmp_p
     assert trained(log) == ["0 of 1"], log
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("typed", "workers", "told"),
     [
@@ -287,3 +312,66 @@ def test_the_shell_of_salloc_on_the_login_node(
     log = slurm.run("salloc", "--quiet", "--nodes=2", "bash", "-c", f"{typed} 2>&1", env=env, cwd=tmp_path)
     assert trained(log) == workers, log
     assert f"elastic-run: {told}" in log
+
+
+# --- the doctor, health checks and exclusions: one node goes, with its reason -----------------------------------------
+#: The worker of the first node finds a sick GPU as long as its node is in the job.
+SICK = """
+import os, sys, time
+if os.environ["WORLD_SIZE"] == "3":
+    if os.environ["SLURM_NODEID"] == "0":
+        sys.exit(int(os.environ.get("SICK_CODE", "0")))
+    time.sleep(600 if "SICK_CODE" in os.environ else 0)
+os.write(1, "trained {RANK} of {WORLD_SIZE}\\n".format(**os.environ).encode())
+"""
+#: The tasks of other nodes go on if one ends; the last line is the exit code of each task's launcher.
+STEP_OF_ALL = (
+    "srun --kill-on-bad-exit=0 --wait=0 bash -c 'elastic-run {flags} train.py; echo ended $SLURM_NODEID with $?'"
+)
+
+
+def run_sick(slurm: SlurmCluster, directory: Path, body: str) -> str:
+    """Run a batch script on three nodes, the first of which may be sick; return what it has written."""
+    return slurm.run_script(directory, body, "--nodes=3", "--ntasks-per-node=1", script=SICK)[1]
+
+
+def read_ends(log: str) -> list[str]:
+    """Return each launcher as `NODE with CODE`."""
+    return sorted(re.findall(r"ended (\d+ with \d+)", log))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_doctor_needs_no_arguments_in_a_step(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """`srun elastic-run doctor` examines all nodes of the step and prints one report."""
+    log = run_sick(slurm, tmp_path, "srun elastic-run doctor; echo code $?")
+    assert len(re.findall(r"elastic-run doctor on node\d, node\d, node\d\n", log)) == 1, log
+    assert "all-reduce of 4 MB" in log, log
+    assert log.count("are printed by the doctor on") == 2
+    assert log.endswith("code 0\n"), log
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_an_exit_code_takes_the_first_node_out(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The node that serves the store ends with 211 and the line for scontrol; the other two train on."""
+    step = STEP_OF_ALL.format(flags="--nnodes=2:3 --exclude-exit-codes=77")
+    log = run_sick(slurm, tmp_path, f"export SICK_CODE=77\n{step}")
+    assert read_ends(log) == [f"0 with {contract.EXIT_EXCLUDED}", "1 with 0", "2 with 0"], log
+    assert sorted(re.findall(r"trained (\d of 2)", log)) == ["0 of 2", "1 of 2"], log
+    assert re.search(r"scontrol update nodename=node\d state=drain reason='elastic-run: exit code 77 is", log), log
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_failed_check_takes_one_node_out(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A node of the step that is unhealthy from the beginning ends with 210; the others begin without it."""
+    others_wait = "until grep -q 'waiting: 2/3' job.log; do sleep 0.1; done"
+    check = f"#!/bin/sh\ntest $SLURM_NODEID = 1 || exit 0\n{others_wait}\necho GPU 3 is lost; exit 1\n"
+    (tmp_path / "check").write_text(check, encoding="utf-8")
+    (tmp_path / "check").chmod(0o755)
+    step = STEP_OF_ALL.format(flags="--nnodes=2:3 --rdzv-conf=last_call_timeout=16 --health-check=./check")
+    log = run_sick(slurm, tmp_path, step)
+    assert read_ends(log) == ["0 with 0", f"1 with {contract.EXIT_UNHEALTHY}", "2 with 0"], log
+    assert sorted(re.findall(r"trained (\d of 2)", log)) == ["0 of 2", "1 of 2"], log
+    assert "unhealthy: the health check ended with exit code 1: GPU 3 is lost" in log, log

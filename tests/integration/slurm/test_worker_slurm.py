@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -56,12 +54,9 @@ def slurm() -> Iterator[SlurmCluster]:
 def run_batch(slurm: SlurmCluster, directory: Path, body: str, *options: str) -> dict[str, dict[str, Any]]:
     """Run a batch script to its end, and return what its tasks have said, by step and rank."""
     (directory / "train.py").write_text(SCRIPT, encoding="utf-8")
-    script = directory / "job.sbatch"
-    script.write_text(f"#!/bin/bash\nset -e\n{body}\n", encoding="utf-8")
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {"PATH": programs, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OUT": str(directory)}
-    job = slurm.submit("--output=job.log", *options, script, env=env, cwd=directory)
-    ending = slurm.wait_end(job, deadline=LIFE)
+    ending = slurm.wait_end(
+        slurm.submit_script(directory, f"set -e\n{body}", *options, env={"OUT": str(directory)}), deadline=LIFE
+    )
     log = (directory / "job.log").read_text(encoding="utf-8")
     assert ending.state == "COMPLETED", log
     assert "Traceback" not in log

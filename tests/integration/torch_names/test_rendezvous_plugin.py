@@ -1,4 +1,4 @@
-"""Rendezvous backends that other packages bring, found by their installed metadata in a fresh interpreter."""
+"""Rendezvous handlers of others: entry points, torch's own handlers, python-etcd."""
 
 from __future__ import annotations
 
@@ -6,9 +6,29 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters, etcd_rendezvous, etcd_rendezvous_backend
+
+from elastic_run.rendezvous.backend_table import open_lease, read_settings
+from elastic_run.store.errors import StoreAccessError
+from tests.support.etcd import Etcd, make_certificates
+from tests.support.sessions import free_port
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import etcd
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
 
 _PACKAGES = Path(__file__).parents[1].parent / "data" / "rendezvous_plugin"
 _PROGRAM = """
@@ -132,3 +152,126 @@ def test_importing_the_interface_loads_nothing_slow() -> None:
         " shutil socket string subprocess tempfile torch traceback typing uuid warnings"
     )
     assert not set(slow.split()) & set(ended.stdout.split())
+
+
+# --- torch's own rendezvous -------------------------------------------------------------------------------------------
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Install the plug-in, and keep torch's look-ups of names from waiting for a name server."""
+    metadata = tmp_path / "torchs_own-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchs_own\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[torchrun.handlers]\ntorchs-own = torchs_own:get_handler\n"
+        "creator-itself = creator_itself:create_rendezvous_handler\n"
+    )
+    return {"PYTHONPATH": os.pathsep.join((str(_PACKAGES), str(tmp_path))), "RES_OPTIONS": "attempts:0"}
+
+
+def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, environment: dict[str, str]) -> None:
+    """Two agents meet through torch's handler, agree on the ranks of 1 + 2 workers, and restart together."""
+    script = worker(
+        "world, local_rank, size = (os.environ[name] for name in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))\n"
+        "say(f'rank {rank} of {world}')\n"
+        "mark = f'{sys.argv[1]}.{size}.{local_rank}'\n"
+        "if not os.path.exists(mark):\n"
+        "    open(mark, 'w').close()\n"
+        "    if size == '2': signal.pause()\n"
+        "    while not all(os.path.exists(f'{sys.argv[1]}.2.{other}') for other in '01'): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
+    )
+    mark = str(Path(script).with_name("mark"))
+    common = ("--nnodes=2", "--rdzv-backend=torchs-own", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    conf = "--rdzv-conf=last_call_timeout=1"
+    first = launch(*common, conf, "--nproc-per-node=2", "--max-restarts=1", script, mark, env=environment)
+    second = launch(*common, conf, "--nproc-per-node=1", "--max-restarts=1", script, mark, env=environment)
+    assert first.wait_exit() == 0, first.stderr
+    assert second.wait_exit() == 0, second.stderr
+    assert "stopping the workers: nodes wait to join" in first.stderr
+    # Torch's registry loads the plug-in in the middle of its own import, and need not tell the user.
+    assert "Traceback" not in first.stderr + second.stderr
+    lines = sorted((first.stdout + second.stdout).splitlines())
+    assert len(lines) == 6, lines
+    assert set(lines) == {f"rank {rank} of 3" for rank in range(3)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compat", ["", pytest.param("1", marks=pytest.mark.long)])
+def test_an_entry_point_that_is_the_creator_itself(
+    launch: Launch, worker: Worker, environment: dict[str, str], compat: str
+) -> None:
+    """A plug-in whose entry point takes the parameters, and asks for torch's class of them, launches a job."""
+    script = worker("say(f'rank {rank} of', os.environ['WORLD_SIZE'])\n")
+    place = ("--rdzv-backend=creator-itself", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    job = launch(*place, "--nproc-per-node=2", script, env={**environment, "ELASTIC_RUN_COMPAT": compat})
+    assert job.wait_exit() == 0, job.stderr
+    assert "Traceback" not in job.stderr
+    assert sorted(job.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+@pytest.mark.long
+def test_a_plug_in_that_refuses_is_quoted(launch: Launch, worker: Worker, environment: dict[str, str]) -> None:
+    """Where a plug-in's creator raises torch's error the line has its words and its cause, and the code is 201."""
+    place = ("--rdzv-backend=creator-itself", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    job = launch(*place, "--rdzv-conf=refuse=1", worker("say('ran')"), env=environment)
+    assert job.wait_exit() == 201, job.stderr
+    assert job.stdout == ""
+    said = (
+        "error: the rendezvous plug-in makes no handler: no luck: refuse is given (LOGLEVEL=DEBUG shows the traceback)"
+    )
+    assert job.stderr.splitlines()[-1] == f"elastic-run: {said}"
+
+
+# --- python-etcd ------------------------------------------------------------------------------------------------------
+#: Keys of `--rdzv-conf`, as each of torch's two backends calls them.
+_NAMES_OF_ETCD = ("cacert", "cert", "key")
+_NAMES_OF_ETCD_V2 = ("ca_cert", "ssl_cert", "ssl_cert_key")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("backend", "names", "make_theirs"),
+    [
+        ("etcd", _NAMES_OF_ETCD, etcd_rendezvous._create_etcd_client),
+        ("etcd-v2", _NAMES_OF_ETCD_V2, etcd_rendezvous_backend._create_etcd_client),
+    ],
+)
+def test_settings_mean_what_they_mean_to_torch(
+    tmp_path: Path, backend: str, names: tuple[str, ...], make_theirs: Callable[[RendezvousParameters], etcd.Client]
+) -> None:
+    """With the same `--rdzv-conf` torch's client and ours reach the same etcd, which wants a certificate of both."""
+    certificates = make_certificates(tmp_path)
+    files = (certificates.cacert, certificates.cert, certificates.key)
+    conf = {"protocol": "https", **dict(zip(names, files, strict=True))}
+    with Etcd(certificates=certificates) as server:
+        endpoint = str(server.endpoints[0])
+        theirs = make_theirs(RendezvousParameters(backend, endpoint, "job", 1, 1, None, **conf))
+        settings = read_settings(backend, {**conf, "etcd_prefix": "/custom", "timeout": "77"})
+        assert settings.job_settings["join_timeout"] == 77
+        with closing(open_lease(backend, endpoint, "job", settings, secret=None, timeout=DEADLINE)) as lease:
+            assert lease.acquire("a node", 10.0) is not None
+        assert theirs.read("/custom/elastic-run/job/coordinator").value.endswith("a node")
+        without = read_settings(backend, {key: value for key, value in conf.items() if key not in names[1:]})
+        lease = open_lease(backend, endpoint, "job", without, secret=None, timeout=DEADLINE)
+        with closing(lease), pytest.raises(StoreAccessError, match="certificate"):
+            lease.read()
+
+
+@pytest.mark.parametrize("spec", ["None", "importlib.machinery.ModuleSpec('etcd', None)"], ids=["none", "directory"])
+def test_without_python_etcd_one_line_names_the_extra(
+    spec: str, launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Exit 2, before anything starts; Python takes a directory of that name for a package without content."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *rest: {spec} if name == 'etcd' else found(name, *rest)\n",
+        encoding="utf-8",
+    )
+    flags = ("--nnodes=1:2", "--rdzv-backend=etcd", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=job")
+    launcher = launch(*flags, worker("say('running')"), env={"PYTHONPATH": str(tmp_path)})
+    assert launcher.wait_exit() == 2
+    assert launcher.stderr == (
+        "elastic-run: error: --rdzv-backend: rendezvous backend 'etcd' needs python-etcd: "
+        "pip install 'elastic-run[etcd]' (etcd-v3 needs no package)\n"
+    )

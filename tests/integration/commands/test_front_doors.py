@@ -1,4 +1,4 @@
-"""Programs that start a job with `main` or `run`, as a site's own launcher or the start stub of an archive does."""
+"""Other ways to start a job than the command: the legacy module, and programs that call `main` or `run`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,117 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run import launch as legacy
+from elastic_run.core.job.config import JoinCommand
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elastic_run.launcher import LaunchConfig
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
 
+
+# --- python -m elastic_run.launch; tests/parity holds it against torch's ----------------------------------------------
+LEGACY = (sys.executable, "-m", "elastic_run.launch")
+NOTICE = (
+    "elastic-run: python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and "
+    "adds no argument --local-rank (python -W ignore hides this line)"
+)
+
+#: A script of the time of torch 1, which takes the one spelling of the argument only.
+SCRIPT = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument({spelling!r}, dest="rank", type=int)
+parser.add_argument("--lr")
+arguments = parser.parse_args()
+assert arguments.rank == int(os.environ["LOCAL_RANK"])
+os.write(1, f"rank {{arguments.rank}}, lr {{arguments.lr}}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("spelling", "flags"),
+    [
+        ("--local-rank", []),
+        ("--local_rank", ["--local-rank-underscore"]),
+        ("--local_rank", ["--local_rank_underscore"]),
+    ],
+)
+def test_a_script_gets_its_local_rank_as_an_argument(
+    spelling: str, flags: list[str], launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """Each worker gets --local-rank=N, or --local_rank=N on request, in front of its own arguments."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(spelling=spelling), encoding="utf-8")
+    job = launch("--nproc_per_node=2", *flags, script, "--lr", "1", program=LEGACY)
+    assert job.wait_exit() == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == ["rank 0, lr 1", "rank 1, lr 1"]
+    assert job.stderr.splitlines().count(NOTICE) == 1
+
+
+def test_the_notice_can_be_hidden(launch: Callable[..., Launched], worker: Callable[[str], Path]) -> None:
+    """What hides torch's deprecation warning hides our line."""
+    program = (sys.executable, "-W", "ignore", "-m", "elastic_run.launch")
+    job = launch("--use-env", worker("say('there')"), program=program)
+    assert job.wait_exit() == 0
+    assert (job.stdout, job.stderr) == ("there\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--no-python", "true"],
+            "--no-python: needs --use-env with this command, which otherwise adds the argument --local-rank",
+        ),
+        (
+            ["--use-env", "--local-rank-underscore", "train.py"],
+            "--local-rank-underscore: cannot be combined with --use-env, which adds no local rank",
+        ),
+        (["--use-envy", "train.py"], "--use-envy"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(words: list[str], said: str, launch: Callable[..., Launched]) -> None:
+    """Flags of the legacy front door that contradict each other end with 2 and one line."""
+    job = launch(*words, program=LEGACY)
+    assert job.wait_exit() == 2
+    assert job.stderr.startswith("elastic-run: error: ")
+    assert said in job.stderr
+    assert job.stderr.count("\n") == 1
+
+
+def test_its_help_tells_its_own_flags(launch: Callable[..., Launched]) -> None:
+    """The help of this front door has --use-env and --local-rank-underscore, that of elastic-run hasn't."""
+    ours, legacy = (
+        launch("--help-all", program=program) for program in ((sys.executable, "-m", "elastic_run"), LEGACY)
+    )
+    assert (ours.wait_exit(), legacy.wait_exit()) == (0, 0)
+    for flag in ("--use-env", "--local-rank-underscore"):
+        assert flag in legacy.stdout
+        assert flag not in ours.stdout
+
+
+def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that a waiting node prints for the others is that of this front door."""
+    configs: list[LaunchConfig] = []
+
+    def note(config: LaunchConfig, *_: object) -> int:
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr("elastic_run.launcher.launch_job", note)
+    words = ["--nnodes=2", __file__, "--x"]
+    legacy.run_legacy_command(words)
+    expected = JoinCommand(("python", "-m", "elastic_run.launch"), ("--nnodes=2",), (__file__, "--x"))
+    assert configs[0].node_config.join_command == expected
+
+
+# --- programs that call main or run, as a site's own launcher does ----------------------------------------------------
 #: A program that registers a rendezvous backend of its own, which is used for a job of one node.
 _REGISTERS = """
 import sys
