@@ -40,8 +40,7 @@ from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.session import Lost
 from elastic_run.store.tcpstore.listener import open_listeners, raise_descriptor_limit
 from elastic_run.store.tcpstore.server import StoreServer
-from tests.support.configs import plain_config, plain_setup
-from tests.support.sessions import Node
+from tests.support.sessions import Node, plain_config, plain_setup
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from benchmarks.installation import install
 from benchmarks.job import BenchmarkError, Job
 from benchmarks.verdict import Verdict, judge, make_figures
 from tests.support.hosts import virtual_hosts
-from tests.support.isolation import memory_limit
+from tests.support.system import memory_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

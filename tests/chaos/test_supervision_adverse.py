@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.launcher import LaunchConfig
-from tests.support.isolation import as_pid_1
 from tests.support.processes import catches, children_of, processes_with_environment, wait_gone, wait_guardians
+from tests.support.system import as_pid_1
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

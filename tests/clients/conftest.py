@@ -1,4 +1,8 @@
-"""What the clients get: a home directory of their own, no network, and their commands on PATH."""
+"""What the clients get: a home directory of their own, no network, and their commands on PATH.
+
+The clients are heavy, and none of our dependencies: they live in an environment of their own (tools/setup-clients.sh),
+and only `make test-clients` runs these tests. Their versions stand in requirements.txt.
+"""
 
 from __future__ import annotations
 

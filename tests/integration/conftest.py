@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.output import Jobs
-from tests.support.programs import host, program
-from tests.support.store_bench import bench, small
-from tests.support.timers import no_timer_client, sleeper
-from tests.support.warm import module_writer
+from tests.support.programs import host, module_writer, no_timer_client, program, sleeper
+from tests.support.store import bench, small
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.warm import Module
+    from tests.support.programs import Module
 
 __all__ = ["bench", "host", "module", "no_timer_client", "program", "sleeper", "small", "worker"]
 

@@ -22,7 +22,7 @@ from elastic_run.core.job.state import WARNED
 from elastic_run.core.protocol.facts import ErrorCount, NodeEnds, StuckRank
 from elastic_run.core.protocol.outcomes import DIED
 from elastic_run.records import replace
-from tests.support.configs import plain_config
+from tests.support.sessions import plain_config
 from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:

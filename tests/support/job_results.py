@@ -1,13 +1,19 @@
-"""Ends of workers and jobs, made up for the tests of the report."""
+"""Ends of workers and jobs, made up for the tests of the report, and the event logs that launchers have written."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.failure.root_cause import WorkerEnd, find_root_cause
 from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.report import JobResult
+from elastic_run.report.history_logs import read_events
+from elastic_run.report.job_history import fold
+
+if TYPE_CHECKING:
+    from elastic_run.report.job_history import Event, Job
+
 
 STDERR = Path(__file__).parents[1] / "data" / "stderr"
 #: 2026-11-20 10:11:12.047 UTC.
@@ -58,3 +64,19 @@ def result(*ends: WorkerEnd, **fields: object) -> JobResult:
         "ended_at": NOON + 0.1,
     }
     return JobResult(**(values | fields))
+
+
+# --- event logs -------------------------------------------------------------------------------------------------------
+def read_whole(path: Path) -> list[Event]:
+    """Return the events of a log in which every line fits the schema."""
+    with path.open("rb") as file:
+        events, mistakes = read_events(file, path.name)
+    assert mistakes is None, mistakes
+    return events
+
+
+def read_job(log_dir: Path) -> Job:
+    """Return the one job whose launchers have written into a log directory."""
+    events = [event for path in sorted(log_dir.glob("*/events.jsonl")) for event in read_whole(path)]
+    (job,) = fold(events)
+    return job

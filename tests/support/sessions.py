@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from elastic_run.core.job.config import JobConfig, NodeConfig
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import StoreAddress
+from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
@@ -26,7 +29,6 @@ from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.session import Lost, Notice, Setup
 from elastic_run.store.tcpstore.listener import open_listeners
-from tests.support.configs import plain_setup
 from tests.support.wait import DEADLINE, DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.node_events import Assignment
     from elastic_run.rendezvous.session import Session, SessionEvent
+
 
 E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)
 
@@ -350,6 +353,26 @@ def _obey(node: Node, order: str) -> None:
         node.fail()
     elif order == "leave":
         node.session.leave("signal", "told to stop")
+
+
+# --- configurations without the waits that a user's job has by default ------------------------------------------------
+def plain_config(min_nodes: int = 1, max_nodes: int = 1, **changes: Any) -> JobConfig:
+    """Return a configuration in which new nodes come at once, without a warning, as often as they like."""
+    plain = {"scale_up_delay": 0.0, "scale_up_grace": 0.0, "membership_window": None}
+    return JobConfig(min_nodes, max_nodes, **{**plain, **changes})
+
+
+def plain_setup(
+    workers: int = 1,
+    *,
+    node_config: NodeConfig | None = None,
+    role: str = "default",
+    **changes: Any,
+) -> Setup:
+    """Return what an agent tells its rendezvous."""
+    return Setup(
+        plain_config(**changes), node_config or NodeConfig(), NodeInfo(socket.gethostname(), os.getpid(), workers, role)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs programs that import torch as forks of a process that has torch: each import of torch takes a second."""
+"""Interpreters with torch: forks of one that has it, and interpreters in which torch's module paths may mean ours."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import elastic_run
+from tests.support.launch import clean_environment
 from tests.support.wait import DEADLINE, DeadlinePassedError, stretched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
     from types import TracebackType
 
+
+# --- programs as forks of a process that has torch: each import of torch takes a second -------------------------------
 #: Runs each program as Python's main module: what follows the loop is run in the forks only.
 _SERVER = """
 import gc, json, os, sys
@@ -84,3 +88,32 @@ class TorchPython:
             raise DeadlinePassedError(message)
         code = int(pipes[1].readline())
         return subprocess.CompletedProcess([str(path)], code, *(each.read_text(encoding="utf-8") for each in outputs))
+
+
+# --- torch's module paths may mean ours -------------------------------------------------------------------------------
+#: The file by which the variable acts; the wheel puts it beside the package.
+PTH = Path(elastic_run.__file__).parent / "compat" / "elastic-run-compat.pth"
+VARIABLE = "ELASTIC_RUN_COMPAT"
+INSTALL = "import elastic_run.compat as compat; compat.install()\n"
+
+
+def run(
+    python: Path, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter with these arguments, and wait for its end."""
+    return subprocess.run(
+        [str(python), *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=clean_environment({VARIABLE: None} | (env or {})),
+        cwd=cwd,
+        timeout=100,
+    )
+
+
+def check(code: str) -> str:
+    """Run code that must succeed with warnings as errors, and return what it printed."""
+    done = run(Path(sys.executable), "-W", "error", "-c", code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

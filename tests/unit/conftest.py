@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.timers import no_timer_client, sleeper
+from tests.support.programs import no_timer_client, sleeper
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from elastic_run.core.job.config import Window
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.coordination.places import Place
-from tests.support.configs import plain_setup
+from tests.support.sessions import plain_setup
 
 
 class FakeRounds:

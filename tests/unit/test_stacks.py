@@ -26,7 +26,7 @@ from elastic_run.core.diagnosis.stacks import (
 from elastic_run.diagnosis.kernel_view import describe_threads
 from elastic_run.diagnosis.stack_requests import render_stacks, write_stacks
 from elastic_run.report import stack_lines
-from tests.support.compat import PTH
+from tests.support.torch_python import PTH
 
 _TEXTS = Path(__file__).parents[1] / "data" / "faulthandler"
 _TORCH = "/venv/lib/python3.11/site-packages/torch"

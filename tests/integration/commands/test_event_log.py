@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import isolation
-from tests.support.event_logs import read_job, read_whole
+from tests.support.job_results import read_job, read_whole
 from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 

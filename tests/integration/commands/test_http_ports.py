@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.event_logs import read_whole
+from tests.support.job_results import read_whole
 from tests.support.programs import TELLS_SOON
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from tests.support.isolation import memory_limit
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
+from tests.support.system import memory_limit
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, 
 from elastic_run.rendezvous.session import Notice
 from elastic_run.report import waiting
 from elastic_run.store.tcpstore.client import StoreClient
-from tests.support.configs import plain_setup
-from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, tcp_node
+from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, plain_setup, tcp_node
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

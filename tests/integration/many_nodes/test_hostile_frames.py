@@ -29,10 +29,9 @@ from elastic_run.rendezvous.addresses import find_trouble
 from elastic_run.rendezvous.coordination.link import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
 from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, ask, make_nonce
 from elastic_run.store.tcpstore import wire
-from tests.support.configs import plain_config
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import RUN_ID, place, wait_coordinated
-from tests.support.sessions import free_port, tcp_node
+from tests.support.sessions import free_port, plain_config, tcp_node
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.isolation import small_disk
 from tests.support.output import CONSOLE, Jobs, finish, peak_memory, tee
+from tests.support.system import small_disk
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from tests.support import isolation
 from tests.support.launch import ELASTIC_RUN, clean_environment
 from tests.support.output import CONSOLE, Jobs, finish, tee
 from tests.support.wait import wait_until

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.isolation import as_pid_1
 from tests.support.processes import descendants_of, kill_processes, wait_gone, wait_guardians
+from tests.support.system import as_pid_1
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:

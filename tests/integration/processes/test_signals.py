@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.launch import Launched
-    from tests.support.warm import Module
+    from tests.support.programs import Module
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]

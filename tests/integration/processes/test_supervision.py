@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.isolation import as_pid_1
 from tests.support.processes import children_of, is_gone, wait_gone
+from tests.support.system import as_pid_1
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.launch import Launched
-    from tests.support.store_bench import Bench
+    from tests.support.store import Bench
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]

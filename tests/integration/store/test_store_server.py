@@ -18,7 +18,7 @@ from elastic_run.store.tcpstore import wire
 from tests.support.store import NONCE
 
 if TYPE_CHECKING:
-    from tests.support.store_bench import Bench
+    from tests.support.store import Bench
 
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ import pytest
 from elastic_run import timer
 from elastic_run.timer.countdowns import pop_expiry
 from elastic_run.timer.timer_file import TimerFile
-from tests.support.timers import write_line
+from tests.support.programs import write_line
 from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:

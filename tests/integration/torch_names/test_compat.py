@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.compat.paths import PATHS
-from tests.support.compat import INSTALL, check, run
-from tests.support.torch_python import TorchPython
+from tests.support.torch_python import INSTALL, TorchPython, check, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,9 +14,9 @@ import torch
 
 import elastic_run
 from elastic_run.compat.__main__ import write_command
-from tests.support.compat import PTH, VARIABLE, run
 from tests.support.launch import clean_environment
 from tests.support.sessions import free_port
+from tests.support.torch_python import PTH, VARIABLE, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

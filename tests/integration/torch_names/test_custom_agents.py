@@ -291,8 +291,8 @@ say(result.state.name)
 
 
 # --- a handler, a launcher and an agent of one's own ------------------------------------------------------------------
-# Twins of what torch's documentation shows. Each runs on torch first, which shows that it is written for torch, and then
-# on elastic-run: through compat without a change, and with nothing but its imports changed.
+# Twins of what torch's documentation shows. Each runs on torch first, which shows that it is written for torch, and
+# then on elastic-run: through compat without a change, and with nothing but its imports changed.
 PROGRAMS = Path(__file__).parents[2] / "data" / "torch_style"
 ROOT = Path(__file__).parents[3]
 

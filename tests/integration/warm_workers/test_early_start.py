@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.isolation import as_pid_1
 from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import children_of, processes_with_environment, wait_gone
+from tests.support.system import as_pid_1
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ import pytest
 from tests.integration.commands.test_imports import imported_before_the_last_worker
 from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import children_of, is_gone
+from tests.support.programs import ENDS_AT_THE_GATE, SAYS_HOW, wait_template, wait_titled
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
-from tests.support.warm import ENDS_AT_THE_GATE, SAYS_HOW, wait_template, wait_titled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.launch import Launched
-    from tests.support.warm import Module
+    from tests.support.programs import Module
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]

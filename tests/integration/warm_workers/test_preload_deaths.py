@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.isolation import as_pid_1
 from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import catches, descendants_of, wait_gone
-from tests.support.programs import shortened
+from tests.support.programs import ENDS_AT_THE_GATE, SAYS_HOW, shortened, title_of, wait_template, wait_titled
+from tests.support.system import as_pid_1
 from tests.support.wait import wait_until
-from tests.support.warm import ENDS_AT_THE_GATE, SAYS_HOW, title_of, wait_template, wait_titled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.launch import Launched
-    from tests.support.warm import Module
+    from tests.support.programs import Module
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launch import ELASTIC_RUN
-from tests.support.warm import SAYS_HOW
+from tests.support.programs import SAYS_HOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.launch import Launched
-    from tests.support.warm import Module
+    from tests.support.programs import Module
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]

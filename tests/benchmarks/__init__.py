@@ -1,1 +1,0 @@
-"""Tests of the benchmarks: their arithmetic, and generous bounds on ratios."""

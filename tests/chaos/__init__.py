@@ -1,1 +1,0 @@
-"""Faults at random moments, reproducible by their seed."""

@@ -1,1 +1,0 @@
-"""Simulated jobs: the coordinator's and the nodes' pure decisions over a network that fails."""

@@ -1,1 +1,0 @@
-"""Real processes, pipes, terminals and signals."""

@@ -1,1 +1,0 @@
-"""The same job under torchrun and under elastic-run."""

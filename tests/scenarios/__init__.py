@@ -1,1 +1,0 @@
-"""Scripts of events with their whole expected trace."""

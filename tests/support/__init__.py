@@ -1,1 +1,0 @@
-"""What several tests share: launching, waiting, looking for left-over processes."""

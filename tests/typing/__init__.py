@@ -1,1 +1,0 @@
-"""Uses of the public API as type checkers see them."""

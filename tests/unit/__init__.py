@@ -1,1 +1,0 @@
-"""Pure decisions and single parts; under two seconds in all."""
