@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import system
 from tests.support.job_results import read_job, read_whole
 from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
@@ -229,7 +230,7 @@ def test_an_agent_that_was_killed_leaves_whole_lines(launch: Launch, worker: Wor
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Give a disk of 64 KiB."""
-    with isolation.small_disk(tmp_path, 64) as disk:
+    with system.small_disk(tmp_path, 64) as disk:
         yield disk
 
 

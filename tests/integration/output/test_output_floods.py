@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+from tests.support import system
 from tests.support.launch import ELASTIC_RUN, clean_environment
 from tests.support.output import CONSOLE, Jobs, finish, tee
 from tests.support.wait import wait_until
@@ -108,7 +109,7 @@ def test_floods_of_two_launchers_to_one_open_file(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Give a disk of 256 KiB."""
-    with isolation.small_disk(tmp_path, 256) as disk:
+    with system.small_disk(tmp_path, 256) as disk:
         yield disk
 
 
