@@ -387,21 +387,6 @@ print("done")
     assert len(job.stderr.splitlines()) == 2, job.stderr
 
 
-def test_a_line_end_in_the_temporary_directory(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """Only the launcher's own directory is removed after its death, whatever the path looks like."""
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").touch()
-    strange = tmp_path / "precious\nx"
-    strange.mkdir()
-    job = launch("--standalone", worker("say('ready')\nwhile True: signal.pause()"), env={"TMPDIR": str(strange)})
-    job.wait_line("ready")
-    job.send(signal.SIGKILL)
-    job.wait_exit()
-    wait_until(lambda: not list(strange.iterdir()))
-    assert (precious / "file").exists()
-
-
 def test_an_interrupt_at_the_very_start_is_quiet(launch: Launch, worker: Worker) -> None:
     """Ctrl-C while the launcher still imports ends it without a traceback."""
     path = worker("say('ready')\nwhile True: signal.pause()")

@@ -188,30 +188,6 @@ def test_the_example_of_two_nodes_prints_the_command_for_the_second(
     assert first.stdout.count("trained") + second.stdout.count("trained") == 4
 
 
-#: A finder of modules, as packages install them, that imports a part of Python when it is first asked for argparse.
-FINDER = """
-import sys
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "argparse":
-            import re
-            assert re.sub(re.compile("[a-z]", re.ASCII), "", "a1") == "1"
-            global pattern
-            pattern = re.compile("1")
-sys.meta_path.insert(0, Finder())
-import atexit
-atexit.register(lambda: print(type(pattern).__name__, type(sys.modules["re"]).__name__, pattern.search("21")))
-"""
-
-
-def test_a_finder_that_uses_expressions_gets_the_real_module(tmp_path: Path) -> None:
-    """Only argparse has the stand-in for `re`, not what its import starts."""
-    (tmp_path / "sitecustomize.py").write_text(FINDER)
-    answer = run("--version", PYTHONPATH=str(tmp_path))
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.endswith("Pattern module <re.Match object; span=(1, 2), match='1'>\n")
-
-
 # --- the commands beside the start of a job ---------------------------------------------------------------------------
 def _run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastic_run", *words]

@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import stat
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,6 @@ import pytest
 
 from elastic_run.agent import control_requests, http_server
 from elastic_run.agent.control_server import ControlServer
-from elastic_run.agent.http_server import REQUEST_LIMIT
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control import client
 from elastic_run.control.client import Call, ControlError
@@ -31,7 +30,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_run.agent.control_requests import Request
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]
@@ -113,15 +111,6 @@ def test_a_request_is_answered_and_the_connection_ends(agent: Agent) -> None:
         assert agent.read_to_end(connection).endswith(b'\r\nContent-Length: 18\r\n\r\n{"pong": {"a": 1}}')
 
 
-def test_any_number_of_clients_is_answered(agent: Agent) -> None:
-    """A connection that has ended makes room for another one, and is forgotten."""
-    for _ in range(40):
-        with agent.connect() as connection:
-            connection.sendall(post("ping"))
-            assert b"pong" in agent.read_to_end(connection)
-    assert not agent.clients
-
-
 @pytest.mark.parametrize("call", ["_socket.socket", "os.mkdir", "os.rename"])
 def test_a_socket_that_can_not_be_opened_is_removed(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent goes on without it, such as without a descriptor for it, and leaves nothing in the directory."""
@@ -134,34 +123,6 @@ def test_a_socket_that_can_not_be_opened_is_removed(call: str, tmp_path: Path, m
     monkeypatch.setattr(call, refuse)
     ControlServer(parts).open(environment)
     assert [*tmp_path.rglob("*-*")] == [*tmp_path.glob("elastic-run-*")]
-
-
-def test_an_answer_may_come_later(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that returns None replies from the loop, once."""
-
-    def answer(request: Request) -> None:
-        request.view.parts.loop.call_later(0.05, lambda: request.reply({"late": 1}))
-        request.view.parts.loop.call_later(0.06, lambda: request.reply({"late": 2}))
-
-    monkeypatch.setitem(control_requests.REQUESTS, "late", answer)
-    with agent.connect() as connection:
-        connection.sendall(post("late"))
-        assert agent.read_to_end(connection).endswith(b'\r\n\r\n{"late": 1}')
-
-
-def test_a_defect_in_a_request_is_told_and_ends_nothing(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next request is answered."""
-
-    def answer(request: Request) -> None:
-        raise ZeroDivisionError(request.arguments)
-
-    monkeypatch.setitem(control_requests.REQUESTS, "broken", answer)
-    with agent.connect() as connection:
-        connection.sendall(post("broken"))
-        assert b"internal error: ZeroDivisionError" in agent.read_to_end(connection)
-    with agent.connect() as connection:
-        connection.sendall(post("ping"))
-        assert b"pong" in agent.read_to_end(connection)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +139,6 @@ def test_a_wrong_request_gets_an_error(agent: Agent, data: bytes, error: bytes) 
     with agent.connect() as connection:
         connection.sendall(data)
         assert agent.read_to_end(connection).endswith(error)
-
-
-def test_a_request_above_the_limit_ends_the_connection(agent: Agent) -> None:
-    """The agent keeps no more than a request may have."""
-    with agent.connect() as connection:
-        connection.sendall(b" " * (REQUEST_LIMIT + 1))
-        assert agent.read_to_end(connection) == b""
 
 
 def test_a_client_that_reads_nothing_never_stalls_the_loop(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,20 +211,6 @@ def test_an_agent_that_does_not_answer_is_told_after_a_moment(tmp_path: Path) ->
     assert "does not answer within 0.1 s" in answer.error
 
 
-def test_an_agent_whose_queue_of_clients_is_full_is_told_and_not_taken_for_ended(tmp_path: Path) -> None:
-    """As after many commands to a stopped launcher, which accepts none of them."""
-    path = str(tmp_path / "4711-ab12.sock")
-    with listening(Path(path)) as listener, ExitStack() as stack:
-        listener.listen(0)
-        with suppress(BlockingIOError):
-            while True:
-                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
-                waiting.settimeout(0)
-                waiting.connect(path)
-        (answer,) = client.ask_all([path], PING, wait_limit=0.1)
-    assert (answer.pid, answer.error) == (4711, "the agent with pid 4711 accepts no client (is it stopped?)")
-
-
 def test_a_job_is_found_asked_and_leaves_nothing(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """By its pid, or as the only one; after its end there is no socket."""
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
@@ -324,13 +264,6 @@ def test_nodes_of_one_job_on_one_machine_are_one_job(launch: Launch, worker: Wor
     wait_until(lambda: find_sockets(environment)[0], what="the control socket")
     (job,) = find_jobs(environment)
     assert [(agent.pid, agent.state, agent.max_nodes) for agent in job.agents] == [(first.pid, "joining", 2)]
-
-
-def test_an_unknown_request_names_the_release(agent: Agent) -> None:
-    """An older agent says that it is older."""
-    with agent.connect() as connection:
-        connection.sendall(post("future"))
-        assert b"has no request '/v1/future'" in agent.read_to_end(connection)
 
 
 def test_no_agent_is_an_error_of_one_line(tmp_path: Path) -> None:

@@ -154,17 +154,6 @@ def test_a_backend_that_the_program_has_registered(
     assert job.stdout.splitlines() == ["backend site-table", "rank 0"]
 
 
-def test_a_backend_that_is_not_there_is_named_with_the_registered_ones(
-    launch: Launch, worker: Worker, tmp_path: Path
-) -> None:
-    """The message about an unknown name lists the backends that the program has registered, too."""
-    (tmp_path / "site.py").write_text(_REGISTERS)
-    words = ("main", "--rdzv-backend=site-tabel", str(worker("")))
-    job = launch(*words, program=(sys.executable, "site.py"), cwd=tmp_path)
-    assert job.wait_exit() == 1
-    assert "local, site-table, did you mean 'site-table'?" in job.stderr
-
-
 @pytest.mark.parametrize("preload", [(), ("--preload=json",)], ids=["cold", "preload"])
 def test_run_path_has_the_launchers_sys_path(preload: tuple[str, ...], launch: Launch, tmp_path: Path) -> None:
     """A worker of --run-path finds what a start stub has put on sys.path, in the same order."""
@@ -190,25 +179,3 @@ def test_run_path_has_the_launchers_sys_path(preload: tuple[str, ...], launch: L
     launcher, workers = job.stdout.splitlines()
     assert workers == launcher
     assert "start cold" not in job.stderr
-
-
-@pytest.mark.parametrize(
-    ("port", "flags", "hint"),
-    [
-        ("23987", (), "The program meets at an address of its own"),
-        ("{os.environ['MASTER_PORT']}", (), "Not all ranks have joined"),
-        ("23987", ("--worker-store=rank0",), "Not all ranks have joined"),
-    ],
-)
-def test_a_store_of_the_programs_own(
-    port: str, flags: tuple[str, ...], hint: str, launch: Launch, worker: Worker
-) -> None:
-    """A client that finds nobody at another port than the job's gets the hint for that, if no rank is the server."""
-    path = worker(
-        "class DistNetworkError(RuntimeError): pass\n"
-        f'address = f"(127.0.0.1, {port})"\n'
-        "raise DistNetworkError(f'The client socket has timed out after 5000ms while trying to connect to {address}.')"
-    )
-    job = launch(*flags, path)
-    assert job.wait_exit() == 1
-    assert f"hint {hint}" in " ".join(job.stderr.split())

@@ -123,15 +123,6 @@ def test_a_child(launch: Launch, worker: Worker) -> None:
     assert job.wait_exit() == 0
 
 
-@pytest.mark.long
-def test_a_program_that_is_no_python(launch: Launch) -> None:
-    """It can't raise, and a line says so; it goes on."""
-    job = launch("--no-python", "--inject-fault=raise", "sleep", "11")
-    assert job.wait_exit() == 0, job.stderr
-    assert "no exception in the main thread: rank 0 (pid " in job.stderr
-    assert "is not a Python program that has elastic-run" in job.stderr
-
-
 def closing_report(errors: str) -> str:
     """Return the closing report in one line."""
     return " ".join(errors.partition("-- elastic-run: ")[2].split())

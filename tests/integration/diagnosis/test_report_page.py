@@ -113,16 +113,6 @@ def test_the_page_of_a_job_that_was_killed(launch: Launch, worker: Worker, tmp_p
     assert "it was killed, or still runs" in page.text
 
 
-@pytest.mark.parametrize("seconds", [0.2, 60.0])
-def test_the_goodput_of_a_moment_is_not_shown(seconds: float, tmp_path: Path) -> None:
-    """A job that ended within its first second has had no time to train."""
-    first, last = history()[0]["monotonic"], history()[-1]["monotonic"]
-    scale = seconds / (last - first)
-    lines = [each | {"monotonic": first + scale * (each["monotonic"] - first)} for each in history()]
-    (tmp_path / "events.jsonl").write_bytes(encode(lines))
-    assert (" goodput " in read_page(tmp_path).text) is (seconds > 1)
-
-
 def test_torn_and_foreign_lines_are_counted_and_named(tmp_path: Path) -> None:
     """Half a line at the end, a foreign file, one that can't be read, and stacks beside them."""
     (tmp_path / "run").mkdir()
@@ -203,21 +193,6 @@ def test_a_hundred_thousand_events_make_a_page_of_bearable_size(tmp_path: Path) 
     assert "30 more failures are not shown" in text
 
 
-def test_of_a_log_of_20_gb_the_end_is_read(tmp_path: Path) -> None:
-    """A copy that has a hole, for example; the page is there in seconds, and says that it shows a part."""
-    log = tmp_path / "events.jsonl"
-    log.write_bytes(encode(history()[:5]))
-    os.truncate(log, 20 << 30)
-    with log.open("ab") as file:
-        file.write(b"\n" + encode(history()[5:]))
-    began = time.monotonic()
-    text = read_page(tmp_path).text
-    assert time.monotonic() - began < stretched(10)
-    assert f"{log} has 20480 MiB: only the last 128 MiB are read" in text
-    assert "success" in text
-    assert "the log does not say how its launcher ended" not in text
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -241,18 +216,6 @@ def refused(expected: str, *words: str | Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert re.search(f"^elastic-run: error: report: .*{expected}", line), line
-
-
-def test_a_device_in_place_of_a_log_is_told(tmp_path: Path) -> None:
-    """It may have no end; a page of other logs leaves it out."""
-    (tmp_path / "events.jsonl").symlink_to("/dev/zero")
-    (tmp_path / "stacks.txt").symlink_to("/dev/zero")
-    refused("events.jsonl can't be read: it is not a regular file", tmp_path)
-    (tmp_path / "node").mkdir()
-    (tmp_path / "node" / "events.jsonl").write_bytes(encode(history()))
-    text = read_page(tmp_path).text
-    assert f"{tmp_path}/events.jsonl can't be read: it is not a regular file" in text
-    assert f"{tmp_path}/stacks.txt can't be read: it is not a regular file" in text
 
 
 def test_places_that_cannot_be_read_or_written_are_one_line(tmp_path: Path) -> None:

@@ -140,24 +140,6 @@ def test_nothing_is_written_into_a_file_of_the_program(
     assert (tmp_path / "other").read_bytes() == b""
 
 
-_CHANGES_FILES = f"""
-def open_other(*_):
-    os.dup2(os.open(os.environ["OTHER"], os.O_RDWR | os.O_CREAT), {_NUMBER})
-signal.signal(PYTHON, open_other)
-print("ready")
-wait()
-"""
-
-
-def test_a_file_that_the_program_opens_meanwhile_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The descriptor is looked at before each signal."""
-    monkeypatch.setenv("OTHER", str(tmp_path / "other"))
-    with _start(_CHANGES_FILES) as program:
-        assert program.read_line() == "ready"
-        assert program.ask().problem.startswith("has closed the descriptor for its stacks")
-    assert (tmp_path / "other").read_bytes() == b""
-
-
 _KEEPS = """
 gc.disable()
 class Batch: pass
@@ -227,39 +209,6 @@ def test_a_signal_that_is_blocked_for_a_moment_is_sent_then() -> None:
         assert program.read_line() == "ready"
         dump = program.ask(wait_limit=60.0)
         assert "in step\n" in dump.text, dump
-
-
-_ENDS = """
-signal.signal(PYTHON, lambda *_: os._exit(0))
-print("ready")
-wait()
-"""
-
-
-def test_a_program_that_ends_meanwhile_is_not_waited_for() -> None:
-    """The answer comes at once, long before the wait_limit is over."""
-    with _start(_ENDS) as program:
-        assert program.read_line() == "ready"
-        assert program.ask(wait_limit=3000.0).problem == "has ended"
-
-
-_BOTH = f"""
-def answer(*_):
-    os.write({_NUMBER}, b'Thread 0x01 (most recent call first):\\n  File "a.py", line 1 in half\\nThread 0x02 (mo')
-    os.write({_NUMBER}, b'\\x02Thread 0x01 (most recent call first):\\n  File "a.py", line 1 in whole\\n\\x03st rec')
-signal.signal(PYTHON, answer)
-print("ready")
-wait()
-"""
-
-
-def test_of_two_answers_at_once_the_whole_one_counts() -> None:
-    """On a busy machine the handler in Python answers while faulthandler does so too: their texts may be mixed."""
-    with _start(_BOTH) as program:
-        assert program.read_line() == "ready"
-        dump = program.ask(wait_limit=300.0)
-        assert dump.text == 'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in whole\n', dump
-        assert dump.problem == ""
 
 
 _PATCHED = """

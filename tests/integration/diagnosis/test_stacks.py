@@ -203,13 +203,6 @@ def test_a_program_that_is_no_python_lives_on(launch: Launch) -> None:
     assert job.process.poll() is None
 
 
-def test_a_python_without_the_handler_is_told(launch: Launch) -> None:
-    """It gets no signal either, and the line says what it lacks."""
-    job = launch("--standalone", "--no-python", sys.executable, "-S", "-u", "-c", _PAUSES_ALONE)
-    _ask(job, r"its Python does not read elastic-run-compat.pth: .* -S \(python")
-    assert job.process.poll() is None
-
-
 def test_a_worker_whose_python_has_ended_lives_on(launch: Launch, worker: Worker) -> None:
     """A library that hangs at exit is told; a signal that comes just when Python has ended does not kill the worker."""
     body = """
@@ -290,23 +283,6 @@ def test_a_title_can_be_left(launch: Launch, worker: Worker, name: str) -> None:
     job = launch("--standalone", path, "--lr", "1", env={name: "0"})
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == f"{Path(sys.executable).name} {sys.executable} -u {path} --lr 1\n"
-
-
-def test_a_kernel_that_takes_no_title_costs_no_descriptor(launch: Launch, worker: Worker) -> None:
-    """Where a file of /proc can be opened but not written, the worker keeps no descriptor of it."""
-    body = """
-    from elastic_run import worker_start
-    # The file of another process: the kernel lets this one open it, and refuses to write.
-    with open(worker_start.__file__) as file:
-        code = file.read().replace("/proc/self/comm", f"/proc/{os.getppid()}/comm")
-    exec(code)
-    before = os.listdir("/proc/self/fd")
-    show_rank(3)
-    say(len(os.listdir("/proc/self/fd")) - len(before), open("/proc/self/comm").read().strip())
-    """
-    job = launch("--standalone", worker(body))
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == f"0 {Path(sys.executable).name} rank 0\n"
 
 
 def test_stacks_come_before_sigkill(launch: Launch, worker: Worker) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ import pytest
 import elastic_run
 from elastic_run import contract
 from elastic_run.cli.commands import COMMANDS
-from tests.support.launch import ELASTIC_RUN, UNPRIVILEGED, clean_environment
+from tests.support.launch import ELASTIC_RUN
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -54,15 +52,6 @@ def test_too_few_descriptors_for_a_launcher_are_no_defect(launch: Launch, worker
     assert job.stderr.count("\n") == 1
     assert "error: no job was started: [Errno 24] Too many open files" in job.stderr
     assert "ulimit -n" in job.stderr
-
-
-def test_a_value_of_a_file_that_the_locale_does_not_know(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """The workers get the bytes that the file has, as they get those of a flag."""
-    (tmp_path / "job.toml").write_text("role = '\xe9\u2603'", encoding="utf-8")
-    script = worker("import os; say(os.environb[b'ROLE_NAME'] == '\\xe9\\u2603'.encode())")
-    job = launch("--config=job.toml", script, env=ASCII, cwd=tmp_path)
-    assert job.wait_exit() == 0, job.stderr
-    assert (job.stdout, job.stderr) == ("True\n", "")
 
 
 @pytest.mark.parametrize(
@@ -104,23 +93,6 @@ def test_a_reader_of_log_files_that_has_gone_is_no_error(tmp_path: Path) -> None
             [*ELASTIC_RUN, "logs", str(tmp_path)], stdout=gone, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_page_with_characters_that_the_locale_does_not_know_is_printed(launch: Launch, worker: Worker) -> None:
-    """Their numbers stand in their places; `status` and the other commands print in the same way."""
-    job = launch("--explain", "--role=\xe9\u2603", worker("pass"), env={"PYTHONIOENCODING": "ascii"})
-    assert job.wait_exit() == 0, job.stderr
-    assert "\\xe9\\u2603" in job.stdout
-
-
-def test_a_table_for_a_closed_terminal_is_one_line() -> None:
-    """`elastic-run top >&-` says that there is no terminal."""
-    pytest.importorskip("rich")
-    shell = ["sh", "-c", '"$@" >&-', "sh", *ELASTIC_RUN, "top"]
-    done = subprocess.run(shell, capture_output=True, text=True, check=False)
-    assert done.returncode == contract.EXIT_USAGE
-    assert done.stderr.startswith("elastic-run: error: top: standard output is not a terminal")
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("flag", ["--role={}", "--rdzv-id={}", "--rdzv-conf=keep_alive_max_attempt=1{}"])
@@ -173,14 +145,6 @@ def test_a_log_directory_in_a_deleted_directory_is_refused(
     assert job.wait_exit() == contract.EXIT_USAGE
     told = "'logs' is not a writable directory: this process's working directory was deleted"
     assert job.stderr == f"elastic-run: error: --log-dir: {told}\n"
-
-
-def test_a_deleted_directory_is_explained(launch: Launch, in_deleted: tuple[str, ...], worker: Worker) -> None:
-    """`--explain` shows that the working directory is gone."""
-    job = launch("--explain", worker("say('runs')"), program=in_deleted)
-    assert job.wait_exit() == 0, job.stderr
-    assert "Directory" in job.stdout
-    assert "(deleted)" in job.stdout
 
 
 #: As a cleaner of temporary files (systemd-tmpfiles) does, this worker removes the directories; then it fails.
@@ -252,31 +216,4 @@ def test_a_job_ends_well_after_its_package_was_removed(
     assert "files of elastic-run" not in job.stderr
 
 
-def test_a_package_that_was_removed_too_early_is_told(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """One line and the code of an internal error, and no traceback."""
-    site = tmp_path / "site"
-    shutil.copytree(Path(elastic_run.__file__).parent, site / "elastic_run")
-    shutil.rmtree(site / "elastic_run" / "report")
-    job = launch(worker("say('runs')"), env={"PYTHONPATH": str(site)}, cwd=tmp_path)
-    assert job.wait_exit() == contract.EXIT_INTERNAL_ERROR
-    assert "Traceback" not in job.stderr
-    assert job.stderr.splitlines()[-1].endswith(": the files of elastic-run are not those that this process began with")
-
-
 # --- paths that the user may not read ---------------------------------------------------------------------------------
-def test_the_directory_that_denies_is_named(worker: Callable[[str], Path], tmp_path: Path) -> None:
-    """The path in the exception is long, and the directory that may not be entered is not its last one."""
-    denying = tmp_path / "data"
-    (denying / "checkpoints").mkdir(parents=True)
-    path = worker(f"open({str(denying / 'checkpoints' / 'model.pt')!r})")
-    denying.chmod(0)
-    try:
-        command = [*UNPRIVILEGED, sys.executable, "-m", "elastic_run", str(path)]
-        ended = subprocess.run(
-            command, check=False, capture_output=True, text=True, env=clean_environment(), timeout=60
-        )
-    finally:
-        denying.chmod(0o700)
-    assert ended.returncode == 1
-    told = f"a directory (d--------- {getpass.getuser()}) may not be entered: '{denying}'"
-    assert told in " ".join(ended.stderr.split()), ended.stderr

@@ -392,20 +392,6 @@ def test_a_message_of_megabytes_hides_no_cause(
     assert "in load" in report
 
 
-def test_a_recorded_message_of_megabytes_is_read(launch: Launch, worker: Worker) -> None:
-    """What `record` has written the launcher reads, though the message stands in it twice."""
-    path = worker("""
-        from elastic_run import record
-        @record
-        def main():
-            raise KeyError('layer.0 ' + 'x' * 5_000_000)
-        main()
-    """)
-    job = launch("--redirects=2", path)
-    assert job.wait_exit() == 1
-    assert "KeyError: 'layer.0 xxx" in job.stderr.rpartition("-- elastic-run: ")[2]
-
-
 def test_a_chain_names_its_beginning(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """The first of three exceptions is the one that happened; the report and failure.json have it."""
     path = worker("""

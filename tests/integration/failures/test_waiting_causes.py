@@ -80,15 +80,6 @@ def test_nobody_listens(launch: Launch, worker: Worker) -> None:
         assert wait_first_line(agent, f"127.0.0.1:{port}") == f"nobody listens (connection refused) at 127.0.0.1:{port}"
 
 
-def test_nobody_listens_at_any_address_of_a_name(launch: Launch, worker: Worker) -> None:
-    """A name is named as the user wrote it, with the addresses that it has."""
-    port = free_port()
-    agent = launch(*flags_of("c10d", "localhost", port), worker("pass"))
-    cause = wait_first_line(agent, f"localhost:{port}")
-    assert cause.startswith("nobody listens (connection refused) at ")
-    assert f"127.0.0.1:{port}" in cause
-
-
 def test_a_program_that_says_nothing(launch: Launch, worker: Worker, stack: ExitStack) -> None:
     """Where the connection is taken and no answer comes, the line says so, and which process of this machine it is."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -171,17 +162,6 @@ def test_an_unknown_name(hosts: VirtualHosts, worker: Worker) -> None:
         path.write_text(before, encoding="ascii")
     assert cause.startswith("the name 'nosuch.example' has no address (")
     assert cause.endswith("; if the name stays unknown, give all nodes an address in its place")
-
-
-def test_where_srun_was_started_is_a_hint(hosts: VirtualHosts, worker: Worker) -> None:
-    """A step whose names have no addresses is told of the only address that Slurm gives; it may be a login node's."""
-    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LAUNCH_NODE_IPADDR": "10.7.0.1"}
-    agent = start(hosts[0], *flags_of("c10d", "nosuch.example", 29400), worker("pass"), **step)
-    cause = wait_first_line(agent, "nosuch.example:29400")
-    wanted = (
-        "give all nodes an address in its place (10.7.0.1 if srun was started on the first node: SLURM_LAUNCH_NODE_"
-    )
-    assert wanted in cause
 
 
 def test_a_name_that_is_known_late(hosts: VirtualHosts, worker: Worker) -> None:

@@ -111,14 +111,6 @@ def test_the_command_line_in_an_embedding_program(run: Run, built: EmbeddingProg
     assert built.starts == 1
 
 
-def test_the_command_line_in_a_frozen_program(run: Run, built: EmbeddingProgram) -> None:
-    """Where there is no interpreter one is asked for, in one line, and nothing is started."""
-    job = run("", "from elastic_run.run import main; main(['--nproc-per-node=2', __file__])", IS_FROZEN="1")
-    assert job.wait_exit() != 0
-    assert f"PYTHON_EXEC: must name the workers' interpreter: {built.path} is not a Python interpreter" in job.stderr
-    assert built.starts == 1
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -131,23 +123,6 @@ def test_interpreters_are_known_by_their_name(tmp_path: Path, name: str, *, expe
     path = tmp_path / (name or "none")
     path.touch(mode=0o755)
     assert interpreter.is_interpreter(str(path)) is expected
-
-
-def test_a_link_to_an_interpreter_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link of any name to an interpreter is one; a frozen program of an interpreter's name is none."""
-    (tmp_path / "trainer").symlink_to(sys.executable)
-    assert interpreter.is_interpreter(str(tmp_path / "trainer"))
-    assert interpreter.own_interpreter() == sys.executable
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert interpreter.own_interpreter() == ""
-
-
-def test_the_interpreter_that_a_program_has_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`multiprocessing.set_executable` counts, as it does for multiprocessing."""
-    from multiprocessing import spawn
-
-    monkeypatch.setattr(spawn, "_python_exe", b"/opt/app/python")
-    assert interpreter.find_interpreter() == "/opt/app/python"
 
 
 _SOURCE = Path(__file__).parents[2] / "data" / "embedding.c"

@@ -183,21 +183,6 @@ def test_waiting_on_both(on_both: Callable[..., str]) -> None:
     assert said == "None None\ngone\n"
 
 
-def test_ranks_that_do_not_match_on_both(on_both: Callable[..., str]) -> None:
-    """Maps with other ranks than 0 and up are refused with torch's exception, and nothing is started."""
-    said = on_both(
-        "",
-        """
-        for args, envs in (({0: (), 2: ()}, {0: {}, 2: {}}), ({0: (), 1: ()}, {0: {}})):
-            try:
-                start_processes("name", "true", args, envs, DefaultLogsSpecs())
-            except RuntimeError:
-                say("refused")
-        """,
-    )
-    assert said == "refused\nrefused\n"
-
-
 @pytest.mark.parametrize("entrypoint", ["/bin/true", os.getpid])
 @pytest.mark.parametrize(
     ("env", "error", "message"),
@@ -217,12 +202,6 @@ def test_what_is_no_variable(
     """A variable that can't be one is named, with its local rank, before anything is started."""
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         ours.start_processes("name", entrypoint, {0: (), 1: ()}, {0: {}, 1: env}, ours.DefaultLogsSpecs())
-
-
-def test_no_entrypoint() -> None:
-    """An empty entrypoint is refused by one line."""
-    with pytest.raises(ValueError, match=r"^entrypoint is empty: it needs a function or a command$"):
-        ours.start_processes("name", "", {0: ()}, {0: {}}, ours.DefaultLogsSpecs())
 
 
 class PartialLogs(ours.DefaultLogsSpecs):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import signal
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job.config import JoinCommand, NodeConfig
 from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
-from elastic_run.rendezvous.session import Notice
-from elastic_run.report import waiting
 from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, plain_setup, tcp_node
 from tests.support.wait import wait_until
@@ -44,48 +38,6 @@ def test_two_nodes_form_a_round_and_succeed(enter: Callable[[Node], Node]) -> No
     assert [node.wait_for(Ended).end.verdict for node in nodes] == ["success"] * 2
 
 
-def test_a_failure_restarts_all(enter: Callable[[Node], Node]) -> None:
-    """A worker's failure stops the round on every node, and the next round begins on all of them."""
-    port = free_port()
-    setup = plain_setup(2, max_restarts=1)
-    nodes = [enter(tcp_node(port, (3, 3), setup=setup)) for _ in range(3)]
-    for node in nodes:
-        assert node.wait_for(Formed).assignment.world_size == 6
-    nodes[1].fail()
-    for node in nodes[::2]:
-        assert node.wait_for(Halted).reason == "failure"
-    formed = [node.wait_for(Formed).assignment for node in nodes]
-    assert {one.restart_count for one in formed} == {1}
-    nodes[2].fail(7)
-    ended = [node.wait_for(Ended).end for node in nodes]
-    assert {(one.verdict, one.exit_code) for one in ended} == {("worker_failed", 7)}
-    assert all(one.root == ended[0].root and one.root is not None for one in ended)
-
-
-def test_a_node_that_leaves_is_replaced_by_a_spare(enter: Callable[[Node], Node]) -> None:
-    """A node that was told to stop leaves in order, and a waiting node takes its rank."""
-    port = free_port()
-    setup = plain_setup()
-    nodes = [enter(tcp_node(port, (2, 2), setup=setup)) for _ in range(2)]
-    ranks = {node.wait_for(Formed).assignment.group_rank: node for node in nodes}
-    spare = enter(tcp_node(port, (2, 2), setup=setup))
-    leaver = next(node for node in ranks.values() if node.session._thread.coordinator is None)  # type: ignore[attr-defined]
-    stayer = next(node for node in nodes if node is not leaver)
-    leaver.session.leave("signal", "told to stop")
-    leaver.close()
-    assert stayer.wait_for(Halted).reason == "leave"
-    formed = [node.wait_for(Formed).assignment for node in (stayer, spare)]
-    assert sorted(one.group_rank for one in formed) == [0, 1]
-    assert {one.restart_count for one in formed} == {0}
-
-
-def test_the_last_call_waits_for_more(enter: Callable[[Node], Node]) -> None:
-    """With fewer than the most nodes the first round waits for the last call, then begins without them."""
-    port = free_port()
-    nodes = [enter(tcp_node(port, (1, 4), conf={**FAST, "last_call_timeout": "2"})) for _ in range(2)]
-    assert {node.wait_for(Formed).assignment.group_world_size for node in nodes} == {2}
-
-
 def static_node(port: int, rank: int, size: int) -> Node:
     """Return a node of a job with static rendezvous."""
     parameters = RendezvousParameters("static", f"127.0.0.1:{port}", "job", size, size, rank=rank, timeout=30)
@@ -106,21 +58,6 @@ def test_static_nodes_have_the_ranks_that_were_given(enter: Callable[[Node], Nod
     assert [one.group_rank for one in formed] == [0, 2, 1]
     with StoreClient("127.0.0.1", port, 10.0) as worker:
         assert not worker.check(["left"])
-    for node in nodes:
-        node.done()
-    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
-
-
-def test_a_node_with_other_rules_is_refused(enter: Callable[[Node], Node]) -> None:
-    """A node that was told another number of nodes is refused with both values, and the job goes on."""
-    port = free_port()
-    nodes = [enter(tcp_node(port, (2, 2))) for _ in range(2)]
-    for node in nodes:
-        node.wait_for(Formed)
-    other = enter(tcp_node(port, (2, 5)))
-    detail = other.wait_for(Refused).detail
-    assert "2:5" in detail
-    assert "2:2" in detail
     for node in nodes:
         node.done()
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
@@ -152,42 +89,6 @@ def test_a_master_that_cannot_be_reached_is_named(enter: Callable[[Node], Node])
     ended = [node.wait_for(Ended).end for node in nodes]
     assert {end.verdict for end in ended} == {"rendezvous"}
     assert all("refused" in end.detail and "can't reach" in end.detail for end in ended)
-
-
-def test_who_is_missing_is_told(enter: Callable[[Node], Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nodes are missing, a line says how many are there, who, and how long they are waited for."""
-    monkeypatch.setattr(waiting, "FIRST", 0.2)
-    node = enter(tcp_node(free_port(), (2, 2)))
-    while not (text := node.wait_for(Notice).text).startswith("waiting: 1/2 nodes"):
-        pass
-    assert socket.gethostname() in text
-    assert re.search(r", gives up in \d+:\d\d(;|$)", text)
-
-
-def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callable[[Node], Node]) -> None:
-    """The shortest command serves a store here, starts at the minimum, and says with which command others join."""
-    command = JoinCommand(("elastic-run",), ("--nnodes=1:2",), ("train.py", "--name=a b"))
-    setup = plain_setup(node_config=NodeConfig(join_command=command, token=b""))
-    conf = {key: value for key, value in FAST.items() if key != "last_call_timeout"}
-    first = enter(handler_node(RendezvousParameters("c10d", "", "none", 1, 2, "127.0.0.1", **conf), setup))
-    words = shlex.split(first.wait_for(Notice).text.partition("join with: ")[2])
-    assert words[-3:] == ["--nnodes=1:2", "train.py", "--name=a b"]
-    flags = dict(word.lstrip("-").split("=", 1) for word in words[1:5])
-    assert first.wait_for(Formed).assignment.group_world_size == 1
-    second = enter(
-        handler_node(
-            RendezvousParameters(
-                "c10d",
-                flags["rdzv-endpoint"],
-                flags["rdzv-id"],
-                1,
-                2,
-                "127.0.0.1",
-                **{**conf, **dict([flags["rdzv-conf"].split("=")])},
-            )
-        )
-    )
-    assert {node.wait_for(Formed).assignment.group_world_size for node in (first, second)} == {2}
 
 
 def test_a_plain_handler_joins_rounds() -> None:

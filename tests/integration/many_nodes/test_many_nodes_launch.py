@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import socket
 import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -153,30 +151,6 @@ def test_a_worker_that_dies_of_the_scale_up_signal(launch: Launch, worker: Worke
     assert "Somebody else" not in first.stderr
 
 
-def test_the_shortest_command_waits_for_the_second_node(launch: Launch, worker: Worker) -> None:
-    """`--nnodes=2` without an endpoint serves one, and the command that it prints makes the second node join."""
-    first = launch("--nnodes=2", worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])"))
-    second = launch(program=copied(first), env=COPIED)
-    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
-    assert sorted((first.stdout + second.stdout).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
-
-
-def test_a_node_without_the_token_is_refused(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A node that has not the job's secret is refused with a line that says so, and the job goes on without it."""
-    (tmp_path / "token").write_text("a secret")
-    port, place = make_place()
-    path = worker("say(os.environ.get('ELASTIC_RUN_RDZV_TOKEN', 'no secret'))")
-    first = launch(*place, "--nnodes=2", path, env={"ELASTIC_RUN_RDZV_TOKEN": "a secret"})
-    wait_coordinated(port, b"a secret")
-    stranger = launch(*place, "--nnodes=2", path)
-    assert stranger.wait_exit() == 208
-    assert "has a token, and this node was given none" in stranger.stderr
-    first.wait_line("refused a connection: it has no token")
-    second = launch(*place, "--nnodes=2", "--rdzv-token-file", tmp_path / "token", path)
-    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
-    assert (first.stdout + second.stdout).splitlines() == ["no secret"] * 2
-
-
 def make_place() -> tuple[int, tuple[str, ...]]:
     """Return a free port, and the flags that make nodes meet there."""
     port = free_port()
@@ -234,22 +208,6 @@ def test_a_signal_at_the_end_is_heard(nodes: Nodes, worker: Worker) -> None:
         assert done.wait_exit() == 143
     other = next(agent for agent in agents if agent is not done)
     assert other.wait_exit() in (0, 207)  # 207 where the node that left was the one that served the store
-
-
-def test_garbage_at_the_port_is_said_once(launch: Launch, worker: Worker) -> None:
-    """What strangers send to the store's port is refused, said once on the node that serves it, and harms nothing."""
-    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
-    port, place = make_place()
-    first = launch(*place, "--nnodes=2", path)
-    wait_coordinated(port)
-    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, os.urandom(4096)):
-        with socket.create_connection(("localhost", port)) as stranger:
-            stranger.sendall(garbage)
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
-    second = launch(*place, "--nnodes=2", path)
-    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
-    assert first.stderr.count("that does not fit the store's protocol") == 1
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------

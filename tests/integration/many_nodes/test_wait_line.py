@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import signal
 import socket
@@ -15,8 +14,6 @@ import pytest
 
 from elastic_run.core.job.node_events import Ended, Formed
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.output.console import Source, Stream
-from elastic_run.multiprocessing.output.sink import Sink
 from elastic_run.rendezvous.session import Lost
 from elastic_run.report.waiting import WaitLine
 from tests.support.launch import ELASTIC_RUN
@@ -189,28 +186,6 @@ def test_a_job_in_the_background_draws_nothing(terminal: Terminal, worker: Worke
     assert b"\x1b" not in terminal.output
 
 
-class FakeLoop:
-    """A loop whose clock goes from timer to timer."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._timers: list[tuple[float, Callable[[], None]]] = []
-
-    def now(self) -> float:
-        """Return the time."""
-        return self._now
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> None:
-        """Note a timer."""
-        self._timers.append((self._now + delay, callback))
-
-    def run(self, until: float) -> None:
-        """Call what is due up to a time."""
-        while self._timers and self._timers[0][0] <= until:
-            self._now, callback = self._timers.pop(0)
-            callback()
-
-
 class FakeConsole:
     """A console that shows everything.
 
@@ -243,19 +218,6 @@ class FakeConsole:
         self.lines.append(text.decode())
 
 
-def test_nothing_is_due_when_nothing_is_waited_for() -> None:
-    """The timer is there only while something is waited for; a stranger's host name can't move the cursor."""
-    with Loop() as loop:
-        console = FakeConsole()
-        line = WaitLine(loop, console)  # type: ignore[arg-type] # a fake
-        line.show(lambda _: ("waiting: \x1b[2J\r\nhost",), is_live=True)
-        loop.run_until(lambda: len(console.lines) > 1)
-        assert "\x1b" not in "".join(console.lines)
-        line.end()
-        assert all(timer.callback is None for _, _, timer in loop._timers)
-        wait_until(lambda: console.lines[-1].endswith("\n"))
-
-
 def test_log_records_pass_through_the_console_during_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would break the line; after the wait the program's logging is as it was before."""
     logger = logging.getLogger("elastic_run")
@@ -269,21 +231,6 @@ def test_log_records_pass_through_the_console_during_a_wait(monkeypatch: pytest.
         assert loop.run_until(lambda: "a slow store\n" in console.lines, loop.now() + 60)
         line.end()
     assert logger.handlers == []
-
-
-def test_a_short_line_leaves_nothing_of_it() -> None:
-    """Whatever is written next begins on an empty line, and nothing is shown within somebody's unfinished line."""
-    reading, writing = os.pipe()
-    with Loop() as loop, os.fdopen(reading, "rb") as reader:
-        stream, worker = Stream(loop, Sink(writing), lambda _: None), Source()
-        assert stream.show_line(b"a line that is much longer")
-        stream.write(worker, b"short\n", starts_line=False)
-        assert stream.show_line(b"again")
-        stream.write(worker, b"half", starts_line=False)
-        assert not stream.show_line(b"and again")
-        stream.write(worker, b" and half\n", starts_line=False)
-        stream.close()
-        assert Screen().feed(reader.read()).rows == ["short", "half and half"]
 
 
 # --- deadlines of retries ---------------------------------------------------------------------------------------------

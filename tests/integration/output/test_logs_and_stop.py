@@ -6,10 +6,7 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
-import time
-import tracemalloc
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +23,7 @@ from elastic_run.files import open_own, replace_file
 from tests.support.launch import ELASTIC_RUN
 from tests.support.launch import launch as start
 from tests.support.sessions import free_port
-from tests.support.wait import stretched, wait_until
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,13 +135,6 @@ def test_a_rank_without_log_files_is_told(ended: Path) -> None:
     assert run("logs", ended, "--rank=1,7").process.returncode == 0
 
 
-def test_a_range_of_many_ranks_costs_nothing(ended: Path) -> None:
-    """A range is not written out."""
-    begin = time.monotonic()
-    assert run("logs", ended, "--rank=1-999999999", "--grep=attempt 1$").stdout.endswith("[1] rank 1 attempt 1\n")
-    assert time.monotonic() - begin < stretched(5.0)
-
-
 def test_a_line_without_end_is_shown_in_pieces(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output without line ends does not fill the memory of the command; what was read once is not read again."""
     monkeypatch.setattr(logs, "_LONGEST", 8)
@@ -238,24 +228,6 @@ def test_ranks_come_from_the_event_log(ended: Path) -> None:
     assert run("logs", ended, "--rank=9", "--grep=attempt 1").stdout == "--- attempt_1\n[9] rank 1 attempt 1\n"
 
 
-def test_an_event_log_with_a_hole_does_not_fill_the_memory(ended: Path) -> None:
-    """The hole is a line without end; the events before and behind it count."""
-    (path,) = ended.rglob("events.jsonl")
-    events = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(events[0])
-    os.truncate(path, 64 << 20)
-    with path.open("ab") as file:
-        file.write(b"\n" + b"".join(events[1:]))
-    tracemalloc.start()
-    try:
-        found = {file.rank for file in find_log_files([find_run_directory(str(ended))])}
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert found == {0, 1}
-    assert peak < 8 << 20
-
-
 def test_a_job_is_stopped_as_by_sigterm_and_its_end_is_awaited(launch: Launch, worker: Worker) -> None:
     """Workers get their grace period, the launcher ends with 143 and names the command."""
     body = "def end(*_):\n    say('bye')\n    sys.exit(0)\nsignal.signal(signal.SIGTERM, end)\n" + WAITING
@@ -294,15 +266,6 @@ def test_a_stopped_launcher_is_not_waited_for(launch: Launch, worker: Worker) ->
     job.send(signal.SIGSTOP)
     assert stop_job(RunningJob((agent,)), None, wait_limit=0.2) == 1
     job.send(signal.SIGCONT)
-
-
-def test_an_agent_inside_a_program_that_is_killed_has_ended(tmp_path: Path) -> None:
-    """Its socket is left behind, and nobody listens there."""
-    path = tmp_path / "1-ab12.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-    agent = RunningAgent(str(path), os.getpid(), is_whole_process=False)
-    assert stop_job(RunningJob((agent,)), time.monotonic() + 20) == 0
 
 
 def test_stop_without_a_job_is_an_error(tmp_path: Path) -> None:

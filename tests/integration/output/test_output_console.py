@@ -102,28 +102,6 @@ def test_reader_of_stderr_goes_away(jobs: Jobs) -> None:
     assert jobs.note("tail0").endswith(b"\n4999\n")
 
 
-def test_a_console_without_a_reader_is_given_back() -> None:
-    """A program that launches jobs again and again, and whose stderr nobody reads, keeps no descriptors."""
-    program = """
-import os
-from elastic_run.loop import Loop
-from elastic_run.multiprocessing.output.console import Console
-before = len(os.listdir("/proc/self/fd"))
-with Loop() as loop:
-    console = Console(loop)
-    console.say("nobody hears")
-    loop.run_until(lambda: console.is_idle)
-    console.close()
-    console.close()
-print(len(os.listdir("/proc/self/fd")) - before)
-"""
-    reading, writing = os.pipe()
-    os.close(reading)
-    out = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writing, cwd=ROOT, check=True)
-    os.close(writing)
-    assert out.stdout.endswith(b"no reader any more: the job goes on without it\n0\n")
-
-
 def test_the_shells_descriptor_stays_blocking(jobs: Jobs) -> None:
     """The mode of the descriptors that we share with the user's shell is not touched."""
     reading, writing = os.pipe()

@@ -11,12 +11,7 @@ import pytest
 
 from elastic_run.cli.values import duration, seconds, whole_seconds
 from elastic_run.contract import LONGEST_TIME
-from elastic_run.core.job.config import JobConfig
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing import DefaultLogsSpecs, start_processes
-from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.store.tcpstore.client import StoreClient
-from tests.support.store import ServedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,26 +55,6 @@ def test_a_long_grace_period_is_kept(launch: Launch, worker: Worker, tmp_path: P
     assert "saved" in job.stdout
 
 
-@pytest.mark.parametrize("timeout", [2_700_000, 10**10, float("inf")])
-def test_a_context_closes_with_a_long_timeout(tmp_path: Path, timeout: float) -> None:
-    """`PContext.close` waits for a process that stops in its own time, whatever large timeout it is given."""
-    done = tmp_path / "done"
-    script = f"trap 'echo saved > {done}; exit 0' TERM; echo ready; while :; do read line; done"
-    reading, writing = os.pipe()
-    saved = os.dup(1)
-    os.dup2(writing, 1)
-    try:
-        context = start_processes("sh", "sh", {0: ("-c", script)}, {0: {}}, DefaultLogsSpecs())
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
-        os.close(writing)
-    assert os.read(reading, 6) == b"ready\n"
-    os.close(reading)
-    context.close(signal.SIGTERM, timeout)  # type: ignore[arg-type]  # torch's signature has whole seconds
-    assert done.read_text() == "saved\n"
-
-
 def test_a_timer_beyond_the_kernel_s_range() -> None:
     """A loop that waits for a time in years makes its other calls meanwhile."""
     with Loop() as loop:
@@ -92,35 +67,12 @@ def test_a_timer_beyond_the_kernel_s_range() -> None:
         assert not never
 
 
-def test_a_store_with_a_long_timeout() -> None:
-    """A connection whose timeouts are very large works as any other."""
-    with ServedStore() as served, StoreClient("127.0.0.1", served.port, LONGEST_TIME) as client:
-        client.set("k", "v")
-        assert client.get("k") == b"v"
-
-
 @pytest.mark.parametrize("text", ["inf", "nan", "-1", "-inf", "1e999", "one"])
 @pytest.mark.parametrize("read", [seconds, whole_seconds, duration])
 def test_what_is_no_time_is_refused(read: Callable[[str], float], text: str) -> None:
     """A value that is no number of seconds gets a message."""
     with pytest.raises(ValueError, match="is not"):
         read(text)
-
-
-@pytest.mark.parametrize("read", [seconds, whole_seconds, duration])
-def test_a_large_time_is_fine(read: Callable[[str], float]) -> None:
-    """A number of seconds is never too large, and what is made of it can be waited for."""
-    assert read("9" * 40) == LONGEST_TIME
-
-
-@pytest.mark.parametrize("key", ["join_timeout", "last_call_timeout", "read_timeout"])
-def test_large_times_of_the_rendezvous(key: str) -> None:
-    """So it is with the rendezvous's settings."""
-    settings = read_settings("c10d", {key: "1e300"})
-    holder = settings if hasattr(settings, key) else settings.complete(JobConfig())
-    assert getattr(holder, key) == LONGEST_TIME
-    with pytest.raises(ValueError, match=key):
-        read_settings("c10d", {key: "inf"})
 
 
 @pytest.mark.parametrize("text", ["inf", "nan", "-1"])

@@ -168,29 +168,6 @@ def _fail() -> None:
     raise ValueError(message)
 
 
-def test_an_exception_in_a_callback_loses_none_behind_it(loop: Loop) -> None:
-    """What was due in the same turn, by any way, is called in the next one."""
-    seen: list[object] = []
-    reading, writing = os.pipe()
-    loop.watch_signals((signal.SIGUSR1,), lambda _: _fail())
-    loop.watch_signals((signal.SIGUSR2,), lambda _: seen.append("signal"))
-    os.kill(os.getpid(), signal.SIGUSR1)
-    os.kill(os.getpid(), signal.SIGUSR2)
-    loop.call_soon(_fail)
-    loop.call_soon(lambda: seen.append("soon"))
-    loop.call_at(0.0, _fail)
-    loop.call_at(0.0, lambda: seen.append("timer"))
-    loop.add_reader(reading, lambda: seen.append("reader"))
-    os.write(writing, b"x")
-    for _ in range(3):
-        with pytest.raises(ValueError, match="a defect"):
-            loop._turn(0.0)
-    loop._turn(0.0)
-    assert {"signal", "soon", "timer", "reader"} <= set(seen)
-    os.close(reading)
-    os.close(writing)
-
-
 def test_an_exception_at_one_exit_loses_no_other(loop: Loop) -> None:
     """Where one SIGCHLD stands for several children, all of them are collected, and the program's handler is called."""
     seen: list[object] = []
@@ -215,23 +192,6 @@ def test_an_exception_at_one_exit_loses_no_other(loop: Loop) -> None:
     finally:
         loop.close()
         signal.signal(signal.SIGCHLD, previous)
-
-
-def test_an_exception_while_strangers_are_collected_leaves_none(loop: Loop) -> None:
-    """As PID 1: those behind it are collected in the next turn, without another SIGCHLD."""
-    pids = [_spawn("true") for _ in range(3)]
-    for pid in pids:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    loop.watch_exit(pids[0], lambda _: _fail())
-    loop._children[pids[1]] = lambda _: _fail()
-    loop.reap_strangers()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="a defect"):
-            loop.run_until(lambda: False, loop.now() + _DEADLINE)
-    loop._turn(0.0)
-    for pid in pids:
-        with pytest.raises(ChildProcessError):
-            os.waitpid(pid, 0)
 
 
 def test_no_wake_up_is_lost(loop: Loop, quick_switches: None) -> None:
@@ -280,27 +240,6 @@ def test_a_wake_up_while_the_loop_closes_does_no_harm(tmp_path: Path, quick_swit
             file.close()
         assert not raised
         assert [path.read_bytes() for path in paths] == [b""] * 4
-
-
-def test_a_wake_up_from_a_signal_handler_within_a_wake_up(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program's handler may wake the loop at any moment, also in the middle of another wake-up, or of `close`."""
-    wake = loop._wake
-    write, close = os.write, os.close
-
-    def write_within(fd: int, data: bytes) -> int:
-        monkeypatch.setattr(os, "write", write)
-        wake()
-        return write(fd, data)
-
-    def close_within(fd: int) -> None:
-        monkeypatch.setattr(os, "close", close)
-        wake()
-        close(fd)
-
-    monkeypatch.setattr(os, "write", write_within)
-    loop.call_soon_threadsafe(lambda: None)
-    monkeypatch.setattr(os, "close", close_within)
-    loop.close()
 
 
 @pytest.fixture

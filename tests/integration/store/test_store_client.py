@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store.errors import QueueEmptyError, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.errors import StoreConnectionError, StoreTimeoutError
 from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.client import StoreClient
@@ -49,15 +49,6 @@ def in_thread(target: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=target)
     thread.start()
     return thread
-
-
-def test_values_come_back_as_bytes(client: StoreClient) -> None:
-    """Keys and values may be text or bytes, values come back as bytes, keys as text."""
-    client.set("clé", "œuf")
-    client.set(b"k", b"\0\xff")
-    assert client.get("clé".encode()) == "œuf".encode()
-    assert client.get("k") == b"\0\xff"
-    assert client.list_keys() == ["clé", "k"]
 
 
 def test_values_of_every_size(client: StoreClient) -> None:
@@ -106,25 +97,6 @@ def test_a_wait_whose_end_crossed_is_a_success() -> None:
             crossed.wait(["k"], 0.01)
             assert crossed.num_keys() == 5
         thread.join(DEADLINE)
-
-
-def test_queues_and_barriers(client: StoreClient) -> None:
-    """Queues give values in order, say when they are empty, or wait; a barrier lets all go at once."""
-    client.queue_push("q", "1")
-    client.queue_push("q", "2")
-    assert client.queue_len("q") == 2
-    assert [client.queue_pop("q"), client.queue_pop("q", block=False)] == [b"1", b"2"]
-    with pytest.raises(QueueEmptyError):
-        client.queue_pop("q", block=False)
-    with client.clone() as other:
-        thread = in_thread(lambda: other.barrier("b", 2))
-        client.barrier("b", 2)
-        thread.join(DEADLINE)
-    with pytest.raises(StoreTimeoutError, match="not 2 at barrier"):
-        client.barrier("c", 2, 0.01)
-    client.set_timeout(0.05)
-    with pytest.raises(StoreTimeoutError):
-        client.queue_pop("q")
 
 
 def test_limits_are_checked_before_sending(client: StoreClient) -> None:

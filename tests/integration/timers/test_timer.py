@@ -416,12 +416,3 @@ def test_a_deadline_that_passes_while_the_job_is_stopped(launch: Launch, tmp_pat
     assert job.wait_exit() == 128 + signal.SIGTERM
     assert job.stdout == "in it\nsaved\n", job.stderr
     assert "expired" not in job.stderr
-
-
-@pytest.mark.parametrize("port", ["", "http", "99999", pytest.param("9" * 6000, id="6000 digits")])
-def test_a_port_that_is_none_starts_no_health_check(launch: Launch, port: str) -> None:
-    """Nothing is started, and the job runs."""
-    env = {"TORCHELASTIC_HEALTH_CHECK_PORT": port}
-    job = launch("--standalone", "--no-python", "true", env=env)
-    assert job.wait_exit() == 0, job.stderr
-    assert ("is not a port, so no health check server starts" in job.stderr) is bool(port)

@@ -31,47 +31,6 @@ pytestmark = pytest.mark.usefixtures("no_timer_client")
 
 
 # --- the pipe --------------------------------------------------------------------------------------------------------
-def test_garbage_in_the_pipe_is_said_once(tmp_path: Path) -> None:
-    """Requests before, between and behind it are read."""
-    said: list[str] = []
-    pipe = TimerFile(str(tmp_path / "pipe"), said.append)
-    request = timer.FileTimerRequest(7, "x", 1, 9)
-    line = request.to_json().encode() + b"\n"
-    for piece in (line, b"\x80\x04garbage\n\n", b"more", line, b"{}\n", line[:9], line[9:]):
-        write_line(pipe.path, piece)
-    assert pipe.read() == [request] * 3
-    (text,) = said
-    assert text.startswith(
-        f"{pipe.path}: a line there is not a timer request, and is ignored (not JSON): '\\ufffd\\x04garbage'"
-    )
-    pipe.close()
-
-
-def test_a_line_without_an_end_is_not_kept_for_ever(tmp_path: Path) -> None:
-    """A megabyte without a newline is dropped, and the next request is read."""
-    said: list[str] = []
-    pipe = TimerFile(str(tmp_path / "pipe"), said.append)
-    for _ in range(20):
-        write_line(pipe.path, b"x" * 60_000)
-        pipe.read()
-    request = timer.FileTimerRequest(7, "x", 1, 9)
-    write_line(pipe.path, b"\n" + request.to_json().encode() + b"\n")
-    assert pipe.read() == [request]
-    assert len(said) == 1
-    pipe.close()
-
-
-def test_a_client_that_never_stops_does_not_keep_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading comes to an end though there is always more to read."""
-    said: list[str] = []
-    pipe = TimerFile(str(tmp_path / "pipe"), said.append)
-    chunks = iter([b"x" * 65536] * 1000)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "read", lambda _fd, _size: next(chunks))
-        assert pipe.read() == []
-    assert next(chunks), "it has read all there was"
-    pipe.close()
-    assert len(said) == 1
 
 
 def test_the_pipe_takes_the_place_of_nothing_that_matters(tmp_path: Path) -> None:
@@ -224,17 +183,6 @@ def test_a_released_timer_does_not_expire(
     assert "kill worker process" not in [name for name, _ in events]
 
 
-def test_run_once_takes_what_is_there(
-    server: timer.FileTimerServer, sleeper: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
-    """What has come is dealt with before the server ends."""
-    _send(tmp_path, sleeper.pid, "step", 0)
-    server.start()
-    server.run_once()
-    assert sleeper.wait(DEADLINE) == -signal.SIGKILL
-    assert not (tmp_path / "pipe").exists()
-
-
 def test_a_stopped_server_ends_no_process_any_more(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     """A request that is still in the pipe when the server is told to stop is forgotten."""
     is_held, goes_on = threading.Event(), threading.Event()
@@ -258,25 +206,6 @@ def test_a_stopped_server_ends_no_process_any_more(tmp_path: Path, sleeper: subp
     stopping.join(DEADLINE)
     assert not (tmp_path / "pipe").exists()
     assert sleeper.poll() is None
-
-
-def test_progress_is_told_of_a_server_that_hangs(tmp_path: Path) -> None:
-    """While it is busy with one batch of requests, its last progress lies behind."""
-    is_held = threading.Event()
-
-    def hold(name: str, _request: object) -> None:
-        if name == "timer expired":
-            is_held.wait()
-
-    server = timer.FileTimerServer(str(tmp_path / "pipe"), "run", max_interval=DEADLINE, log_event=hold)
-    server.start()
-    _send(tmp_path, os.getpid(), "x", 0, 0)
-    wait_until(lambda: server._busy_since is not None)
-    since = server.get_last_progress_time()
-    wait_until(lambda: int(time.time()) > since)
-    assert server.get_last_progress_time() == since
-    is_held.set()
-    server.stop()
 
 
 # --- the server of a queue -------------------------------------------------------------------------------------------

@@ -185,30 +185,6 @@ def test_logs_specs_that_hang(launch: Launch, site: dict[str, str], deed: str) -
     assert "was stopped by SIGTERM" in job.stderr
 
 
-def test_python_s_end_that_hangs(launch: Launch, site: dict[str, str]) -> None:
-    """A handler that hangs when logging closes it, after the launcher's own end, leaves signals working."""
-    job = launch(*_OF_EVENTS, "--no-python", "sh", "-c", "exit 3", env={**site, "DEED": "close sleeps"})
-    job.wait_line("hangs")
-    job.send(signal.SIGTERM)
-    job.send(signal.SIGINT)
-    assert job.wait_exit() == 3
-
-
-def test_an_error_of_logs_specs_is_raised_as_it_was(launch: Launch, site: dict[str, str], tmp_path: Path) -> None:
-    """In a program the OSError of reify() comes as it is; no line speaks of a signal, which nobody has sent."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import own_logs\n"
-        "from elastic_run import LaunchConfig, elastic_launch\n"
-        "config = LaunchConfig(1, 1, 2, rdzv_backend='local', max_restarts=1, logs_specs=own_logs.Logs())\n"
-        "elastic_launch(config, '/bin/sh')('-c', 'exit $RANK')\n"
-    )
-    job = launch(program=(sys.executable, str(program)), env={**site, "DEED": "reify1 raises"})
-    assert job.wait_exit() == 1
-    assert job.stderr.endswith("\nOSError: no server\n")
-    assert "SIGTERM" not in job.stderr
-
-
 _CLOSING = """
 import os, signal, sys, threading
 from elastic_run import LaunchConfig, elastic_launch
@@ -225,12 +201,6 @@ config = LaunchConfig(
 )
 launch = elastic_launch(config, sys.executable)
 """
-_FAILS = """
-try:
-    launch("-c", "import os, sys; sys.exit(3 * int(os.environ['RANK']))")
-except Exception as error:
-    print(type(error).__name__, error.get_first_failure()[1].exitcode)
-"""
 _STOPS = """
 try:
     launch("-c", "import signal; print('ready', flush=True); signal.pause()")
@@ -238,18 +208,6 @@ except Exception as error:
     print(type(error).__name__, error.sigval, flush=True)
     os._exit(0)
 """
-
-
-@pytest.mark.parametrize("name", ["stop", "shutdown", "last"])
-def test_a_program_learns_of_the_failure(launch: Launch, site: dict[str, str], tmp_path: Path, name: str) -> None:
-    """ChildFailedError comes whatever the health check server or the rendezvous raise at the end."""
-    program = tmp_path / "program.py"
-    program.write_text(_CLOSING + _FAILS)
-    env = {**site, "DEED": f"{name} raises", contract.ENV_HEALTH_CHECK_PORT: "0"}
-    job = launch(program=(sys.executable, str(program)), env=env)
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "ChildFailedError 3\n"
-    assert "OSError: no server" in job.stderr or name == "last"
 
 
 @pytest.mark.parametrize("deed", ["first sleeps", "last waits_in_c", "num_nodes_waiting sleeps", "stop sleeps"])

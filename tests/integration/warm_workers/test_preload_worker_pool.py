@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import _socket
-import ctypes
 import errno
 import os
 import sys
@@ -16,9 +14,7 @@ from elastic_run.agent.driver.warm_start import start_preload
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process.fork_exec import start_process
 from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.process.subreaper import Subreaper
-from elastic_run.multiprocessing.warm import messages, template_client, worker_pool
-from elastic_run.multiprocessing.warm.obstacles import find_obstacle
+from elastic_run.multiprocessing.warm import template_client, worker_pool
 from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 from tests.support.processes import is_gone
 from tests.support.wait import DEADLINE
@@ -189,47 +185,3 @@ def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.Monk
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
-
-
-def is_subreaper() -> bool:
-    """Tell whether this process is one."""
-    value = ctypes.c_int()
-    ctypes.CDLL(None).prctl(37, ctypes.byref(value), *[ctypes.c_ulong(0)] * 3)
-    return bool(value.value)
-
-
-def test_agents_of_one_process_are_a_subreaper_together() -> None:
-    """As long as one of them needs it, and no longer, whoever comes and goes first."""
-    first = Subreaper()
-    first.begin(1)
-    second = Subreaper()
-    second.begin(2)
-    first.end(1)
-    first.end(1)
-    assert is_subreaper()
-    second.end(2)
-    assert not is_subreaper()
-
-
-def test_a_socket_is_waited_for_whatever_timeout_a_module_sets() -> None:
-    """A default timeout of Python's makes neither an inherited socket nor one that was opened before a hasty one."""
-    _socket.setdefaulttimeout(5)
-    try:
-        ours, theirs = messages.open_pair()
-        inherited = messages.adopt(os.dup(theirs.fileno()))
-    finally:
-        _socket.setdefaulttimeout(None)
-    assert [os.get_blocking(each.fileno()) for each in (ours, theirs, inherited)] == [False, True, True]
-    for each in (ours, theirs, inherited):
-        each.close()
-
-
-def test_another_name_of_the_same_interpreter_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python3` beside `python` is no other environment's Python; a link elsewhere may be."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    for link in (tmp_path / "bin" / "python3", tmp_path / "python"):
-        link.symlink_to(tmp_path / "bin" / "python")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    assert find_obstacle([str(tmp_path / "bin" / "python3"), "train.py"]) == ""
-    assert "which is not the Python of elastic-run" in find_obstacle([str(tmp_path / "python"), "train.py"])
