@@ -202,10 +202,10 @@ def _native_stacks(*words: str) -> Launched:
 
 @pytest.fixture
 def native_job(launch: Launch, worker: Worker) -> Launched:
-    """Start a native_job of two ranks; return it when commands find it."""
+    """Start a job of two ranks; return it when commands find it."""
     launched = launch("--nproc-per-node=2", worker(_WAITS))
     launched.wait_lines("ready", count=2)
-    wait_until(lambda: "no native_job" not in _native_stacks("--rank=0").stderr, what="the native_job's socket")
+    wait_until(lambda: "no job" not in _native_stacks("--rank=0").stderr, what="the job's socket")
     return launched
 
 

@@ -285,7 +285,7 @@ def test_an_interrupt_prints_no_traceback_of_workers(method: str, run_launch: Ru
     os.kill(job.pid, signal.SIGINT)
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout.splitlines()[-1] == "SIGINT"
-    assert [line for line in job.stderr.splitlines() if not line.startswith("elastic-run_launch: ")] == []
+    assert [line for line in job.stderr.splitlines() if not line.startswith("elastic-run: ")] == []
 
 
 def test_an_interrupt_that_nobody_sent_is_a_failure(run_launch: Run) -> None:

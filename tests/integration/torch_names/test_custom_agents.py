@@ -325,7 +325,7 @@ def programs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_program(programs: Path, launch: Callable[..., Launched]) -> Callable[..., Launched]:
-    """Run one of the programs: on `torch`, on elastic-run_program through `compat`, or with its `imports` changed."""
+    """Run one of the programs: on `torch`, on elastic-run through `compat`, or with its `imports` changed."""
 
     def start(how: str, program: str, *words: str, lives: int = 0) -> Launched:
         if how == "imports":
@@ -349,7 +349,7 @@ def _with_our_imports(source: str) -> str:
 
 #: The program as it is, on torch's own agent: what the others are compared with, and it changes with torch only.
 UNDER_TORCH = pytest.param("torch", "torch", marks=pytest.mark.long)
-#: How the program is run_program, and whose agent it gets.
+#: How the program is run, and whose agent it gets.
 WAYS = pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elastic_run"), ("imports", "elastic_run")])
 
 
@@ -401,7 +401,7 @@ def test_an_agent_of_ones_own_fails(run_program: Callable[..., Launched]) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("through", [[], ["-m", "elastic_run.compat"]], ids=["plain", "compat"])
 def test_a_package_with_a_handler(through: list[str], programs: Path, launch: Callable[..., Launched]) -> None:
-    """A package that brings a handler derived from torch's class serves elastic-run_program as it serves torchrun."""
+    """A package that brings a handler derived from torch's class serves elastic-run as it serves torchrun."""
     environment = {
         "PYTHONPATH": f"{programs}{os.pathsep}{ROOT}",
         "LIVES": "1",

@@ -301,7 +301,7 @@ def test_a_plugin_that_raises_harms_nothing(launch: Launch, event_site: dict[str
     [
         (
             "broken",
-            "plug-in event_place 2.5 (event_place:broken) can't be loaded: ImportError: no module of the event_site's",
+            "plug-in event_place 2.5 (event_place:broken) can't be loaded: ImportError: no module of the site's",
         ),
         (
             "no-handler",
