@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from benchmarks import (
-    detection,
-    diagnosis,
-    functions,
-    memory,
-    node_connections,
-    nodes,
-    orphans,
     page,
-    scale,
-    start,
-    tee,
-    warm,
-    worker_connections,
 )
-from benchmarks.__main__ import BENCHMARKS
-from benchmarks.faults import LIGHT, Case, Fault, all_cases
+from benchmarks.faults import LIGHT, Case, Fault
 from benchmarks.figures import Bar, Comparison, Figure, compared
-from benchmarks.installation import Effort, Installation
-from benchmarks.plots import PLOTS, draw_all
-from benchmarks.recording import ORDER, ROOT, Record, Run, merge, read_record, write_record
+from benchmarks.plots import draw_all
+from benchmarks.recording import ROOT, Record, Run, read_record
 from benchmarks.verdict import judge
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-_EFFORT = Effort(pairs=2, starts=3, restarts=2, kills=4, megabytes=1, rounds=2, connections=3)
-_INSTALLATION = Installation(Path(), "python", ("elastic-run",), ("torchrun",), ("ft_launcher",))
-_FLOOD = tee.Flood(100.0, 0.5, 16.0, tee.Damage(0, 0, 0), is_log_whole=True, lines=7)
 _RUN = Run("2026-01-31", "a processor", 2, 16, "3.11.7", "2.13.0", "0.4.1", 90, 0.03)
 _TURNS = Comparison(
     {
@@ -80,75 +53,6 @@ def _record(*figures: Figure) -> Record:
 
 
 # --- what benchmarks return ------------------------------------------------------------------------------------------
-def _one(*_: object, **__: object) -> float:
-    return 1.0
-
-
-def _some(_: object, *arguments: object) -> list[float]:
-    return [2.0] * int(str(arguments[-1]))
-
-
-def _always(value: object) -> Callable[..., object]:
-    return lambda *_, **__: value
-
-
-#: What measures, and what stands in its place.
-_REPLACED: dict[ModuleType, dict[str, Callable[..., object]]] = {
-    start: {"start_workers": _one, "start_bare": _one},
-    warm: {"train": _always(warm.Training(1.0, 2.0, 3.0, 4.0))},
-    functions: {"launch_functions": _one},
-    memory: {
-        "watch_idle": _always(memory.Idleness(10.0, 1.0)),
-        "watch_hang_detection": _one,
-        "forbidden_imports": _always(set()),
-    },
-    detection: {"tell_after_death": _one, "end_after_death": _one, "restart_after_death": _one},
-    orphans: {"seconds_to_empty": lambda _, launcher, **__: math.inf if launcher == "torchrun" else 0.5},
-    worker_connections: {
-        "busy_ports": nullcontext,
-        "failure_of_start": _always("failed"),
-        "connected_rounds": _always([True, False, True]),
-    },
-    nodes: {
-        "start_nodes": _one,
-        **dict.fromkeys(
-            ("start_last", "reform_after_failure", "tell_after_death", "reform_after_kill", "reform_after_term"), _some
-        ),
-        "replace_by_spare": _some,
-    },
-    node_connections: {
-        name: lambda _, times: iter([None] * (times - 1))
-        for name in ("connect_after_failures", "connect_new_nodes", "connect_to_new_masters")
-    },
-    scale: {
-        name: lambda size, *_, **__: scale.Round(size, 0.1, 20 * size, 5000 * size, 0.2)
-        for name in ("form_round", "form_round_of_torch")
-    },
-    diagnosis: {
-        "plant_all": lambda _, cases, **__: [
-            judge(case, ["-- elastic-run: x failed --\ncause    rank 0"], 1.0) for case in cases
-        ]
-    },
-    tee: {"flood": _always(_FLOOD), "first_line_latency": _one, "line_latency": _one},
-}
-
-
-@pytest.mark.parametrize("name", ORDER)
-def test_every_figure_keeps_its_raw_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a benchmark returns has the values that it was made of, for each column that isn't empty."""
-    for module, replaced in _REPLACED.items():
-        for function, replacement in replaced.items():
-            monkeypatch.setattr(module, function, replacement)
-    figures = BENCHMARKS[name](_INSTALLATION, _EFFORT)
-    assert figures
-    for figure in figures:
-        assert figure.benchmark == name
-        assert figure.values
-        assert all(turn for turns in figure.values.values() for turn in turns), figure.name
-        others = {"torchrun", "ft_launcher", "floor"}
-        shown = {contender for contender in others if figure.value(contender) is not None}
-        assert shown == others & set(figure.values), figure.name
-        assert set(figure.plots) <= set(PLOTS)
 
 
 def test_a_comparison_becomes_a_figure() -> None:
@@ -160,21 +64,6 @@ def test_a_comparison_becomes_a_figure() -> None:
     assert not _figure(bar=Bar(2.5, "floor")).is_met
     assert _figure(bar=Bar(4.0, "floor")).is_met
     assert _figure(ours="warm", bar=Bar(0.01, "torchrun")).is_met
-
-
-@pytest.mark.parametrize(
-    ("bar", "ours", "torchrun", "is_worse"),
-    [
-        (None, 2.0, 1.0, True),
-        (None, 101.0, 100.0, False),
-        (Bar(1.0, is_least=True), 2.0, 1.0, False),
-        (Bar(1.0, is_least=True), 1.0, 2.0, True),
-        (None, 9.0, None, False),
-    ],
-)
-def test_which_launcher_does_better(bar: Bar | None, ours: float, torchrun: float | None, is_worse: bool) -> None:
-    """Less is better, unless the bar is one from below; what is close is even."""
-    assert Figure("tee", "a figure", "s", bar, ours, {}, torchrun).is_worse is is_worse
 
 
 # --- planted faults --------------------------------------------------------------------------------------------------
@@ -190,22 +79,7 @@ def test_a_report_is_right_that_names_rank_and_cause_on_every_node() -> None:
     assert (verdict.has_rank, verdict.has_cause) == (True, False)
 
 
-def test_all_planted_faults_differ_and_are_enough() -> None:
-    """At least 200 faults are planted, each once."""
-    cases = all_cases()
-    assert len(cases) == len({case.name for case in cases}) >= 200
-
-
 # --- the record and its page -----------------------------------------------------------------------------------------
-def test_a_partial_run_replaces_its_own_benchmarks_only(tmp_path: Path) -> None:
-    """Figures of the benchmarks that ran are replaced; the others keep theirs, and their run."""
-    old = _record(_figure("old start", bar=Bar(0.5, "torchrun"), note="a note"), _figure("a flood", benchmark="tee"))
-    write_record(old, tmp_path / "record.json")
-    assert read_record(tmp_path / "record.json") == old
-    run = replace(_RUN, day="2026-02-01")
-    merged = merge(old, {"start": run, "warm": run}, [_figure("all-reduce", benchmark="warm"), _figure("new start")])
-    assert [figure.name for figure in merged.figures] == ["new start", "all-reduce", "a flood"]
-    assert merged.runs == {"start": run, "warm": run, "tee": _RUN}
 
 
 def test_the_page_shows_what_is_recorded() -> None:
@@ -219,21 +93,6 @@ def test_the_page_shows_what_is_recorded() -> None:
     assert "Rows that missed it: late." in text
     assert text.count("![") == 1
     assert "<!--" not in text
-
-
-@pytest.mark.parametrize(
-    ("unit", "ours", "theirs", "cells"),
-    [
-        ("ms", 42.6, 1794.5, "43 ms | 1.8 s | **42 x** faster"),
-        ("MB", 12.3, 224.6, "12 MB | 225 MB | **18 x** smaller"),
-        ("%", 0.0, 100.0, "0 % | 100 % | "),
-        ("s", 2.0, None, "2 s |  | "),
-    ],
-)
-def test_the_readme_has_ratios(unit: str, ours: float, theirs: float | None, cells: str) -> None:
-    """A row of the README says how much faster or smaller elastic-run is, where both values allow a ratio."""
-    figure = Figure("start", "a name", unit, None, ours, {}, theirs, headline="a headline")
-    assert page.readme_block(_record(figure)).splitlines()[-1] == f"| a headline | {cells} |"
 
 
 # --- what is in the repository ---------------------------------------------------------------------------------------

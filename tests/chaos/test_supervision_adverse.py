@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.launcher import LaunchConfig
-from tests.support.processes import catches, children_of, processes_with_environment, wait_gone, wait_guardians
-from tests.support.system import as_pid_1
+from tests.support.processes import catches, processes_with_environment, wait_gone, wait_guardians
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -164,21 +162,6 @@ def test_a_stop_signal_comes_once(launch: Launch, worker: Worker) -> None:
     assert job.stdout.count("told") == 1
 
 
-def test_workers_of_a_nested_launcher_are_told_once(launch: Launch, worker: Worker) -> None:
-    """The inner launcher passes the stop on; the outer one leaves its workers to it."""
-    inner = worker("""
-        signal.signal(signal.SIGTERM, lambda *_: say("told"))
-        say("ready")
-        while True: signal.pause()
-    """)
-    command = [sys.executable, "-m", "elastic_run", "--standalone", "--shutdown-timeout=3", str(inner)]
-    job = launch("--standalone", "--shutdown-timeout=2", "--no-python", *command)
-    job.wait_line("ready")
-    job.send(signal.SIGTERM)
-    job.wait_exit()
-    assert job.stdout.count("told") == 1
-
-
 def test_a_stuck_reader_does_not_hold_a_stopped_launcher(worker: Worker, tmp_path: Path) -> None:
     """After SIGTERM the launcher goes although nobody reads its output."""
     path = worker("say('x' * 4_000_000)")
@@ -200,25 +183,6 @@ def test_a_stuck_reader_does_not_hold_a_stopped_launcher(worker: Worker, tmp_pat
         wait_until(started.exists)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) in (0, 143)
-    finally:
-        process.kill()
-        process.wait(20)
-        os.close(reader)
-
-
-def test_a_signal_ends_the_wait_for_a_stuck_reader(worker: Worker, tmp_path: Path) -> None:
-    """When the job is done and only a stuck reader is left, a signal ends the launcher, with the job's exit code."""
-    path = worker("say('x' * 600_000)")
-    log_dir = tmp_path / "logs"
-    reader, writer = os.pipe()
-    command = [sys.executable, "-m", "elastic_run", "--standalone", "--tee=3", f"--log-dir={log_dir}", str(path)]
-    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, start_new_session=True)
-    os.close(writer)
-    try:
-        wait_until(lambda: any(file.stat().st_size >= 600_000 for file in log_dir.glob("*_*/*/0/stdout.log")))
-        wait_until(lambda: not children_of(process.pid))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
     finally:
         process.kill()
         process.wait(20)
@@ -332,35 +296,6 @@ def test_failures_that_the_launcher_saw_late_are_failures(launch: Launch, worker
     assert [worker["was_stopped"] for worker in workers] == [False] * 3
 
 
-def test_the_guardian_has_a_name_of_its_own(launch: Launch, worker: Worker) -> None:
-    """Neither the script's name nor the launcher's finds the guardian, so that `pkill -f` of either spares it."""
-    job = launch("--standalone", worker("say('ready')\nwhile True: signal.pause()"))
-    job.wait_line("ready")
-    wait_guardians(job.pid)  # which have their names a moment after their start
-    names = [Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") for pid in children_of(job.pid)]
-    (guardian,) = [name for name in names if b"worker1.py" not in name]
-    assert guardian == f"guardian of {job.pid}".encode()
-    job.send(signal.SIGTERM)
-    assert job.wait_exit() == 143
-
-
-def test_a_host_that_is_pid_1_keeps_its_own_children(worker: Worker, tmp_path: Path) -> None:
-    """Inside somebody's process strangers are not reaped, also where that process is PID 1."""
-    path = worker("time.sleep(0.5)")
-    host = _host(
-        tmp_path,
-        f"""
-import subprocess
-child = subprocess.Popen(["sh", "-c", "sleep 0.2; exit 3"])
-elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})
-print("child", child.wait(), "pid", os.getpid())
-""",
-    )
-    command = as_pid_1((sys.executable, str(host)))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == "child 3 pid 1", done.stderr
-
-
 def test_a_guardian_that_cannot_live_is_given_up(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Where no guardian can run the job does all the same, and says so once."""
     gate = tmp_path / "gate"
@@ -401,10 +336,3 @@ def test_an_interrupt_at_the_very_start_is_quiet(launch: Launch, worker: Worker)
         job.send(signal.SIGINT)
         assert job.wait_exit() in (-signal.SIGINT, 130)
         assert "elastic_run/" not in job.stderr  # a worker may have a traceback of its own
-
-
-@pytest.mark.parametrize("names", ["SIGKILL", "SIGTERM,SIGSTOP"])
-def test_signals_that_cannot_be_handled_are_refused(names: str) -> None:
-    """A config that asks for the impossible is refused when it is made."""
-    with pytest.raises(ValueError, match="no process can handle"):
-        LaunchConfig(1, 1, 1, signals_to_handle=names)

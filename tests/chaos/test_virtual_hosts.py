@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import signal
 import socket
-import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.hosts import VirtualHost, VirtualHosts, virtual_hosts
-from tests.support.processes import is_gone, wait_gone
-from tests.support.wait import DEADLINE
+from tests.support.processes import is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.system
 
@@ -80,14 +74,6 @@ def is_heard(sender: socket.socket, receiver: socket.socket) -> bool:
         return bool(receiver.recv(100))
     except TimeoutError:
         return False
-
-
-def test_hosts_know_each_other_by_name(hosts: VirtualHosts) -> None:
-    """A name leads to the host's address, over IPv4 and IPv6."""
-    server = hosts[0].start(["python3", "-c", SERVER, "::"])
-    server.wait_line("ready")
-    for address in ("h0", hosts[0].address6):
-        hosts[1].run("python3", "-c", f"import socket; socket.create_connection(({address!r}, {PORT}), 5)")
 
 
 @pytest.mark.parametrize("verb", ["dark", "drop"])
@@ -172,43 +158,3 @@ except OSError: print("silent" if time.monotonic() - start > 0.9 else "refused")
     job = hosts[0].start([sys.executable, "-c", program], env={"RES_OPTIONS": "timeout:1 attempts:1"})
     assert job.wait_exit() == 0
     assert job.stdout == ("silent\n" if is_silent else "refused\n")
-
-
-def test_nothing_is_left_when_the_test_run_is_killed(tmp_path: Path) -> None:
-    """The hosts end with the process that made them, however it ends."""
-    program = """
-import signal
-from tests.support.hosts import virtual_hosts
-with virtual_hosts(1) as hosts:
-    orphan = hosts[0].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo")
-    print(hosts[0].first_pid, hosts.hub.first_pid, *hosts[0].processes(), flush=True)
-    signal.pause()
-"""
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # files are what it does leave
-    run = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    with run.stdout:
-        pids = [int(pid) for pid in re.findall(r"\d+", run.stdout.readline())]
-    run.kill()
-    run.wait(20)
-    assert len(pids) == 3
-    for pid in pids:
-        wait_gone(pid, deadline=5)
-
-
-def test_a_network_may_be_slow_and_lose_packets() -> None:
-    """Each frame takes its time on a slow cable, and a switch that loses all packets lets nothing through."""
-    with virtual_hosts(2, delay=0.05) as hosts:
-        with hosts[0].on_network():
-            server = socket.create_server((hosts[0].address, 0))
-        with server, hosts[1].on_network():
-            address = server.getsockname()
-            socket.create_connection(address, DEADLINE).close()  # its hardware address is known from now on
-            begin = time.monotonic()
-            socket.create_connection(address, DEADLINE).close()
-            assert time.monotonic() - begin >= 4 * 0.05
-            hosts.switch.set_loss(100)
-            with pytest.raises(TimeoutError):
-                socket.create_connection(address, 1.0)
-            hosts.switch.set_loss(0)
-            socket.create_connection(address, DEADLINE).close()

@@ -28,20 +28,6 @@ if report:
                 file.write(json.dumps(sorted(set(sys.modules) - at_start)) + "\\n")
     sys.addaudithook(note)
 """
-#: The same, but it notes the functions from which the module is imported that makes the events of the event log.
-WHERE_FROM = """
-import os, sys
-report = os.environ.pop("SPY_REPORT", None)
-if report:
-    def note(event, arguments):
-        if event == "import" and arguments[0] == "elastic_run.agent.driver.event_recorder":
-            frame = sys._getframe()
-            with open(report, "a") as file:
-                while frame is not None:
-                    file.write(frame.f_code.co_name + "\\n")
-                    frame = frame.f_back
-    sys.addaudithook(note)
-"""
 
 #: The same, but it notes what is imported at the launcher's end.
 AT_THE_END = """
@@ -133,14 +119,6 @@ def test_the_second_launcher_on_a_machine_imports_no_more(launch: Callable[..., 
     imported = imported_before_the_last_worker(place, launch, tmp_path)
     assert first.wait_exit() == 0
     assert not (NEVER | TOO_SLOW_FOR_NODES) & imported
-
-
-def test_the_event_log_does_not_hold_up_the_first_lines(launch: Callable[..., Launched], tmp_path: Path) -> None:
-    """What writes the event log is imported in a turn of the loop, which passes on the workers' output by then."""
-    (tmp_path / "sitecustomize.py").write_text(WHERE_FROM, encoding="utf-8")
-    env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "callers")}
-    assert launch("--tee=3", "--no-python", "sleep", "0.2", env=env, cwd=tmp_path).wait_exit() == 0
-    assert "run_until" in (tmp_path / "callers").read_text(encoding="utf-8").split()
 
 
 def test_a_job_of_one_node_speaks_with_nobody(launch: Callable[..., Launched], tmp_path: Path) -> None:

@@ -192,25 +192,6 @@ def test_a_signal_that_is_blocked_is_not_sent() -> None:
         assert program.read_line() == "[]"
 
 
-_BLOCKS_FOR_A_MOMENT = """
-signal.pthread_sigmask(signal.SIG_BLOCK, [PYTHON])
-def step():
-    print("ready")
-    libc.usleep(300_000)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [PYTHON])
-    wait()
-step()
-"""
-
-
-def test_a_signal_that_is_blocked_for_a_moment_is_sent_then() -> None:
-    """A program that starts another one blocks all signals meanwhile."""
-    with _start(_BLOCKS_FOR_A_MOMENT) as program:
-        assert program.read_line() == "ready"
-        dump = program.ask(wait_limit=60.0)
-        assert "in step\n" in dump.text, dump
-
-
 _PATCHED = """
 import _thread
 _thread.get_ident = lambda: 7

@@ -196,13 +196,6 @@ def test_a_worker_of_any_kind_is_told(launch: Launch, worker: Worker, body: str,
     assert job.process.poll() is None
 
 
-def test_a_program_that_is_no_python_lives_on(launch: Launch) -> None:
-    """A worker without a handler gets no signal: the details tell where the kernel has it."""
-    job = launch("--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", "echo ready; sleep 1000; :")
-    _ask(job, r"ranks 0-1: each shows no Python stacks: it is not a Python program \(sh, in do_wait\)", workers=2)
-    assert job.process.poll() is None
-
-
 def test_a_worker_whose_python_has_ended_lives_on(launch: Launch, worker: Worker) -> None:
     """A library that hangs at exit is told; a signal that comes just when Python has ended does not kill the worker."""
     body = """
@@ -304,14 +297,6 @@ def test_stacks_come_before_sigkill(launch: Launch, worker: Worker) -> None:
     assert time.monotonic() - told_at > 1.9
 
 
-def test_signals_that_nobody_has_asked_for_hold_nothing_up(launch: Launch, worker: Worker) -> None:
-    """Somebody who sends the signal to workers a thousand times does not fill the pipe: workers go on."""
-    body = "say('ready', os.getpid())\nfor count in range(3000):\n    os.kill(os.getpid(), {0})\nsay('done')\n"
-    job = launch("--standalone", worker(body.format(STACK_SIGNAL)))
-    job.wait_line("done")
-    assert job.wait_exit() == 0
-
-
 def test_functions_of_every_start_method_tell(launch: Launch, tmp_path: Path) -> None:
     """Workers that are functions have the handler too, however they were started."""
     program = tmp_path / "program.py"
@@ -331,24 +316,3 @@ def test_functions_of_every_start_method_tell(launch: Launch, tmp_path: Path) ->
     job = launch(program, program=(sys.executable,))
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout.splitlines() == [f"{method} {{0: 1, 1: 1}}" for method in ("spawn", "fork", "forkserver")]
-
-
-def test_stacks_before_sigkill_tell_the_cause_of_lost_peers(launch: Launch, worker: Worker) -> None:
-    """The ranks that failed had only lost a peer; the report begins with the one that did not stop, and its place."""
-    body = """
-    ready = os.path.join(os.path.dirname(__file__), "ready")
-    def load_batch():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        open(ready, "w").close()
-        while True:
-            signal.pause()
-    if rank == 2:
-        load_batch()
-    open(f"{ready}.{rank}", "w").close()
-    while not all(map(os.path.exists, (ready, ready + ".0", ready + ".1"))):
-        time.sleep(0.01)
-    raise RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13965")
-    """
-    job = launch("--standalone", "--nproc-per-node=3", "--shutdown-timeout=1", worker(body))
-    assert job.wait_exit() == 1
-    assert re.search(r"cause    rank 2 is in load_batch \(worker1.py:\d+\): it did not stop", job.stderr), job.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -256,31 +255,3 @@ def test_several_nodes(method: str, program: Program, host: Host) -> None:
     assert [job.wait_exit() for job in jobs] == [0, 0], jobs[0].stderr + jobs[1].stderr
     lines = sorted("".join(job.stdout for job in jobs).splitlines())
     assert lines == ["0 0 0 4", "1 1 0 4", "2 2 1 4", "3 3 1 4"]
-
-
-def test_a_program_that_keeps_sigint_to_itself_gives_its_workers_their_grace(program: Program, host: Host) -> None:
-    """The exception of its handler comes out of the launch when the workers have ended in their own way."""
-    path = program(
-        """
-        def work():
-            def save(number, frame):
-                time.sleep(0.5)
-                say("saved")
-                sys.exit(0)
-            signal.signal(signal.SIGINT, save)
-            say("ready")
-            while True:
-                signal.pause()
-        """,
-        """
-        try:
-            launch(work, signals_to_handle="SIGTERM")
-        except KeyboardInterrupt:
-            say("interrupted")
-        """,
-    )
-    job = host(path, "fork")
-    job.wait_lines("ready", count=2)
-    job.send(signal.SIGINT)
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout.splitlines()[2:] == ["saved", "saved", "interrupted"]

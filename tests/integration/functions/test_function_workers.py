@@ -329,32 +329,6 @@ def test_many_launches_leave_nothing(
         assert job.wait_exit() == 0, job.stderr
 
 
-@all_methods
-def test_shared_things_of_multiprocessing(method: str, program: Program, host: Host) -> None:
-    """A queue and an event of the same start method's context may be arguments, and work."""
-    path = program(
-        """
-        def work(queue, event):
-            queue.put(os.environ["RANK"])
-            assert event.wait(30)
-        """,
-        """
-        context = multiprocessing.get_context(sys.argv[1])
-        queue, event = context.Queue(), context.Event()
-        def let_go():
-            say(*sorted(queue.get() for _ in range(2)))
-            event.set()
-        thread = threading.Thread(target=let_go)
-        thread.start()
-        launch(work, queue, event)
-        thread.join()
-        """,
-    )
-    job = host(path, method)
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "0 1\n"
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_shared_memory_outlives_the_worker_that_made_it(method: str, program: Program, host: Host) -> None:
     """A function may return the name of shared memory: it is the program's, and the program's tracker keeps it."""

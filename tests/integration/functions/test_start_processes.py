@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -183,27 +182,6 @@ def test_waiting_on_both(on_both: Callable[..., str]) -> None:
     assert said == "None None\ngone\n"
 
 
-@pytest.mark.parametrize("entrypoint", ["/bin/true", os.getpid])
-@pytest.mark.parametrize(
-    ("env", "error", "message"),
-    [
-        ({"STEP": 3}, TypeError, "envs of local rank 1: names and values are texts, got 'STEP': 3"),
-        ({"STEP": None}, TypeError, "envs of local rank 1: names and values are texts, got 'STEP': None"),
-        ({3: "x"}, TypeError, "envs of local rank 1: names and values are texts, got 3: 'x'"),
-        ({"A": "x\0y"}, ValueError, "envs of local rank 1: 'A': 'x\\x00y' can't be an environment variable"),
-        ({"A=B": "x"}, ValueError, "envs of local rank 1: 'A=B': 'x' can't be an environment variable"),
-        ({"": "x"}, ValueError, "envs of local rank 1: '': 'x' can't be an environment variable"),
-    ],
-    ids=["number", "none", "name", "null", "equals", "empty"],
-)
-def test_what_is_no_variable(
-    entrypoint: Callable[[], int] | str, env: dict[str, str], error: type[Exception], message: str
-) -> None:
-    """A variable that can't be one is named, with its local rank, before anything is started."""
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        ours.start_processes("name", entrypoint, {0: (), 1: ()}, {0: {}, 1: env}, ours.DefaultLogsSpecs())
-
-
 class PartialLogs(ours.DefaultLogsSpecs):
     """Leaves out what it is told to, as a plug-in may."""
 
@@ -273,28 +251,6 @@ def test_handlers_are_put_back(method: str, run: Run) -> None:
     )
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == "{0: True}\n{0: True, 1: True}\n", job.stderr
-
-
-@all_methods
-def test_tee_and_filters(method: str, run: Run, tmp_path: Path) -> None:
-    """Tee'd lines have their prefix and are in files, those that hold a text in one more, without anybody waiting."""
-    job = run(
-        "def work(text): print(text, 'one'); print(text, 'two')",
-        f"""
-        logs = DefaultLogsSpecs({str(tmp_path)!r}, tee=Std.OUT)
-        prefixes = {{0: "<a>", 1: "<b>"}}
-        options = dict(log_line_prefixes=prefixes, duplicate_stdout_filters=["two"])
-        processes = start(work, {{0: ("x",), 1: ("y",)}}, logs, **options)
-        result = processes.wait()
-        processes.close()
-        assert open(result.stdouts[1]).read() == "y one\\ny two\\n"
-        """,
-        method=method,
-    )
-    assert job.wait_exit() == 0, job.stderr
-    assert sorted(job.stdout.splitlines()) == ["<a>x one", "<a>x two", "<b>y one", "<b>y two"]
-    (filtered,) = tmp_path.glob("*_*/*/filtered_stdout.log")
-    assert sorted(filtered.read_text().splitlines()) == ["<a>x two", "<b>y two"]
 
 
 def test_a_command_that_is_not_there(run: Run) -> None:

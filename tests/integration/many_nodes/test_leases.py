@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.rendezvous.backend_table import open_lease, read_settings
-from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers, EtcdUser
 from elastic_run.rendezvous.leases.lease import Holder
 from elastic_run.store.errors import (
     CLOSED,
@@ -511,23 +510,6 @@ def test_users(certificates: Certificates, tmp_path: Path) -> None:
                 refused.acquire(make_value(), _LONG)
 
 
-def test_a_user_of_version_2_may_have_letters_of_any_alphabet() -> None:
-    """UTF-8 is what etcd takes; python-etcd itself would send Latin-1, or fail."""
-    from elastic_run.rendezvous.leases.etcd_v2 import EtcdV2Lease
-
-    key = "/v2/keys/elastic-run/job/coordinator"
-    missing = json.dumps({"errorCode": 100, "message": "Key not found", "cause": key, "index": 1}).encode()
-    with answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%s" % (len(missing), missing)) as (
-        port,
-        asked,
-    ):
-        servers = EtcdServers([(LOOPBACK, port)], DEADLINE)
-        with closing(EtcdV2Lease(servers, "job", user=EtcdUser("jürgen", "пароль"))) as lease:
-            assert lease.read() is None
-    assert f"GET {key}?quorum=true HTTP/1.1".encode() in asked[0]
-    assert b"Basic asO8cmdlbjrQv9Cw0YDQvtC70Yw=" in asked[0]
-
-
 def test_a_directory_that_refuses_us_is_named(tmp_path: Path) -> None:
     """A path below a file, or no file system at all, is an error that names the place."""
     (tmp_path / "file").touch()
@@ -606,20 +588,6 @@ def test_a_stranger_is_no_etcd(kind: str, pieces: tuple[bytes, ...], reason: str
             lease.read()
         assert caught.value.reason == reason
         assert time.monotonic() - begun < stretched(5)
-
-
-def test_an_answer_that_ends_early_is_asked_for_again() -> None:
-    """The server may have died within it."""
-    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{}") as (port, asked):
-        servers = EtcdServers([(LOOPBACK, port)], 0.5)
-
-        def read(answer: Answer) -> bytes:
-            return answer.body
-
-        with pytest.raises(StoreConnectionError):
-            servers.ask("GET", "/", b"", {}, read)
-        servers.close()
-    assert asked
 
 
 # --- around it -------------------------------------------------------------------------------------------------------

@@ -125,17 +125,6 @@ def test_an_address_of_no_interface_opens_all(hosts: VirtualHosts, script: Path)
     )
 
 
-def test_a_name_with_an_address_of_no_interface_opens_all(hosts: VirtualHosts, script: Path) -> None:
-    """A name behind which there is a translated address is named with that address; static jobs do the same."""
-    with (hosts._files / "hosts").open("a", encoding="ascii") as names:
-        names.write("203.0.113.7 service\n")
-    agent = start(hosts[0], "--nnodes=2", "--master-addr=service", f"--master-port={PORT}", "--node-rank=0", script)
-    agent.wait_line(
-        f"listens at port {PORT} of all interfaces: service is 203.0.113.7, which is no address of this machine"
-    )
-    assert find_open(hosts, PORT) == ALL
-
-
 def test_an_address_for_the_others_that_is_not_this_machines(hosts: VirtualHosts, script: Path) -> None:
     """With a --local-addr that is translated elsewhere the workers' store is open at all interfaces, with a line."""
     agent = start(hosts[0], "--nnodes=1:2", "--local-addr=203.0.113.7", script)
@@ -143,15 +132,6 @@ def test_an_address_for_the_others_that_is_not_this_machines(hosts: VirtualHosts
     assert address == "203.0.113.7"
     assert find_open(hosts, port) == ALL
     agent.wait_line("the workers' store listens on all interfaces: 203.0.113.7, which is no address of this machine")
-
-
-def test_a_port_that_is_taken_on_loopback_only(hosts: VirtualHosts, script: Path) -> None:
-    """Another program's port on loopback, such as that of a tunnel, doesn't keep a node from serving the store."""
-    tunnel = f"import socket, signal; s = socket.create_server(('127.0.0.1', {PORT})); print('taken'); signal.pause()"
-    hosts[0].start([sys.executable, "-u", "-c", tunnel]).wait_line("taken")
-    agents = [start(host, *place(f"{FIRST}:{PORT}"), "--nnodes=2", script) for host in hosts]
-    assert master_of(agents[0]) == master_of(agents[1])
-    assert find_open(hosts, PORT) == {FIRST}
 
 
 def test_local_addr_is_where_workers_meet(hosts: VirtualHosts, script: Path) -> None:

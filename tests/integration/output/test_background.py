@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.launch import Launched
-    from tests.support.terminal import Terminal
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
@@ -98,15 +97,6 @@ def test_a_lock_of_the_launcher_is_free_after_the_job(
     job.wait_line("keeps running")
     assert job.process.wait(60) == 0
     subprocess.run(["flock", "--timeout=30", path, "true"], check=True)
-    gate.write_text("go\n")
-    assert _wait_done(tmp_path) == "0\n"
-
-
-def test_on_a_terminal(terminal: Terminal, worker: Worker, tmp_path: Path, gate: Path) -> None:
-    """On a terminal, too, the background process keeps a stderr that it can write to."""
-    terminal.start("--standalone", worker(_uploads(gate, tmp_path)))
-    terminal.wait_output("keeps running")
-    assert terminal.wait_exit() == 0
     gate.write_text("go\n")
     assert _wait_done(tmp_path) == "0\n"
 
@@ -209,28 +199,3 @@ def test_the_whole_job_decides(
     kill_processes([pid])
     for job in jobs:
         job.wait_exit()
-
-
-def test_a_signal_ends_at_once_those_of_a_node_that_was_done(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """After a failure elsewhere they have the whole grace, unless the user is in a hurry; the exit code stays."""
-    other, told = tmp_path / "other", tmp_path / "told"
-    os.mkfifo(other)
-    path = worker(
-        f"if os.environ['GROUP_RANK'] == '1':\n"
-        f"    open({str(other)!r}).read()\n"
-        f"    sys.exit(7)\n"
-        f"upload = 'trap \"echo told >{told}\" TERM; echo ready; while :; do sleep 0.05; done'\n"
-        "started = subprocess.Popen(['sh', '-c', upload], stdout=subprocess.PIPE, start_new_session=True)\n"
-        "started.stdout.readline()\n"
-        "say('upload', started.pid)"
-    )
-    place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=job")
-    jobs = [launch("--nnodes=2", *place, "--shutdown-timeout=3600", path) for _ in range(2)]
-    done = wait_until(lambda: [job for job in jobs if "upload" in job.stdout], what="a node that is done")[0]
-    pid = int(done.wait_line(r"upload (\d+)")[1])
-    with other.open("w"):
-        pass
-    wait_until(told.exists, what="a background process that was told to end")
-    done.send(signal.SIGTERM)
-    assert [job.wait_exit() for job in jobs] == [7, 7]
-    assert is_gone(pid)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import stat
-from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.commands import logs
-from elastic_run.cli.commands.logs import find_log_files, find_run_directory
 from elastic_run.cli.commands.stop import stop_job
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control.jobs import RunningAgent, RunningJob
@@ -135,21 +131,6 @@ def test_a_rank_without_log_files_is_told(ended: Path) -> None:
     assert run("logs", ended, "--rank=1,7").process.returncode == 0
 
 
-def test_a_line_without_end_is_shown_in_pieces(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output without line ends does not fill the memory of the command; what was read once is not read again."""
-    monkeypatch.setattr(logs, "_LONGEST", 8)
-    (path,) = ended.glob("*_*/attempt_1/1/stdout.log")
-    path.write_bytes(b"abcdefghijkl")
-    files = [file for file in find_log_files([find_run_directory(str(ended))]) if path.samefile(file.path)]
-    assert len(files) == 1
-    reader = logs._Reader(Namespace(follow=True, since=0.0, rank=None, grep=re.compile(b"")))
-    assert list(reader._read(files[0], is_whole=False)) == [b"abcdefgh"]
-    assert list(reader._read(files[0], is_whole=False)) == []
-    with path.open("ab") as file:
-        file.write(b"m\n")
-    assert list(reader._read(files[0], is_whole=False)) == [b"ijklm\n"]
-
-
 def test_another_job_of_the_same_id_is_not_shown(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Nodes that share a log directory are shown together, from any directory; a former job of this id is not."""
     for text in ("former", "current"):
@@ -196,15 +177,6 @@ def test_a_job_without_log_files_says_which_flags_keep_them(launch: Launch, work
     refused = run("logs", *find_sockets(os.environ)[0])
     assert refused.process.returncode == 2
     assert "keeps no log files; --log-dir=DIR keeps them" in refused.stderr
-
-
-def test_a_job_without_workers_has_no_log_files_yet(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A job with --log-dir is not told to use --log-dir while its health check runs."""
-    job = launch(f"--log-dir={tmp_path / 'logs'}", "--health-check=sleep 60", worker(WAITING))
-    wait_found()
-    refused = run("logs")
-    assert refused.process.returncode == 2
-    assert refused.stderr == f"elastic-run: error: logs: job {job.pid} has no log files yet: it has started no worker\n"
 
 
 def test_a_closed_reader_is_no_error(ended: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,7 @@ import pytest
 
 from tests.support.output import CONSOLE, Jobs, finish, peak_memory, tee
 from tests.support.system import small_disk
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,13 +181,6 @@ def test_ranks_that_are_not_shown_are_kept(launch: Launch, worker: Worker, tmp_p
     ]
 
 
-def test_no_capture_keeps_nothing(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """With --no-capture nothing passes through the launcher, so that no file has a copy."""
-    job = launch("--no-capture", "--log-dir", tmp_path, worker("say(os.readlink('/proc/self/fd/1'))"))
-    assert job.wait_exit() == 0
-    assert not [*tmp_path.glob("*_*/attempt_0")]
-
-
 @pytest.mark.parametrize("flag", ["--tee=3", "--redirects=1"])
 def test_a_success_says_where_the_files_are(launch: Launch, worker: Worker, tmp_path: Path, flag: str) -> None:
     """Without --log-dir the last line of a successful job names the directory of the log files."""
@@ -279,22 +270,3 @@ def test_worker_gets_no_other_descriptor(jobs: Jobs) -> None:
     workers = [(CONSOLE, "pass"), (tee(), "pass"), (CONSOLE, code)]
     out, _ = jobs.run(*workers)
     assert out == b"[0, 1, 2, 3]"  # 3 is the listing itself
-
-
-def test_descriptors_run_out() -> None:
-    """When there are no descriptors left, opening a worker's output fails and leaves none behind."""
-    program = """
-import os, resource
-from elastic_run.multiprocessing.output.wiring import Wiring
-wiring = Wiring()
-before = os.listdir("/proc/self/fd")
-resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 1, 64))
-for tee in (True, False):
-    try:
-        wiring.open(0, stdout="/dev/null", stderr="", tee_stdout=tee)
-    except OSError as error:
-        print(error.strerror)
-assert os.listdir("/proc/self/fd") == before
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True)
-    assert done.stdout == (os.strerror(errno.EMFILE) + "\n") * 2

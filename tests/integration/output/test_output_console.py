@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launch import ELASTIC_RUN, clean_environment
 from tests.support.output import CONSOLE, ROOT, Jobs, Streams, command, finish, is_write, peak_memory, tee
-from tests.support.wait import DEADLINE, stretched, wait_until
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,20 +36,6 @@ def test_a_file_is_continued_where_it_is(jobs: Jobs, tmp_path: Path) -> None:
         file.seek(0, os.SEEK_CUR)
         os.write(file.fileno(), b"after\n")
     assert (tmp_path / "out").read_bytes() == b"before\n[0]:mine\nafter\n"
-
-
-def test_one_file_opened_twice(tmp_path: Path, worker: Callable[[str], Path]) -> None:
-    """Under ``> log 2> log`` the file has what the workers of every attempt wrote, in its order."""
-    program = worker("""
-        for number in range(100):
-            os.write(1 + number % 2, b"attempt %d, line %d\\n" % (attempt, number))
-        os._exit(attempt == 0)
-    """)
-    log = tmp_path / "log"
-    command = ["sh", "-c", f'exec "$@" > {log} 2> {log}', "sh", *ELASTIC_RUN, "--max-restarts=1", str(program)]
-    subprocess.run(command, env=clean_environment(), cwd=ROOT, timeout=DEADLINE, check=True)
-    wanted = [f"attempt {attempt}, line {number}" for attempt in range(2) for number in range(100)]
-    assert [line for line in log.read_text().splitlines() if line.startswith("attempt")] == wanted
 
 
 @pytest.mark.parametrize("streams", [tee(), CONSOLE], ids=["tee", "capture"])
@@ -196,33 +181,6 @@ def test_resizing_reaches_the_workers(terminal: Terminal, start: Start, tmp_path
     assert terminal.wait_exit() == 0
 
 
-#: A launcher whose window is resized when its workers run, and it doesn't hear of it yet.
-_RESIZED_EARLY = """
-import fcntl, runpy, struct, sys, termios
-from elastic_run.agent.driver.signal_watch import SignalWatch
-begin = SignalWatch.begin
-def begin_late(self):
-    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 77, 0, 0))
-    begin(self)
-SignalWatch.begin = begin_late
-sys.argv = ["elastic_run", *sys.argv[1:]]
-runpy.run_module("elastic_run", run_name="__main__")
-"""
-
-
-def test_resizing_while_the_launcher_starts_reaches_the_workers(
-    terminal: Terminal, worker: Callable[[str], Path]
-) -> None:
-    """A window that changes its size after the first workers started, and before the launcher listens, is followed."""
-    program = worker("""
-        while os.get_terminal_size(2).columns != 77: pass
-        print("resized")
-    """)
-    terminal.start("--nproc-per-node=1", program, program=(sys.executable, "-c", _RESIZED_EARLY))
-    terminal.wait_output("resized\r\n")
-    assert terminal.wait_exit() == 0
-
-
 def test_bytes_pass_unchanged(terminal: Terminal, start: Start, tmp_path: Path) -> None:
     r"""Progress bars, colours and control characters come out as written; only the real terminal makes \r\n of \n."""
     text = b"\r 10%|#   |\r100%|####|\n\x1b[31mred\x1b[0m\ttab\x04\x03\x11\x13\x7f\xff\r\n"
@@ -259,13 +217,6 @@ except OSError as error:
     start(code)
     terminal.wait_output("none: No such device or address")
     assert terminal.wait_exit() == 0
-
-
-def test_no_capture(terminal: Terminal, start: Start) -> None:
-    """Without capture workers have the launcher's terminal itself."""
-    start("print(os.ttyname(2) == os.ttyname(0))", capture=False)
-    assert terminal.wait_exit() == 0
-    assert bytes(terminal.output) == b"True\r\n"
 
 
 def test_capture_has_its_own_terminal(terminal: Terminal, start: Start) -> None:

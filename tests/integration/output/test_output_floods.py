@@ -93,18 +93,6 @@ def test_a_flood_to_a_file_is_written(jobs: Jobs, tmp_path: Path, mode: str) -> 
     assert jobs.note("tail0") == _DATA[-65536:]
 
 
-def test_floods_of_two_launchers_to_one_open_file(tmp_path: Path) -> None:
-    """Two launchers that a shell has given one open file don't write over each other."""
-    count = 400
-    path = tmp_path / "out"
-    with path.open("wb") as file, Jobs(tmp_path / "one") as one, Jobs(tmp_path / "other") as other:
-        for jobs, letter in ((one, "a"), (other, "b")):
-            jobs.start((CONSOLE, f"for _ in range({count}): write(2, b'{letter}' * 65536)"), stderr=file)
-        wait_until(lambda: one.has_note("status") and other.has_note("status"), deadline=60.0)
-    out = path.read_bytes()
-    assert (out.count(b"a"), out.count(b"b")) == (count << 16, count << 16)
-
-
 # --- full disks -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.launch import Launched
-    from tests.support.terminal import Terminal
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
@@ -109,20 +108,6 @@ def test_progress_bar_is_shown_before_its_line_ends(jobs: Jobs, tmp_path: Path) 
     assert (tmp_path / "log").read_bytes() == b" 10%\r 20%\r 30%\r100%\n"
 
 
-def test_a_prompt_is_shown_before_its_line_ends(jobs: Jobs, tmp_path: Path) -> None:
-    """A tee'd prompt is shown while its worker waits for the answer; the file has it as it was written."""
-    go = tmp_path / "go"
-    os.mkfifo(go)
-    job = jobs.start((tee(tmp_path / "log"), f"write(1, b'(Pdb) '); open({str(go)!r}).read(); write(1, b'c\\n')"))
-    assert job.stdout is not None
-    with job.stdout as reader:
-        assert reader.read(10) == b"[0]:(Pdb) "
-        with go.open("w"):
-            pass
-        assert reader.read() == b"c\n"
-    assert (tmp_path / "log").read_bytes() == b"(Pdb) c\n"
-
-
 def test_filtered_files(jobs: Jobs, tmp_path: Path) -> None:
     """Lines of all tee'd ranks that contain a filter's text stand in the filtered file with their prefixes."""
     filters = {
@@ -187,14 +172,6 @@ def test_a_file_is_named_by_its_path(worker: Callable[[str], Path], tmp_path: Pa
         command = [*ELASTIC_RUN, "--nproc-per-node=1", "--no-capture", str(worker(FAILURE))]
         subprocess.run(command, env=clean_environment(), stderr=file, timeout=DEADLINE, check=False)
     assert f"it went to elastic-run's stderr, '{errors}')" in " ".join(errors.read_text().split())
-
-
-def test_a_terminal_is_named(terminal: Terminal, worker: Callable[[str], Path]) -> None:
-    """On a terminal the report names the terminal's device."""
-    terminal.start("--nproc-per-node=1", "--no-capture", worker(FAILURE))
-    assert terminal.wait_exit() == 3
-    device = os.ttyname(terminal.slave)
-    assert f"(not captured: it went to elastic-run's stderr, {device})" in terminal.output.decode()
 
 
 def test_a_rank_that_is_filtered_out_wrote_to_nowhere(

@@ -213,35 +213,6 @@ def test_no_wake_up_is_lost(loop: Loop, quick_switches: None) -> None:
     assert len(seen) == 20_000
 
 
-def test_a_wake_up_while_the_loop_closes_does_no_harm(tmp_path: Path, quick_switches: None) -> None:
-    """It neither raises in its thread nor writes into the file that has got the number of the pipe."""
-    del quick_switches
-    raised: list[BaseException] = []
-    for number in range(200):
-        loop = Loop()
-        begun = threading.Event()
-
-        def wake(loop: Loop = loop, begun: threading.Event = begun) -> None:
-            begun.set()
-            try:
-                for _ in range(200):
-                    loop.call_soon_threadsafe(lambda: None)
-            except BaseException as error:  # noqa: BLE001 - a thread's
-                raised.append(error)
-
-        thread = threading.Thread(target=wake)
-        thread.start()
-        begun.wait(_DEADLINE)
-        loop.close()
-        paths = [tmp_path / f"{number}-{index}" for index in range(4)]
-        files = [path.open("wb") for path in paths]
-        thread.join()
-        for file in files:
-            file.close()
-        assert not raised
-        assert [path.read_bytes() for path in paths] == [b""] * 4
-
-
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
     """Let Python change between threads as often as it can."""

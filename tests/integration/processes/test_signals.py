@@ -278,36 +278,6 @@ except ChildProcessError: print("reaped by the handler")
     assert lines[1:] == ["True True", "reaped by the handler"], lines
 
 
-def test_a_stolen_status_is_named(tmp_path: Path) -> None:
-    """Where the kernel can't tell, the failure says who took the status, and a function's value counts."""
-    thief = """
-from elastic_run import loop
-import elastic_run.agent.history as history
-collect = loop.Loop._collect
-def steal(self, pid):
-    "Be the part of the program that collects each child before the loop does."
-    try: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-    except ChildProcessError: pass
-    return collect(self, pid)
-loop.Loop._collect = steal
-run(work, 5)
-ends = []
-conclude = history.History.conclude
-def note(self, *rest):
-    result = conclude(self, *rest)
-    ends.extend(end.remark for end in result.ends)
-    return result
-history.History.conclude = note
-run("true")
-print(ends[0])
-"""
-    lines = _run(tmp_path, thief)
-    assert lines[0] == "returned {0: 5, 1: 5}", lines
-    assert re.match(r"failed \{[01]: 255", lines[1]), lines  # of the worker whose end is seen first
-    assert "exit status is unknown" in lines[2]
-    assert "waitpid(-1)" in lines[2]
-
-
 @pytest.fixture
 def default_action() -> Iterator[None]:
     """Give SIGCHLD its default action: torch's DataLoader, once used, leaves a handler in the process of the tests."""

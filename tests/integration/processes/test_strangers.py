@@ -168,33 +168,6 @@ def test_children_of_a_plugin_are_the_plugins(launch: Launch, worker: Worker, tm
     assert job.stdout.split() == ["240", "{3}"]
 
 
-_SIGNALLING_PLUGIN = """
-import signal
-from elastic_run.multiprocessing import DefaultLogsSpecs
-
-class Masked(DefaultLogsSpecs):
-    def reify(self, envs):
-        if envs[0]["TORCHELASTIC_RESTART_COUNT"] != "0":
-            print("blocked", sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), flush=True)
-        return super().reify(envs)
-"""
-
-
-def test_a_plugin_starts_processes_with_the_mask_that_was_inherited(
-    launch: Launch, worker: Worker, tmp_path: Path
-) -> None:
-    """Between rounds, what a plug-in for logs starts has no signal blocked; the launcher still handles its own."""
-    write_plugin(tmp_path / "site", "masked", "torchrun.logs_specs", {"masked": "masked:Masked"}, _SIGNALLING_PLUGIN)
-    path = worker("if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(1)\nsay('up')\ntime.sleep(1000)")
-    job = launch(
-        "--standalone", "--logs-specs=masked", "--max-restarts=1", path, env={"PYTHONPATH": str(tmp_path / "site")}
-    )
-    job.wait_line("up")
-    job.send(signal.SIGTERM)
-    assert job.wait_exit() == 143
-    assert "blocked []" in job.stdout
-
-
 # --- processes that the job did not start: none is signalled or named -------------------------------------------------
 #: A container without an init of its own, which no privilege is needed for.
 _CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")

@@ -134,27 +134,6 @@ def test_a_defect_ends_one_connection(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert type(error).__name__ in line
 
 
-def test_a_defect_of_one_that_waits_does_not_end_the_one_that_sets(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client that can't be told the end of its wait is closed; whoever set the key is served on."""
-    waiting, setting = bench.peer(), bench.peer()
-    waiting.ask(wire.WAIT, 1, b"/k")
-    waiting.assert_silent()
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("elastic_run.store.tcpstore.connection.Connection.flush", fail)
-        setting.send(wire.encode(wire.SET, b"/k", b"v"))
-        waiting.wait_closed()
-    setting.close()
-    bench.assert_healthy()
-    (line,) = bench.refusals
-    assert "MemoryError" in line
-
-
 # --- a job goes on ----------------------------------------------------------------------------------------------------
 #: The attack would take 24 GB. With a limit on addresses it fails at once, and harms no other program.
 LIMITED = ("bash", "-c", 'ulimit -v 3000000; exec "$@"', "limited", *ELASTIC_RUN)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -203,20 +202,6 @@ def test_no_descriptor_is_inherited(bench: Bench) -> None:
     assert not os.get_inheritable(connection._fd)
 
 
-def test_a_broken_pipe_kills_nobody(bench: Bench) -> None:
-    """Where the program that we run in has restored SIGPIPE's default, writing to a client that left is harmless."""
-    previous = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        bench.data.set(b"/big", b"x" * (8 * MIB))
-        peer = bench.peer()
-        peer.stop_reading()
-        peer.send(wire.encode(wire.GET, b"/big") * 3)
-        peer.close()
-        bench.turn_until(lambda: not bench.server._connections)
-    finally:
-        signal.signal(signal.SIGPIPE, previous)
-
-
 def test_the_limit_of_descriptors_is_raised() -> None:
     """The soft limit becomes the hard one, and what it was is returned, so that workers can get it back."""
     program = (
@@ -226,18 +211,6 @@ def test_the_limit_of_descriptors_is_raised() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["64", "128", "128", "128"]
-
-
-def test_the_server_is_cheap_to_import() -> None:
-    """Importing what an agent needs of the store imports none of the slow modules of the standard library."""
-    slow = "asyncio dataclasses inspect json logging random resource socket subprocess tempfile threading torch typing"
-    program = (
-        "import sys; import elastic_run.loop; before = set(sys.modules); "
-        "import elastic_run.store.tcpstore.worker_store;"
-        f"print(sorted((set(sys.modules) - before) & set({slow.split()!r})))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 # --- clients that wait for keys and values, leave, and are woken ------------------------------------------------------

@@ -185,24 +185,6 @@ def test_a_bad_path_is_one_clear_line(launch: Launch, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text(encoding="utf-8") == "a user's work"
 
 
-def test_a_launcher_in_a_worker_serves_its_own(launch: Launch, tmp_path: Path) -> None:
-    """The inner launcher's workers have a pipe of their own; the outer worker's timer still counts."""
-    body = """
-if len(sys.argv) > 1:
-    command = [sys.executable, "-m", "elastic_run", "--standalone", __file__]
-    with timer.expires(after=100, scope="all"):
-        print("outer", os.environ["TORCHELASTIC_TIMER_FILE"], flush=True)
-        sys.exit(subprocess.call(command))
-print("inner", os.environ["TORCHELASTIC_TIMER_FILE"], flush=True)
-with timer.expires(after=0.3, scope="train_step"):
-    time.sleep(1000)
-"""
-    job = launch("--standalone", script(tmp_path, body), "outer", env=TIMERS | {"PYTHONPATH": str(ROOT)})
-    assert job.wait_exit() == 128 + signal.SIGKILL
-    assert job.wait_line("outer (.+)")[1] != job.wait_line("inner (.+)")[1]
-    assert "TimerExpired: scope 'train_step'" in job.stderr
-
-
 def test_without_the_variable_there_is_no_pipe(launch: Launch, tmp_path: Path) -> None:
     """Nothing is made, and the worker that uses timers is told what to do."""
     job = launch("--standalone", script(tmp_path, "with timer.expires(after=1): pass"))

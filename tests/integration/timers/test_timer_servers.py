@@ -183,31 +183,6 @@ def test_a_released_timer_does_not_expire(
     assert "kill worker process" not in [name for name, _ in events]
 
 
-def test_a_stopped_server_ends_no_process_any_more(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    """A request that is still in the pipe when the server is told to stop is forgotten."""
-    is_held, goes_on = threading.Event(), threading.Event()
-
-    def hold(name: str, _request: object) -> None:
-        if name == "timer expired":
-            is_held.set()
-            goes_on.wait()
-
-    server = timer.FileTimerServer(str(tmp_path / "pipe"), "run", max_interval=DEADLINE, log_event=hold)
-    server.start()
-    assert server._thread is not None
-    assert server._thread.daemon, "the thread lets the program end"
-    _send(tmp_path, os.getpid(), "x", 0, 0)
-    assert is_held.wait(DEADLINE)
-    _send(tmp_path, sleeper.pid, "step", 0)
-    stopping = threading.Thread(target=server.stop)
-    stopping.start()
-    wait_until(lambda: server._is_stopping)
-    goes_on.set()
-    stopping.join(DEADLINE)
-    assert not (tmp_path / "pipe").exists()
-    assert sleeper.poll() is None
-
-
 # --- the server of a queue -------------------------------------------------------------------------------------------
 def _hang(requests: mp.Queue[Any], after: float) -> None:
     timer.configure(timer.LocalTimerClient(requests))  # type: ignore[no-untyped-call] # as is torch

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,64 +170,6 @@ def test_a_hanging_call_in_mid_job(
     assert f"elastic-run: {call} has not returned for" in job.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("deed", ["reify0 sleeps", "reify1 waits_in_c"])
-def test_logs_specs_that_hang(launch: Launch, site: dict[str, str], deed: str) -> None:
-    """reify() is needed, so the job waits for it, in the first round and later; two signals end the launcher."""
-    flags = (*_OF_LOGS, "--max-restarts=1", "--max-backoff=0", "--no-python", "false")
-    job = launch(*flags, env={**site, "DEED": deed})
-    job.wait_line("hangs")
-    job.send(signal.SIGTERM)
-    job.wait_line("own_logs.Logs.reify.. has not returned")
-    job.send(signal.SIGTERM)
-    assert job.wait_exit() == 143
-    assert "was stopped by SIGTERM" in job.stderr
-
-
-_CLOSING = """
-import os, signal, sys, threading
-from elastic_run import LaunchConfig, elastic_launch
-from elastic_run.agent import health_check_server
-from elastic_run.rendezvous.registry import rendezvous_handler_registry
-import own_events, own_place
-class Health:
-    def start(self): pass
-    def stop(self): own_place.act("stop")
-health_check_server.create_healthcheck_server = lambda *_: Health()
-rendezvous_handler_registry.register("own", own_place.create)
-config = LaunchConfig(
-    1, 1, 2, rdzv_backend="own", rdzv_endpoint="localhost:1", run_id="job", max_restarts=0, event_log_handler="own"
-)
-launch = elastic_launch(config, sys.executable)
-"""
-_STOPS = """
-try:
-    launch("-c", "import signal; print('ready', flush=True); signal.pause()")
-except Exception as error:
-    print(type(error).__name__, error.sigval, flush=True)
-    os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("deed", ["first sleeps", "last waits_in_c", "num_nodes_waiting sleeps", "stop sleeps"])
-def test_a_program_is_stopped(launch: Launch, site: dict[str, str], tmp_path: Path, deed: str) -> None:
-    """A signal stops the workers, and a second one ends the wait for the plug-in's call, in Python or in C."""
-    program = tmp_path / "program.py"
-    program.write_text(_CLOSING + _STOPS)
-    env = {**site, "DEED": deed, contract.ENV_HEALTH_CHECK_PORT: "0"}
-    job = launch(program=(sys.executable, str(program)), env=env)
-    job.wait_lines("ready", count=2)
-    if deed.startswith(("first", "num")):
-        job.wait_line("hangs")
-    job.send(signal.SIGTERM)
-    job.wait_line("hangs")
-    job.wait_line("stopping 2 workers")
-    if not deed.startswith("last"):
-        job.wait_line("has not returned")
-    job.send(signal.SIGTERM)
-    # The last event is recorded when the job is over, and the program has its signals back.
-    assert job.wait_exit() == (-signal.SIGTERM if deed.startswith("last") else 0), job.stderr
-
-
 # --- event handlers ---------------------------------------------------------------------------------------------------
 _PACKAGE = Path(__file__).parents[2] / "data" / "event_plugin"
 _ENTRY_POINTS = """[elastic_run.event_handlers]
@@ -265,24 +205,6 @@ def test_events_go_to_a_plugin_s_handler(launch: Launch, tmp_path: Path, event_s
         ("AGENT", "SUCCEEDED"),
     ]
     assert "torchelastic" not in job.stderr
-
-
-def test_events_say_how_long_a_step_and_the_job_took(
-    launch: Launch, tmp_path: Path, event_site: dict[str, str]
-) -> None:
-    """A step takes milliseconds of those that the whole job takes; the last event has the job's seconds."""
-    began = time.monotonic()
-    job = launch("--standalone", "--event-log-handler=to-file", "--no-python", "true", env=event_site)
-    assert job.wait_exit() == 0, job.stderr
-    took = 1000 * (time.monotonic() - began)
-    path = tmp_path / "events.jsonl"
-    first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["metadata"]
-    assert first["state"] == "RENDEZVOUS"
-    assert 0 < first["duration_ms"] <= took
-    job = launch("--standalone", "--event-log-handler=to-file", "--no-python", "sleep", "1.1", env=event_site)
-    assert job.wait_exit() == 0, job.stderr
-    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["metadata"]
-    assert last["total_run_time"] >= 1
 
 
 def test_a_plugin_that_raises_harms_nothing(launch: Launch, event_site: dict[str, str]) -> None:

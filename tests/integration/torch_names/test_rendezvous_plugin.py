@@ -137,23 +137,6 @@ def test_an_unknown_backend_is_answered_with_plugins_too(site: Path) -> None:
     assert loaded == ["importlib.metadata"]
 
 
-def test_importing_the_interface_loads_nothing_slow() -> None:
-    """The packages on the way to the first worker bring none of the modules that cost more than a worker's start."""
-    program = (
-        "import sys; before = set(sys.modules)\n"
-        "import elastic_run.rendezvous, elastic_run.events, elastic_run.metrics, elastic_run.utils\n"
-        "from elastic_run import events\n"
-        "events.is_recorded(); events.record(None); events.construct_and_record_rdzv_event('', '', 'FAILED')\n"
-        "print(*sorted(set(sys.modules) - before))"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    slow = (
-        "asyncio ctypes dataclasses datetime difflib importlib.metadata inspect json logging multiprocessing random"
-        " shutil socket string subprocess tempfile torch traceback typing uuid warnings"
-    )
-    assert not set(slow.split()) & set(ended.stdout.split())
-
-
 # --- torch's own rendezvous -------------------------------------------------------------------------------------------
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:

@@ -168,17 +168,6 @@ def test_workers_share_memory_and_the_launcher_tells_how_much(launch: Launch, wo
     assert int(told[1]) > 60
 
 
-def test_a_worker_pays_for_no_hook(launch: Launch, worker: Worker, module: Module) -> None:
-    """What stopped the template before the script isn't called at each of the worker's events."""
-    path = worker(
-        "from elastic_run.multiprocessing.warm import template\n"
-        "template._Hook.__call__ = lambda *_: say('called')\nsys.audit('anything')\nsay('over')"
-    )
-    job = launch("--preload=heavy", path, env=module())
-    assert job.wait_exit() == 0
-    assert job.stdout == "over\n"
-
-
 def test_torch_reduces_in_warm_workers_round_after_round(launch: Launch, worker: Worker) -> None:
     """Torch is there before the script's first line, with a seed for each worker; gloo meets again after a death."""
     path = worker("""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.driver.warm_start import start_preload
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process.fork_exec import start_process
 from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.warm import template_client, worker_pool
+from elastic_run.multiprocessing.warm import worker_pool
 from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 from tests.support.processes import is_gone
 from tests.support.wait import DEADLINE
@@ -22,7 +18,6 @@ from tests.support.wait import DEADLINE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-    from typing import Any
 
     Engage = Callable[..., "Engaged"]
 
@@ -153,35 +148,6 @@ def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None
 
 
 # --- templates that can't be, or die ---------------------------------------------------------------------------------
-
-
-def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the system refuses the second template, the first one is ended, and nothing is left of it."""
-    started: list[int] = []
-
-    def spawn_one(*arguments: Any, **options: Any) -> int:
-        if started:
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        started.append(start_process(*arguments, **options))
-        return started[0]
-
-    monkeypatch.setattr(template_client, "start_process", spawn_one)
-    spec = SimpleNamespace(entrypoint=sys.executable, args=("script.py",), local_world_size=2, virtual_local_rank=False)
-    context: Any = SimpleNamespace(
-        group=SimpleNamespace(spec=spec),
-        options=SimpleNamespace(affinities={0: frozenset(os.sched_getaffinity(0))}),
-        guardian=Guardian(is_exec=True),
-        worker_pool=None,
-        mask=None,
-    )
-    told = start_preload(context, "json")
-    context.guardian.dismiss()
-    os.waitpid(context.guardian.pid, 0)
-    assert told == f"--preload=json can't apply: {os.strerror(errno.EAGAIN)}; workers start cold"
-    assert context.worker_pool is None
-    assert not context.guardian.spared
-    with pytest.raises(ChildProcessError):
-        os.waitpid(started[0], os.WNOHANG)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

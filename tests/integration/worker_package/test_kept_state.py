@@ -362,15 +362,6 @@ def test_a_parameter_without_a_gradient_has_no_optimizer_state(memories: KeptMem
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.2]
 
 
-def test_an_object_may_have_any_name(memories: KeptMemories) -> None:
-    """None is that of the random numbers."""
-    assert memories.size
-    KeptState(ranks=_make_model(3)).save(1)
-    model = _make_model(0)
-    assert KeptState(ranks=model).restore() == 1
-    assert model.get_parameter("weight")[0, 0] == 3
-
-
 def test_only_the_launchers_own_memory_is_opened(
     memories: KeptMemories, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
