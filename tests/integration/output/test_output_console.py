@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import termios
 import time
@@ -20,6 +19,7 @@ from tests.support.output import CONSOLE, ROOT, Jobs, Streams, command, finish, 
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from tests.support.terminal import Terminal

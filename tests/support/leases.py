@@ -1,20 +1,90 @@
-"""A way to a server that loses answers: the request arrives and is done, and the client never learns of it."""
+"""The lease of a job as its agents have it, and a way to etcd that loses answers."""
 
 from __future__ import annotations
 
+import json
+import secrets
 import select
 import socket
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from elastic_run.rendezvous.backend_table import open_lease, read_settings
 from tests.support.store import LOOPBACK
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from elastic_run.rendezvous.leases.lease import Holder, LeaseStore
 
+#: Seconds; etcd looks for what has expired twice a second.
+TTL = 1.0
+LONG = 30.0
+ETCD = ("etcd", "etcd-v3")
+
+
+def make_value(text: str = "") -> str:
+    """Return a value with a nonce, as an agent writes it."""
+    return json.dumps({"address": f"10.0.0.1:29400 {text}", "nonce": secrets.token_hex(8)}, ensure_ascii=False)
+
+
+class Place:
+    """Where the nodes of a job meet.
+
+    Args:
+        kind: A backend, or `file`.
+        endpoint: As a user writes it.
+        conf: The settings.
+    """
+
+    def __init__(self, kind: str, endpoint: str, **conf: str) -> None:
+        self.kind = kind
+        self.endpoint = endpoint
+        self._backend = "c10d" if kind == "file" else kind
+        self._conf = {"store_type": "file"} if kind == "file" else conf
+
+    def open(self, run_id: str, *, secret: bytes | None = None, timeout: float = DEADLINE) -> LeaseStore:
+        """Open a job's lease, as one agent does."""
+        settings = read_settings(self._backend, self._conf)
+        return open_lease(self._backend, self.endpoint, run_id, settings, secret=secret, timeout=timeout)
+
+
+class Job:
+    """A job and its agents' connections."""
+
+    def __init__(self, place: Place, run_id: str) -> None:
+        self._place = place
+        self._run_id = run_id
+        self._opened: list[LeaseStore] = []
+
+    def open(self, *, secret: bytes | None = None, timeout: float = DEADLINE) -> LeaseStore:
+        """Open the lease for one more agent."""
+        self._opened.append(self._place.open(self._run_id, secret=secret, timeout=timeout))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        """Delete the lease, and close all connections."""
+        self._opened[-1].remove()
+        for opened in self._opened:
+            opened.close()
+
+
+def is_free(lease: LeaseStore) -> bool:
+    """Whether nobody has the lease."""
+    holder = lease.read()
+    return holder is None or not holder.is_valid
+
+
+def take(lease: LeaseStore, ttl: float = LONG, *, instead_of: Holder | None = None, value: str = "") -> Holder:
+    """Acquire a lease that is free."""
+    holder = lease.acquire(value or make_value(), ttl, instead_of=instead_of)
+    assert holder is not None
+    return holder
+
+
+# --- answers that are lost --------------------------------------------------------------------------------------------
 class LosingWay:
     """Passes on what comes to its port, and what the server answers.
 
