@@ -1,24 +1,29 @@
-"""Training on three virtual hosts through faults that are drawn at random, and the audit that judges it.
-
-The long version, with every fault there is: make chaos, or python -m tests.chaos --help.
-"""
+"""Training on virtual hosts through faults, deaths and pauses: the short versions of this directory's commands."""
 
 from __future__ import annotations
 
 import json
 import random
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.chaos.deaths import Deaths, run
 from tests.chaos.faults import FAULTS, draw_faults
 from tests.chaos.job import Progress, Segment, audit
+from tests.chaos.paused_coordinator import STORES, reproduce
 from tests.chaos.story import Story, tell
+from tests.chaos.strangers import run_jobs
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
 
 
+# --- faults that are drawn at random, and the audit; at length: make chaos, or python -m tests.chaos --help -----------
 def write_books(directory: Path, life: str, steps: range, *, ranks: int) -> None:
     """Write what the ranks of a life would, two samples a step."""
     (directory / "books").mkdir(exist_ok=True)
@@ -89,3 +94,45 @@ def test_a_job_outlives_a_stranger_at_its_ports(tmp_path: Path) -> None:
 def test_a_job_takes_no_harm_of_signals_second_jobs_and_escapes(tmp_path: Path) -> None:
     """No worker notices a stray signal or a second job of the same id; what leaves a worker ends with its round."""
     tell(Story(seed=1725, count=3, store="c10d", only=("signal-agent", "second-job", "escape")), tmp_path, say=print)
+
+
+# --- agents killed one after another, strangers, warm workers, pauses -------------------------------------------------
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "kills_guardians",
+    [pytest.param(False, id="agents", marks=pytest.mark.soak), pytest.param(True, id="guardians too")],
+)
+def test_every_sample_is_accounted_for(tmp_path: Path, kills_guardians: bool) -> None:
+    """A kill every two seconds on three hosts, each with an endpoint: one job goes on, and no sample is lost."""
+    run(Deaths(seed=17, count=8, kills_guardians=kills_guardians), tmp_path, say=print)
+
+
+def test_no_stranger_is_signalled_or_named() -> None:
+    """Whatever workers, flags, surroundings and ends there are, and whatever a stranger has in common with the job."""
+    run_jobs(range(12))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_warm_workers_end_after_a_start_and_two_restarts(launch: Callable[..., Launched]) -> None:
+    """Jobs under --preload end with 0, whatever processes and threads their workers leave to the interpreter's end."""
+    command = (sys.executable, "-m", "tests.chaos.preloaded")
+    # The workers of this seed take all parts but the compiler's, which alone takes longer than the others together.
+    job = launch("--starts", "1", "--restarts", "2", "--seed", "1", program=command, cwd=Path(__file__).parents[2])
+    assert job.wait_exit(deadline=200) == 0, job.stdout
+    assert "1 starts and 2 restarts" in job.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "store",
+    [
+        "file",
+        *(pytest.param(store, marks=[pytest.mark.system, pytest.mark.soak]) for store in STORES if store != "file"),
+    ],
+)
+def test_a_coordinator_that_stood_still_decides_nothing(store: str, tmp_path: Path) -> None:
+    """Restarts are counted once each; a node that coordinated comes to the others' round."""
+    reproduce(store, tmp_path)

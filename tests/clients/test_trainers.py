@@ -1,7 +1,8 @@
-"""accelerate: its wheel and elastic-run are all that it takes."""
+"""accelerate, lightning and transformers: their wheels and elastic-run are all that they take."""
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from tests.support.launch import Launched
 
+
+# --- accelerate -------------------------------------------------------------------------------------------------------
 #: `--multi_gpu` is how accelerate is told to use torch's launcher; without a GPU it trains on the CPU.
 LAUNCH = (
     *("accelerate", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
@@ -90,3 +93,43 @@ def test_notebook_launcher_raises_what_a_worker_raised(with_compat: Callable[...
     assert "RuntimeError: out of luck" in job.stderr
     assert "ChildFailedError" in job.stderr
     assert "the notebook goes on" not in job.stdout
+
+
+# --- lightning --------------------------------------------------------------------------------------------------------
+FABRIC_RUN = ("fabric", "run", "--accelerator=cpu", "--devices=2", "--strategy=ddp")
+
+
+def test_fabric_run_trains(with_compat: Callable[..., Launched], free_port: int) -> None:
+    """`fabric run` through compat starts its workers with elastic-run, and Fabric finds its place in them."""
+    job = with_compat(*FABRIC_RUN, f"--main-port={free_port}", PROGRAMS / "fabric_script.py")
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    assert sorted(line for line in job.stdout.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} of 2, TorchElasticEnvironment, elastic-run" for rank in range(2)
+    ]
+
+
+def test_fabric_run_fails_as_it_does_under_torchrun(with_compat: Callable[..., Launched], free_port: int) -> None:
+    """`fabric run` calls torchrun's `main`, which raises: it ends with 1, and what was raised tells the cause."""
+    job = with_compat(*FABRIC_RUN, f"--main-port={free_port}", PROGRAMS / "fabric_script.py", "fail")
+    assert job.wait_exit(deadline=90) == 1
+    assert "ChildFailedError" in job.stderr
+    assert re.search(r"rank +: 1 \(local_rank: 1\)\n +exitcode +: 7 ", job.stderr), job.stderr
+
+
+def test_a_trainer_resumes(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """A lightning Trainer whose worker is killed goes on from its checkpoint after the restart."""
+    job = launch("--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "lightning_trainer.py", tmp_path / "saved")
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    assert sorted(line for line in job.stdout.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} of 2, TorchElasticEnvironment, resumed, step 12" for rank in range(2)
+    ]
+
+
+# --- transformers, whose Trainer needs accelerate ---------------------------------------------------------------------
+def test_a_trainer_of_transformers_resumes(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """A Trainer whose worker is killed goes on from its checkpoint after the restart, on both workers."""
+    job = launch("--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "transformers_trainer.py", tmp_path / "saved")
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    assert sorted(line for line in job.stdout.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} of 2, from checkpoint-3 to step 6" for rank in range(2)
+    ]
