@@ -18,18 +18,17 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from benchmarks import (
+    connections,
     detection,
     diagnosis,
     functions,
     memory,
-    node_connections,
     nodes,
     orphans,
     scale,
     start,
     tee,
     warm,
-    worker_connections,
 )
 from benchmarks.figures import HEADINGS, Figure
 from benchmarks.installation import Effort, Installation, install
@@ -52,9 +51,9 @@ BENCHMARKS = {
     "memory": memory.measure,
     "detection": detection.measure,
     "orphans": orphans.measure,
-    "worker_connections": worker_connections.measure,
+    "worker_connections": connections.measure_workers,
     "nodes": nodes.measure,
-    "node_connections": node_connections.measure,
+    "node_connections": connections.measure_nodes,
     "scale": scale.measure,
     "tee": tee.measure,
     "diagnosis": diagnosis.measure,

@@ -17,10 +17,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from benchmarks.faults import HANG_TIMEOUT, HOST_COUNT, HOSTS, PER_HOST, TORCH, all_cases, choose
+from benchmarks.faults import (
+    HANG_TIMEOUT,
+    HOST_COUNT,
+    HOSTS,
+    PER_HOST,
+    TORCH,
+    Verdict,
+    all_cases,
+    choose,
+    judge,
+    make_figures,
+)
 from benchmarks.installation import install
 from benchmarks.job import BenchmarkError, Job
-from benchmarks.verdict import Verdict, judge, make_figures
 from tests.support.hosts import virtual_hosts
 from tests.support.system import memory_limit
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from benchmarks import (
     page,
 )
-from benchmarks.faults import LIGHT, Case, Fault
+from benchmarks.faults import LIGHT, Case, Fault, judge
 from benchmarks.figures import Bar, Comparison, Figure, compared
-from benchmarks.plots import draw_all
+from benchmarks.page import draw_all
 from benchmarks.recording import ROOT, Record, Run, read_record
-from benchmarks.verdict import judge
 
 _RUN = Run("2026-01-31", "a processor", 2, 16, "3.11.7", "2.13.0", "0.4.1", 90, 0.03)
 _TURNS = Comparison(

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import (
+    connections,
     detection,
     functions,
     memory,
-    node_connections,
     nodes,
     orphans,
     scale,
     start,
     tee,
     warm,
-    worker_connections,
 )
 from benchmarks.figures import Comparison, compare, interleave, take_turns
 from benchmarks.installation import Installation, install
@@ -163,13 +162,13 @@ def test_killed_launcher_leaves_nothing(installation: Installation, to_guardian:
 
 def test_workers_connect_while_ports_are_taken(installation: Installation) -> None:
     """Start after start the workers connect at the master's address, while other programs take and release ports."""
-    with worker_connections.busy_ports(installation):
-        assert [worker_connections.failure_of_start(installation) for _ in range(10)] == [""] * 10
+    with connections.busy_ports(installation):
+        assert [connections.failure_of_start(installation) for _ in range(10)] == [""] * 10
 
 
 def test_workers_connect_when_one_is_late(installation: Installation) -> None:
     """A rank that comes late finds the others waiting, restart after restart."""
-    assert worker_connections.connected_rounds(installation, 3) == [True] * 4
+    assert connections.connected_rounds(installation, 3) == [True] * 4
 
 
 def test_two_nodes_start_in_a_quarter_of_the_time(installation: Installation) -> None:
@@ -200,14 +199,14 @@ def test_a_lost_node_is_made_up_for_at_once(installation: Installation) -> None:
 @pytest.mark.parametrize(
     "connect",
     [
-        node_connections.connect_after_failures,
-        node_connections.connect_new_nodes,
-        node_connections.connect_to_new_masters,
+        connections.connect_after_failures,
+        connections.connect_new_nodes,
+        connections.connect_to_new_masters,
     ],
 )
-def test_workers_of_several_nodes_connect(installation: Installation, connect: node_connections.Connect) -> None:
+def test_workers_of_several_nodes_connect(installation: Installation, connect: connections.Connect) -> None:
     """All workers connect at the master's address after each restart, arrival of a node and replacement of rank 0."""
-    assert node_connections.count_connections(connect(installation, 5)) == (5, "")
+    assert connections.count_connections(connect(installation, 5)) == (5, "")
 
 
 def test_many_nodes_form_a_round() -> None:
