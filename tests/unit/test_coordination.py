@@ -511,8 +511,8 @@ def test_a_seat_has_one_holder() -> None:
 def test_the_nodes_that_are_gone_are_bounded() -> None:
     """Of thousands of nodes that came and went some hundred are remembered."""
     job = SmallJob(min_nodes=400, max_nodes=500)
-    job.add(*(f"n{number}" for number in range(300)))
-    for number in range(300):
+    job.add(*(f"n{number}" for number in range(260)))
+    for number in range(260):
         job.close(f"n{number}")
     assert len(job.state.job.gone) <= 256
 
