@@ -389,13 +389,6 @@ def test_accelerates_words_mean_the_same() -> None:
     assert_equal(without_ours(outcome(lambda: get_args_parser().parse_known_args(words), {})), expected)
 
 
-def test_namespaces_are_those_of_argparse() -> None:
-    """What our parsers return has the class of what torch's return, and a value for each flag and the script."""
-    assert type(parse_args(["s"])) is type(torch_get_args_parser().parse_args(["s"]))
-    extra = set(vars(parse_args(["s"]))) - {flag.dest for flag in FLAGS}
-    assert extra == {"training_script", "training_script_args"}
-
-
 def test_differences_are_those_that_we_want() -> None:
     """What is listed as different is different: bad values are refused, and some refused words are understood."""
     for case, reason in DIFFERENCES.items():
