@@ -26,9 +26,9 @@ from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched
 
 __all__ = ["pytest_itemcollected", "pytest_runtest_setup"]
 
@@ -139,7 +139,7 @@ def find_left(token: str) -> list[int]:
 
 
 @pytest.fixture
-def launch() -> Iterator[Callable[..., Launched]]:
+def launch() -> Iterator[Launch]:
     """Start launchers as `tests.support.launch.launch` does; what still runs at the end is killed."""
     started: list[Launched] = []
 
@@ -154,7 +154,7 @@ def launch() -> Iterator[Callable[..., Launched]]:
 
 
 @pytest.fixture
-def launch_torchrun(launch: Callable[..., Launched], tmp_path: Path) -> Callable[..., Launched]:
+def launch_torchrun(launch: Launch, tmp_path: Path) -> Launch:
     """Start torchrun with the arguments of the fixture `launch`, where its look-ups don't stall."""
     program = with_hosts_file(TORCHRUN, write_hosts_file(tmp_path))
 

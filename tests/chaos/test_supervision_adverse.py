@@ -16,12 +16,8 @@ from tests.support.processes import catches, processes_with_environment, wait_go
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.support.launch import Launch, Worker
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: Ignores SIGTERM. (Two dollar signs are one after the launcher's macros, as under torchrun.)
 DEAF = "trap '' TERM; echo ready $$$$; while :; do sleep 1000; done"

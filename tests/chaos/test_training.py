@@ -18,9 +18,7 @@ from tests.chaos.story import Story, tell
 from tests.chaos.strangers import run_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
 
 # --- faults that are drawn at random, and the audit; at length: make chaos, or python -m tests.chaos --help -----------
@@ -115,7 +113,7 @@ def test_no_stranger_is_signalled_or_named() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_warm_workers_end_after_a_start_and_two_restarts(launch: Callable[..., Launched]) -> None:
+def test_warm_workers_end_after_a_start_and_two_restarts(launch: Launch) -> None:
     """Jobs under --preload end with 0, whatever processes and threads their workers leave to the interpreter's end."""
     command = (sys.executable, "-m", "tests.chaos.preloaded")
     # The workers of this seed take all parts but the compiler's, which alone takes longer than the others together.

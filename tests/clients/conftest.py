@@ -16,9 +16,7 @@ import pytest
 from tests.parity import rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched
 
 #: As each client's user would write them; they know nothing of elastic-run.
 PROGRAMS = Path(__file__).parent / "programs"
@@ -36,7 +34,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def with_compat(launch: Callable[..., Launched], tmp_path: Path) -> Callable[..., Launched]:
+def with_compat(launch: Launch, tmp_path: Path) -> Launch:
     """Run a client's own command as `python -m elastic_run.compat COMMAND …`."""
 
     def start(*words: str | Path, **options: object) -> Launched:

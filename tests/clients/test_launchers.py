@@ -14,9 +14,7 @@ import pytest
 from tests.clients.conftest import PROGRAMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
 
 # --- torchft: elastic-run restarts a group while the others train on --------------------------------------------------
@@ -24,7 +22,7 @@ _LINE = r"^group (\w), rank (\d), restarts (\d), step (\d+): (.*)$"
 
 
 def test_a_group_that_lost_a_rank_comes_back(
-    launch: Callable[..., Launched], free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    launch: Launch, free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two groups of two ranks train together; one of them is restarted, and takes the weights of the other."""
     lighthouse = Path(sys.executable).with_name("torchft_lighthouse"), "--bind", f"127.0.0.1:{free_port}"
@@ -55,7 +53,7 @@ def torchrun_first(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("nodes", ["1x2", "2x1"])
 def test_dist_ddp_runs_on_our_torchrun(
-    nodes: str, launch: Callable[..., Launched], torchrun_first: dict[str, str], tmp_path: Path, free_port: int
+    nodes: str, launch: Launch, torchrun_first: dict[str, str], tmp_path: Path, free_port: int
 ) -> None:
     """`torchx run -s local_cwd dist.ddp` trains on one node of two workers, and on two nodes of one."""
     words = ("run", "-s", "local_cwd", "-cfg", f"log_dir={tmp_path / 'logs'}", "dist.ddp", "-j", nodes)

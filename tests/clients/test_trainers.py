@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from tests.clients.conftest import PROGRAMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
 
 # --- accelerate -------------------------------------------------------------------------------------------------------
@@ -24,7 +22,7 @@ LAUNCH = (
 )
 
 
-def test_accelerate_launch_trains(with_compat: Callable[..., Launched]) -> None:
+def test_accelerate_launch_trains(with_compat: Launch) -> None:
     """`accelerate launch` through compat starts its workers with elastic-run, and they train together."""
     job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py")
     assert job.wait_exit(deadline=90) == 0, job.stderr
@@ -33,7 +31,7 @@ def test_accelerate_launch_trains(with_compat: Callable[..., Launched]) -> None:
     ]
 
 
-def test_accelerate_launch_restarts(with_compat: Callable[..., Launched]) -> None:
+def test_accelerate_launch_restarts(with_compat: Launch) -> None:
     """Accelerate's own `--max_restarts` brings failed workers back."""
     job = with_compat(*LAUNCH, "--max_restarts=1", PROGRAMS / "accelerated.py", "crash")
     assert job.wait_exit(deadline=90) == 0, job.stderr
@@ -42,7 +40,7 @@ def test_accelerate_launch_restarts(with_compat: Callable[..., Launched]) -> Non
     ]
 
 
-def test_accelerate_launch_fails_as_it_does_under_torchrun(with_compat: Callable[..., Launched]) -> None:
+def test_accelerate_launch_fails_as_it_does_under_torchrun(with_compat: Launch) -> None:
     """A failed worker is a ChildFailedError in accelerate, and exit code 1."""
     job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py", "fail")
     assert job.wait_exit(deadline=90) == 1
@@ -50,7 +48,7 @@ def test_accelerate_launch_fails_as_it_does_under_torchrun(with_compat: Callable
     assert "ChildFailedError" in job.stderr
 
 
-def test_accelerate_launch_is_stopped(with_compat: Callable[..., Launched]) -> None:
+def test_accelerate_launch_is_stopped(with_compat: Launch) -> None:
     """SIGTERM to `accelerate launch` stops its workers as well, at once."""
     job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py", "wait")
     job.wait_lines("^waiting$", count=2, deadline=90)
@@ -59,7 +57,7 @@ def test_accelerate_launch_is_stopped(with_compat: Callable[..., Launched]) -> N
     assert "SignalException" in job.stderr
 
 
-def test_accelerate_launch_trains_with_the_variable(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_accelerate_launch_trains_with_the_variable(launch: Launch, tmp_path: Path) -> None:
     """`ELASTIC_RUN_COMPAT=1 accelerate launch …` does the same, without a word before the command."""
     name, *words = LAUNCH
     command = [Path(sys.executable).parent / name]
@@ -70,7 +68,7 @@ def test_accelerate_launch_trains_with_the_variable(launch: Callable[..., Launch
     ]
 
 
-def test_accelerator_finds_its_place_under_elastic_run(launch: Callable[..., Launched]) -> None:
+def test_accelerator_finds_its_place_under_elastic_run(launch: Launch) -> None:
     """A script that uses accelerate runs under the plain command as well."""
     job = launch("--nproc-per-node=2", PROGRAMS / "accelerated.py")
     assert job.wait_exit(deadline=90) == 0, job.stderr
@@ -78,7 +76,7 @@ def test_accelerator_finds_its_place_under_elastic_run(launch: Callable[..., Lau
     assert all("of 2, DistributedDataParallel, 4 steps" in line for line in job.stdout.splitlines())
 
 
-def test_notebook_launcher_runs_a_function(with_compat: Callable[..., Launched]) -> None:
+def test_notebook_launcher_runs_a_function(with_compat: Launch) -> None:
     """`notebook_launcher` runs a function in two forked workers, and the program goes on."""
     job = with_compat(PROGRAMS / "notebook.py", "train")
     assert job.wait_exit(deadline=90) == 0, job.stderr
@@ -86,7 +84,7 @@ def test_notebook_launcher_runs_a_function(with_compat: Callable[..., Launched])
     assert lines == [*(f"rank {rank} of 2, sum 3, elastic-run" for rank in range(2)), "the notebook goes on"]
 
 
-def test_notebook_launcher_raises_what_a_worker_raised(with_compat: Callable[..., Launched]) -> None:
+def test_notebook_launcher_raises_what_a_worker_raised(with_compat: Launch) -> None:
     """A worker's exception reaches the notebook as ChildFailedError, with its text."""
     job = with_compat(PROGRAMS / "notebook.py", "fail")
     assert job.wait_exit(deadline=90) == 1
@@ -99,7 +97,7 @@ def test_notebook_launcher_raises_what_a_worker_raised(with_compat: Callable[...
 FABRIC_RUN = ("fabric", "run", "--accelerator=cpu", "--devices=2", "--strategy=ddp")
 
 
-def test_fabric_run_trains(with_compat: Callable[..., Launched], free_port: int) -> None:
+def test_fabric_run_trains(with_compat: Launch, free_port: int) -> None:
     """`fabric run` through compat starts its workers with elastic-run, and Fabric finds its place in them."""
     job = with_compat(*FABRIC_RUN, f"--main-port={free_port}", PROGRAMS / "fabric_script.py")
     assert job.wait_exit(deadline=90) == 0, job.stderr
@@ -108,7 +106,7 @@ def test_fabric_run_trains(with_compat: Callable[..., Launched], free_port: int)
     ]
 
 
-def test_fabric_run_fails_as_it_does_under_torchrun(with_compat: Callable[..., Launched], free_port: int) -> None:
+def test_fabric_run_fails_as_it_does_under_torchrun(with_compat: Launch, free_port: int) -> None:
     """`fabric run` calls torchrun's `main`, which raises: it ends with 1, and what was raised tells the cause."""
     job = with_compat(*FABRIC_RUN, f"--main-port={free_port}", PROGRAMS / "fabric_script.py", "fail")
     assert job.wait_exit(deadline=90) == 1
@@ -116,7 +114,7 @@ def test_fabric_run_fails_as_it_does_under_torchrun(with_compat: Callable[..., L
     assert re.search(r"rank +: 1 \(local_rank: 1\)\n +exitcode +: 7 ", job.stderr), job.stderr
 
 
-def test_a_trainer_resumes(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_trainer_resumes(launch: Launch, tmp_path: Path) -> None:
     """A lightning Trainer whose worker is killed goes on from its checkpoint after the restart."""
     job = launch("--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "lightning_trainer.py", tmp_path / "saved")
     assert job.wait_exit(deadline=90) == 0, job.stderr
@@ -126,7 +124,7 @@ def test_a_trainer_resumes(launch: Callable[..., Launched], tmp_path: Path) -> N
 
 
 # --- transformers, whose Trainer needs accelerate ---------------------------------------------------------------------
-def test_a_trainer_of_transformers_resumes(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_trainer_of_transformers_resumes(launch: Launch, tmp_path: Path) -> None:
     """A Trainer whose worker is killed goes on from its checkpoint after the restart, on both workers."""
     job = launch("--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "transformers_trainer.py", tmp_path / "saved")
     assert job.wait_exit(deadline=90) == 0, job.stderr

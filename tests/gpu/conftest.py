@@ -13,9 +13,9 @@ from tests.gpu.observation import list_gpus
 from tests.support import launch as launching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
 PROGRAMS = Path(__file__).parent / "programs"
 #: Where each test writes what its jobs have said; nothing is written without it.
@@ -57,7 +57,7 @@ def record(request: pytest.FixtureRequest) -> Iterator[Record]:
 
 
 @pytest.fixture
-def launch(record: Record) -> Iterator[Callable[..., Launched]]:
+def launch(record: Record) -> Iterator[Launch]:
     """Start launchers as `tests.support.launch.launch` does, and record what they say."""
     started: list[tuple[str, Launched]] = []
 
@@ -73,6 +73,6 @@ def launch(record: Record) -> Iterator[Callable[..., Launched]]:
 
 
 @pytest.fixture
-def program() -> Callable[[str], Path]:
+def program() -> Worker:
     """Return the path of a program."""
     return lambda name: PROGRAMS / f"{name}.py"

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.gpu.conftest import Record
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched
 
-    Launch = Callable[..., Launched]
     Program = Callable[[str], Path]
 
 

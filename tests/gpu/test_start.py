@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.gpu.conftest import Record
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
-    Launch = Callable[..., Launched]
     Program = Callable[[str], Path]
 
 

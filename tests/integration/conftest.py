@@ -13,9 +13,10 @@ from tests.support.programs import host, module_writer, no_timer_client, program
 from tests.support.store import bench, small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.launch import Worker
     from tests.support.programs import Module
 
 __all__ = ["bench", "host", "module", "no_timer_client", "program", "sleeper", "small", "worker"]
@@ -29,7 +30,7 @@ def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Callable[[str], Path]:
+def worker(tmp_path: Path) -> Worker:
     """Write a worker program: `rank`, `attempt` and `say` are there already."""
     count = 0
 

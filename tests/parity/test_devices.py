@@ -10,12 +10,10 @@ import pytest
 from tests.support.programs import write_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
-    Launch = Callable[..., Launched]
 
 #: A package such as torch_npu: its entry point names the device, and says how many there are.
 _BACKEND = """

@@ -15,11 +15,9 @@ from elastic_run.multiprocessing import DefaultLogsSpecs, Std
 from tests.support.programs import write_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
+    from tests.support.launch import Launch
 
 
 # --- classes ---------------------------------------------------------------------------------------------------------

@@ -23,9 +23,8 @@ from tests.support.sessions import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
-    Launch = Callable[..., Launched]
     Observe = Callable[..., list[dict[str, Any]]]
 
 _ROOT = Path(__file__).parents[2]

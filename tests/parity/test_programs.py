@@ -12,12 +12,9 @@ from tests.support.sessions import free_port
 from tests.support.torchrun import run_on, with_hosts_file, write_hosts_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
+    from tests.support.launch import Launch
 
 
 # --- `main` and `run` ------------------------------------------------------------------------------------------------

@@ -19,9 +19,14 @@ from tests.support.wait import DEADLINE, DeadlinePassedError, stretched
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
+    from typing import TypeAlias
+
+    #: The fixtures `launch`, which starts a launcher, and `worker`, which writes a worker's program.
+    Launch: TypeAlias = Callable[..., "Launched"]
+    Worker: TypeAlias = Callable[[str], Path]
 
 #: The launcher under test.
 ELASTIC_RUN = (sys.executable, "-m", "elastic_run")

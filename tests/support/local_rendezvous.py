@@ -17,9 +17,7 @@ from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched
 
 #: A last call that no test waits for, and heartbeats that show a loss soon.
 CONF = "last_call_timeout=3,keep_alive_interval=0.5"
@@ -96,7 +94,7 @@ class LocalJob:
 
     def __init__(
         self,
-        launch: Callable[..., Launched],
+        launch: Launch,
         script: Path,
         *flags: str,
         endpoints: int = 3,

@@ -20,13 +20,10 @@ from tests.support.launch import UNPRIVILEGED
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 COMMAND = (sys.executable, "-m", "elastic_run")
@@ -164,7 +161,7 @@ def test_the_reference_of_the_docs_is_printed_by_the_table() -> None:
 
 
 @pytest.mark.parametrize("command", [command for command, _ in EXAMPLES if "--nnodes" not in command])
-def test_the_examples_of_the_help_work(command: str, launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_the_examples_of_the_help_work(command: str, launch: Launch, tmp_path: Path) -> None:
     """Each example of --help runs as it stands, beside a train.py that takes its arguments."""
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     job = launch(*shlex.split(command)[1:], cwd=tmp_path)
@@ -174,9 +171,7 @@ def test_the_examples_of_the_help_work(command: str, launch: Callable[..., Launc
     assert (tmp_path / "log").is_dir() == ("--log-dir" in command)
 
 
-def test_the_example_of_two_nodes_prints_the_command_for_the_second(
-    launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_the_example_of_two_nodes_prints_the_command_for_the_second(launch: Launch, tmp_path: Path) -> None:
     """The example of --help for two nodes starts with the line that it prints, given to a second launcher."""
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     command = next(command for command, _ in EXAMPLES if "--nnodes" in command)

@@ -30,10 +30,8 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 WAITING = "say('running')\nimport signal\nsignal.pause()\n"
 IDENTIFY = Call("identify", {})

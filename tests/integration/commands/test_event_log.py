@@ -18,14 +18,12 @@ from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: Each worker notes where it is, and waits for SIGUSR1, which ends it well.
 NOTING = """

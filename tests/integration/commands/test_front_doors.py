@@ -11,14 +11,10 @@ from elastic_run import launch as legacy
 from elastic_run.core.job.config import JoinCommand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from elastic_run.launcher import LaunchConfig
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 # --- python -m elastic_run.launch; tests/parity holds it against torch's ----------------------------------------------
@@ -49,7 +45,7 @@ os.write(1, f"rank {{arguments.rank}}, lr {{arguments.lr}}\\n".encode())
     ],
 )
 def test_a_script_gets_its_local_rank_as_an_argument(
-    spelling: str, flags: list[str], launch: Callable[..., Launched], tmp_path: Path
+    spelling: str, flags: list[str], launch: Launch, tmp_path: Path
 ) -> None:
     """Each worker gets --local-rank=N, or --local_rank=N on request, in front of its own arguments."""
     script = tmp_path / "train.py"
@@ -60,7 +56,7 @@ def test_a_script_gets_its_local_rank_as_an_argument(
     assert job.stderr.splitlines().count(NOTICE) == 1
 
 
-def test_the_notice_can_be_hidden(launch: Callable[..., Launched], worker: Callable[[str], Path]) -> None:
+def test_the_notice_can_be_hidden(launch: Launch, worker: Worker) -> None:
     """What hides torch's deprecation warning hides our line."""
     program = (sys.executable, "-W", "ignore", "-m", "elastic_run.launch")
     job = launch("--use-env", worker("say('there')"), program=program)
@@ -82,7 +78,7 @@ def test_the_notice_can_be_hidden(launch: Callable[..., Launched], worker: Calla
         (["--use-envy", "train.py"], "--use-envy"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(words: list[str], said: str, launch: Callable[..., Launched]) -> None:
+def test_what_does_not_go_together_is_one_line(words: list[str], said: str, launch: Launch) -> None:
     """Flags of the legacy front door that contradict each other end with 2 and one line."""
     job = launch(*words, program=LEGACY)
     assert job.wait_exit() == 2
@@ -91,7 +87,7 @@ def test_what_does_not_go_together_is_one_line(words: list[str], said: str, laun
     assert job.stderr.count("\n") == 1
 
 
-def test_its_help_tells_its_own_flags(launch: Callable[..., Launched]) -> None:
+def test_its_help_tells_its_own_flags(launch: Launch) -> None:
     """The help of this front door has --use-env and --local-rank-underscore, that of elastic-run hasn't."""
     ours, legacy = (
         launch("--help-all", program=program) for program in ((sys.executable, "-m", "elastic_run"), LEGACY)

@@ -17,13 +17,9 @@ from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Launched, Worker
 
 
 # --- --health-port ----------------------------------------------------------------------------------------------------

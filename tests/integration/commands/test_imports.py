@@ -11,10 +11,9 @@ import pytest
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
 #: Imported by the interpreter itself at start; it notes what is imported whenever the launcher starts a process.
 SPY = """
@@ -94,23 +93,19 @@ TOO_SLOW_FOR_NODES = {
 @pytest.mark.parametrize(
     "flags", [["--standalone"], ["--max-restarts=1", "--tee=3", "--log-dir=logs"], ["--metrics-port=0"]], ids=" ".join
 )
-def test_nothing_large_is_imported_before_the_workers_run(
-    flags: list[str], launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_nothing_large_is_imported_before_the_workers_run(flags: list[str], launch: Launch, tmp_path: Path) -> None:
     """When the last worker is started, the launcher has imported neither torch nor anything else on the lists."""
     assert not (NEVER | TOO_SLOW) & imported_before_the_last_worker(flags, launch, tmp_path)
 
 
-def test_nothing_large_is_imported_before_the_workers_of_several_nodes_run(
-    launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_nothing_large_is_imported_before_the_workers_of_several_nodes_run(launch: Launch, tmp_path: Path) -> None:
     """A job of several nodes has imported neither torch nor `dataclasses` when its last worker is started."""
     imported = imported_before_the_last_worker(SEVERAL_NODES, launch, tmp_path)
     assert "elastic_run.core.job.membership" in imported, "this was no job of several nodes"
     assert not (NEVER | TOO_SLOW_FOR_NODES) & imported
 
 
-def test_the_second_launcher_on_a_machine_imports_no_more(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_the_second_launcher_on_a_machine_imports_no_more(launch: Launch, tmp_path: Path) -> None:
     """It finds the endpoint's port taken, and does not look for the process that has it."""
     place = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j"]
     (tmp_path / "script.py").touch()
@@ -121,7 +116,7 @@ def test_the_second_launcher_on_a_machine_imports_no_more(launch: Callable[..., 
     assert not (NEVER | TOO_SLOW_FOR_NODES) & imported
 
 
-def test_a_job_of_one_node_speaks_with_nobody(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_job_of_one_node_speaks_with_nobody(launch: Launch, tmp_path: Path) -> None:
     """It imports neither the codec of messages nor JSON, which would take processor time from workers that start."""
     (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
     env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "imported")}
@@ -131,7 +126,7 @@ def test_a_job_of_one_node_speaks_with_nobody(launch: Callable[..., Launched], t
     assert not {"json", "elastic_run.core.protocol.codec", "elastic_run.cluster.gpu_use"} & imported
 
 
-def test_an_ordinary_job_does_without_psutil(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_an_ordinary_job_does_without_psutil(launch: Launch, tmp_path: Path) -> None:
     """Its watch over quiet rounds, its answer to SIGTERM and the end of its workers import none of psutil's 2 MB."""
     (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
     env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "imported")}
@@ -142,9 +137,7 @@ def test_an_ordinary_job_does_without_psutil(launch: Callable[..., Launched], tm
     assert "psutil" not in imported
 
 
-def test_what_a_failure_needs_is_imported_while_the_workers_run(
-    launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_what_a_failure_needs_is_imported_while_the_workers_run(launch: Launch, tmp_path: Path) -> None:
     """A worker that fails after a second is reported without a wait for imports."""
     (tmp_path / "sitecustomize.py").write_text(AT_THE_END, encoding="utf-8")
     env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "imported")}
@@ -153,7 +146,7 @@ def test_what_a_failure_needs_is_imported_while_the_workers_run(
     assert {"elastic_run.report.failure", "elastic_run.core.failure.diagnose"} <= imported
 
 
-def imported_before_the_last_worker(flags: list[str], launch: Callable[..., Launched], directory: Path) -> set[str]:
+def imported_before_the_last_worker(flags: list[str], launch: Launch, directory: Path) -> set[str]:
     """Run a job; return the modules that its launcher had imported when it started the last process."""
     (directory / "sitecustomize.py").write_text(SPY, encoding="utf-8")
     (directory / "script.py").write_text("", encoding="utf-8")

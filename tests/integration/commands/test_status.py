@@ -21,13 +21,8 @@ from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
     from tests.support.terminal import Terminal
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 # --- status -----------------------------------------------------------------------------------------------------------

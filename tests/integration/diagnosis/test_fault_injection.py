@@ -16,13 +16,7 @@ from tests.support.system import memory_limit
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 def test_a_killed_worker(launch: Launch, worker: Worker) -> None:

@@ -24,10 +24,10 @@ from elastic_run.rendezvous.coordination.link import DOCUMENT, Link, encode_fram
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
 
 #: Rank 1 does not join the collective of a subgroup in which rank 0 waits; rank 2 waits in one of all ranks.
@@ -58,9 +58,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_stopped_job_says_which_rank_did_not_join(
-    script: Path, launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_a_stopped_job_says_which_rank_did_not_join(script: Path, launch: Launch, tmp_path: Path) -> None:
     """A job that hangs and is stopped names the rank that all wait for, and keeps the dumps."""
     logs = tmp_path / "logs"
     job = launch("--preload=torch", "--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "sleep")
@@ -82,7 +80,7 @@ def test_a_stopped_job_says_which_rank_did_not_join(
 
 
 @pytest.mark.long
-def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Launch, tmp_path: Path) -> None:
     """A worker that ends by an exception writes its dump on the way out, with the stacks, and imports no compiler."""
     logs = tmp_path / "logs"
     job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "raise")
@@ -106,7 +104,7 @@ def test_values_of_the_user_stay() -> None:
     assert envs[0]["TORCH_FR_DUMP_TEMP_FILE"] == f"/logs/attempt_0/{FILE_PREFIX}"
 
 
-def test_workers_without_torch_are_left_alone(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_workers_without_torch_are_left_alone(launch: Launch, tmp_path: Path) -> None:
     """A worker that never imports torch.distributed has no thread of ours, and its children not the variable."""
     script = tmp_path / "plain.py"
     script.write_text(

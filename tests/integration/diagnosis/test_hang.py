@@ -13,12 +13,11 @@ from elastic_run import contract
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
 
 _BEGIN = """
 import os, subprocess, sys, time
@@ -100,7 +99,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
+def script(tmp_path: Path) -> Worker:
     """Return a function that writes a program."""
 
     def write(text: str) -> Path:
@@ -137,16 +136,14 @@ def run_until_reported(launch: Launch, logs: Path, *words: str | Path) -> str:
     ids=["stopped", "holds", "mismatch", "loader", "looping loader"],
 )
 def test_a_hang_names_the_rank_that_the_others_wait_for(
-    program: str, flags: list[str], expected: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
+    program: str, flags: list[str], expected: str, script: Worker, launch: Launch, tmp_path: Path
 ) -> None:
     """Once, with all stacks in a file, and the job goes on until somebody stops it."""
     said = run_until_reported(launch, tmp_path / "logs", *flags, script(program))
     assert expected in said, said
 
 
-def test_the_flight_recorder_names_the_collective(
-    script: Callable[[str], Path], launch: Launch, tmp_path: Path
-) -> None:
+def test_the_flight_recorder_names_the_collective(script: Worker, launch: Launch, tmp_path: Path) -> None:
     """It is on by itself, and its line stands below the places of the ranks."""
     said = run_until_reported(launch, tmp_path / "logs", "--preload=torch", script(_SLEEPS))
     assert "rank 1 is in load_batch (train.py:7), " in said
@@ -157,7 +154,7 @@ def test_the_flight_recorder_names_the_collective(
 
 
 @pytest.mark.long
-def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Callable[[str], Path], launch: Launch) -> None:
+def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Worker, launch: Launch) -> None:
     """No place tells the cause then; the report names the rank in its first five lines."""
     program = "inner = dist.new_group([0, 1, 2])\ndist.all_reduce(torch.ones(4), group=None if rank == 1 else inner)\n"
     job = launch("--nproc-per-node=3", "--hang-timeout=3", "--hang-action=fail", script(program))
@@ -169,7 +166,7 @@ def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Callabl
 
 
 @pytest.mark.long
-def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch: Launch) -> None:
+def test_a_restart_takes_one_of_the_budget(script: Worker, launch: Launch) -> None:
     """The second attempt does not hang."""
     program = 'if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n    load_batch()\ndist.barrier()\n'
     program += "dist.destroy_process_group()\n"
@@ -182,7 +179,7 @@ def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch
 
 
 @pytest.mark.long
-def test_a_hang_that_ends_the_job_is_its_cause(script: Callable[[str], Path], launch: Launch, tmp_path: Path) -> None:
+def test_a_hang_that_ends_the_job_is_its_cause(script: Worker, launch: Launch, tmp_path: Path) -> None:
     """Exit code 212, and the rank and its place stand in failure.json."""
     path = script(_SLEEPS)
     jobs = {action: start_that_ends(launch, action, tmp_path / action, path) for action in ("restart", "fail")}
@@ -267,7 +264,7 @@ def start_nodes(
     "action", ["report", *(pytest.param(action, marks=pytest.mark.long) for action in ("restart", "fail"))]
 )
 def test_the_ranks_of_all_nodes_are_judged_together(
-    action: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
+    action: str, script: Worker, launch: Launch, tmp_path: Path
 ) -> None:
     """The rank that the other node waits for is named, there as well; the job has one cause."""
     logs = tmp_path / "logs"
@@ -308,7 +305,7 @@ def test_a_node_that_does_not_look_for_hangs_is_named(launch: Launch, tmp_path: 
 
 
 @pytest.mark.long
-def test_a_node_whose_ranks_make_progress_is_no_hang(script: Callable[[str], Path], launch: Launch) -> None:
+def test_a_node_whose_ranks_make_progress_is_no_hang(script: Worker, launch: Launch) -> None:
     """The ranks of the other node wait for it for much longer than the timeout."""
     program = "if rank == 0:\n    for _ in range(100):\n        heartbeat()\n        time.sleep(0.15)\ndist.barrier()\n"
     nodes = start_nodes(launch, script(program + "dist.destroy_process_group()\n"))
@@ -317,7 +314,7 @@ def test_a_node_whose_ranks_make_progress_is_no_hang(script: Callable[[str], Pat
 
 
 @pytest.mark.long
-def test_normal_pauses_are_no_hang(script: Callable[[str], Path], launch: Launch, tmp_path: Path) -> None:
+def test_normal_pauses_are_no_hang(script: Worker, launch: Launch, tmp_path: Path) -> None:
     """Evaluation, a checkpoint, compilation and heartbeats of one rank, for which the others wait."""
     job = launch("--nproc-per-node=2", "--hang-timeout=4", script(_PAUSES), tmp_path / "checkpoint")
     assert job.wait_exit(deadline=180) == 0, job.stderr

@@ -21,14 +21,10 @@ from tests.support.wait import stretched, wait_until
 from tests.unit.test_event_log import encode, event, history
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.terminal import Terminal
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 #: Elements that have no end tag.
@@ -278,9 +274,7 @@ def lines_of_report(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("columns", "width"), [(40, 60), (60, 60), (72, 72), (100, 100), (120, 120), (200, 120)])
-def test_the_report_is_as_wide_as_the_terminal(
-    terminal: Terminal, worker: Callable[[str], Path], columns: int, width: int
-) -> None:
+def test_the_report_is_as_wide_as_the_terminal(terminal: Terminal, worker: Worker, columns: int, width: int) -> None:
     """The title fills the line, and no line is wider; the limits are 60 and 120 columns."""
     terminal.resize(24, columns)
     program = worker("raise ValueError(' '.join(['many words'] * 60))")
@@ -293,7 +287,7 @@ def test_the_report_is_as_wide_as_the_terminal(
     assert all(len(line) <= width or "/" in line for line in lines)
 
 
-def test_the_width_is_the_terminal_s_at_the_end(terminal: Terminal, worker: Callable[[str], Path]) -> None:
+def test_the_width_is_the_terminal_s_at_the_end(terminal: Terminal, worker: Worker) -> None:
     """A window that was resized while the job ran has a report of its new width."""
     terminal.resize(24, 80)
     program = worker("say('ready', os.getpid()); time.sleep(3600)")
@@ -305,9 +299,7 @@ def test_the_width_is_the_terminal_s_at_the_end(terminal: Terminal, worker: Call
     assert len(lines_of_report(terminal.output.decode())[0]) == 110
 
 
-def test_without_a_terminal_the_report_has_80_columns(
-    launch: Callable[..., Launched], worker: Callable[[str], Path]
-) -> None:
+def test_without_a_terminal_the_report_has_80_columns(launch: Launch, worker: Worker) -> None:
     """A pipe has no width, and the variable COLUMNS describes another terminal."""
     job = launch("--nproc-per-node=1", worker("sys.exit(3)"), env={"COLUMNS": "110"})
     assert job.wait_exit() == 3
@@ -315,7 +307,7 @@ def test_without_a_terminal_the_report_has_80_columns(
 
 
 def test_a_path_and_a_command_can_be_copied_from_a_narrow_terminal(
-    terminal: Terminal, worker: Callable[[str], Path], tmp_path: Path
+    terminal: Terminal, worker: Worker, tmp_path: Path
 ) -> None:
     """The place of an exception, the log directory and a command of the hint stand in one line each."""
     terminal.resize(24, 60)

@@ -21,12 +21,8 @@ from tests.support.sessions import free_port
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.support.launch import Launch, Launched, Worker
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: A rank that waits in a function of its own; the others wait elsewhere.
 _SLEEPS = """

@@ -18,12 +18,7 @@ from tests.support.launch import ELASTIC_RUN
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 #: The locale of a system from before UTF-8, which Python would change by itself.

@@ -17,9 +17,8 @@ from tests.support.sessions import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched
 
-    Launch = Callable[..., Launched]
     Write = Callable[[str], Path]
 
 _DIRECTORY = Path(__file__).parents[2] / "data" / "failed_programs"

@@ -23,10 +23,8 @@ from tests.support.wait import stretched, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
     Check = Callable[[str], str]
 
 

@@ -14,12 +14,7 @@ from elastic_run import contract
 from elastic_run.multiprocessing.process import fork_exec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 #: Counts what there is before and after a start that is refused at each place in turn.

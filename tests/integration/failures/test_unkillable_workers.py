@@ -17,12 +17,7 @@ from tests.support.system import require_marker, starter
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 #: A launcher whose SIGKILL has no effect.

@@ -21,14 +21,12 @@ from tests.support.sessions import free_port
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import ExitStack
 
     from tests.support.hosts import HostProcess, VirtualHost, VirtualHosts
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: The flags by which a node looks for a store that another one serves, by backend.
 BACKENDS = {

@@ -35,12 +35,10 @@ from tests.support.sessions import free_port, plain_config, tcp_node
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 _MIB = 1 << 20
 _LIMIT = 1024

@@ -24,17 +24,13 @@ from tests.support.system import mark_system
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import TypeAlias
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch: TypeAlias = Callable[..., Launched]
-    Worker: TypeAlias = Callable[[str], Path]
     Place: TypeAlias = tuple[str, ...]
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 #: Says its rank, and waits until somebody writes to a pipe.
@@ -292,8 +288,8 @@ def test_others_are_refused(launch: Launch, worker: Worker, other: int) -> None:
     ids=["failure", "hang", "stop"],
 )
 def test_nodes_tell_that_their_versions_of_torch_differ(
-    launch: Callable[..., Launched],
-    worker: Callable[[str], Path],
+    launch: Launch,
+    worker: Worker,
     tmp_path: Path,
     program: str,
     flags: list[str],

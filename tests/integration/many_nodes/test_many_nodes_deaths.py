@@ -18,13 +18,7 @@ from tests.support.processes import descendants_of, is_gone
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 @pytest.mark.parametrize("endpoints", [1, 3])

@@ -20,13 +20,9 @@ from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Launched, Worker
 
 
 SEGFAULT = "import ctypes, faulthandler\nfaulthandler.enable()\nctypes.string_at(0)"
@@ -305,7 +301,7 @@ runpy.run_module("elastic_run", run_name="__main__")
 
 
 @pytest.mark.long
-def test_restarts_leave_nothing_in_memory(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_restarts_leave_nothing_in_memory(launch: Launch, tmp_path: Path) -> None:
     """In some 100 restarts of 900 the launcher gets no more objects, and it still counts them all.
 
     What is imported or waited for once, at some time of the job, may fall into the others; so do the timers of the

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
     Nodes = Callable[..., list[Launched]]
 
 
@@ -211,7 +209,7 @@ def test_a_signal_at_the_end_is_heard(nodes: Nodes, worker: Worker) -> None:
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------
-def test_a_shared_log_directory(launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_shared_log_directory(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Each agent has a directory that names its host; nothing is overwritten, also by two agents on one host."""
     path = worker(
         "say('rank', rank, 'attempt', attempt)\n"

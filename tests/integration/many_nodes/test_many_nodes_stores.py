@@ -18,13 +18,9 @@ from tests.support.system import mark_system
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import ExitStack
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Launched, Worker
 
 
 KINDS = ("file", "etcd", "etcd-v3")

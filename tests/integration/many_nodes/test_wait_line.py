@@ -22,15 +22,10 @@ from tests.support.terminal import Screen
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import ExitStack
-    from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.terminal import Terminal
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 CONF = "last_call_timeout=3,keep_alive_interval=0.5"

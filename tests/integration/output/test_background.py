@@ -18,13 +18,11 @@ from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: Leaves an upload in the background, which goes on when somebody writes to the gate, and says so on stderr.
 _UPLOADS = """

@@ -22,12 +22,7 @@ from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Launched, Worker
 
 
 WAITING = "say('rank', rank, 'waits')\nsignal.pause()\n"

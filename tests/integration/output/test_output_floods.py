@@ -19,12 +19,9 @@ from tests.support.output import CONSOLE, Jobs, finish, tee
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 _PIPE = 1 << 20
@@ -161,9 +158,7 @@ def test_full_temporary_directory(small_disk: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("flag", ["--tee", "--redirects"])
-def test_a_failure_beside_a_full_log_disk(
-    flag: str, launch: Callable[..., Launched], worker: Callable[[str], Path], small_disk: Path
-) -> None:
+def test_a_failure_beside_a_full_log_disk(flag: str, launch: Launch, worker: Worker, small_disk: Path) -> None:
     """Under a tee a full disk is no worker's trouble, so the report looks for another cause than under a redirect."""
     (small_disk / "ballast").write_bytes(bytes(200000))
     path = worker("print('x' * 200000, flush=True)\nsys.exit(3)")

@@ -16,13 +16,9 @@ from tests.support.output import CONSOLE, Jobs, peak_memory, tee
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 def test_tee_writes_file_and_prefixed_lines(jobs: Jobs, tmp_path: Path) -> None:
@@ -42,7 +38,7 @@ def test_tee_writes_file_and_prefixed_lines(jobs: Jobs, tmp_path: Path) -> None:
     [("--tee=2", True), ("--tee=0:2", True), ("--tee=0:3", False), ("--redirects=0:2", True), ("--tee=0:1", False)],
 )
 def test_streams_that_are_not_teed_tear_no_lines(
-    launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path, flag: str, *, merge: bool
+    launch: Launch, worker: Worker, tmp_path: Path, flag: str, *, merge: bool
 ) -> None:
     """Two flooding ranks leave each other's lines whole where some of their streams are tee'd and some are not."""
     program = worker("""
@@ -140,9 +136,7 @@ write(1, b'last'); write(2, b'words')
     assert (out, err) == (b"[0]:last\n", b"words")
 
 
-def test_a_filter_without_tee_says_that_it_has_no_effect(
-    launch: Callable[..., Launched], worker: Callable[[str], Path]
-) -> None:
+def test_a_filter_without_tee_says_that_it_has_no_effect(launch: Launch, worker: Worker) -> None:
     """One line tells so, and nothing of the output is lost."""
     job = launch("--duplicate-stdout-filters=apple", worker("say('an apple')"))
     assert job.wait_exit() == 0
@@ -154,7 +148,7 @@ def test_a_filter_without_tee_says_that_it_has_no_effect(
 FAILURE = "os.write(2, b'the reason'); os._exit(3)"
 
 
-def test_a_pipe_is_named(launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_pipe_is_named(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """With --no-capture the report and failure.json say that stderr went to the launcher's own, a pipe."""
     job = launch("--nproc-per-node=1", "--no-capture", f"--log-dir={tmp_path}", "-r1", worker(FAILURE))
     assert job.wait_exit() == 3
@@ -165,7 +159,7 @@ def test_a_pipe_is_named(launch: Callable[..., Launched], worker: Callable[[str]
     assert json.loads(file.read_text())["root_cause"]["stderr_target"] == "elastic-run's stderr, a pipe"
 
 
-def test_a_file_is_named_by_its_path(worker: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_file_is_named_by_its_path(worker: Worker, tmp_path: Path) -> None:
     """Where the launcher's stderr is a file, that file has the last lines."""
     errors = tmp_path / "errors of today.log"
     with errors.open("wb") as file:
@@ -174,9 +168,7 @@ def test_a_file_is_named_by_its_path(worker: Callable[[str], Path], tmp_path: Pa
     assert f"it went to elastic-run's stderr, '{errors}')" in " ".join(errors.read_text().split())
 
 
-def test_a_rank_that_is_filtered_out_wrote_to_nowhere(
-    launch: Callable[..., Launched], worker: Callable[[str], Path]
-) -> None:
+def test_a_rank_that_is_filtered_out_wrote_to_nowhere(launch: Launch, worker: Worker) -> None:
     """With --local-ranks-filter the stderr of other ranks goes to /dev/null where nothing is captured."""
     program = worker("if rank: " + FAILURE + "\ntime.sleep(3600)")
     job = launch("--nproc-per-node=2", "--no-capture", "--local-ranks-filter=0", program)
@@ -186,7 +178,7 @@ def test_a_rank_that_is_filtered_out_wrote_to_nowhere(
 
 @pytest.mark.parametrize("flags", [(), ("-t3",), ("-r3",), ("-r3", "--no-capture")])
 def test_a_silent_worker_is_told_as_such(
-    launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path, flags: tuple[str, ...]
+    launch: Launch, worker: Worker, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     """A stderr that a pipe or a log file has kept, and that is empty, is a fact."""
     job = launch("--nproc-per-node=1", f"--log-dir={tmp_path}", *flags, worker("os._exit(3)"))

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: Saves a checkpoint when it is told to stop, which takes until somebody writes to the FIFO.
 SAVING = """

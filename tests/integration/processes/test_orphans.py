@@ -17,12 +17,8 @@ from tests.support.system import as_pid_1
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.support.launch import Launch, Launched, Worker
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: Says its own pid and those of a child in the session and of one in a session of its own, and waits.
 _FAMILY = """

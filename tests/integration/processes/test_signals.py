@@ -18,14 +18,11 @@ from tests.support.programs import write_program
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.programs import Module
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 # --- signals that no flag names ---------------------------------------------------------------------------------------

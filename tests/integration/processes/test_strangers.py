@@ -18,12 +18,9 @@ from tests.support.programs import write_plugin, write_program
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 # --- descendants that leave session, environment and parent: found as the launcher's orphans --------------------------

@@ -18,13 +18,9 @@ from tests.support.system import as_pid_1
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.terminal import Terminal
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: A worker that is there until it is told to go, and says so.
 PATIENT = """

@@ -17,13 +17,10 @@ from tests.support.slurm_variables import task_of
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 REFUSED = 208
 #: Seconds: a node looks after 2 s and then every 4 s who else is there; those of users look every 10 s.
@@ -128,7 +125,7 @@ PAIRS = [
 
 
 @pytest.mark.long
-def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Callable[[str], Path], tmp_path: Path) -> None:
+def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Each side has a line with its own value, and with the other's where that can be known.
 
     All pairs run at the same time: each of them waits many seconds for the other side to look.
@@ -170,9 +167,7 @@ def test_the_place_is_written_as_other_nodes_have_to_give_it() -> None:
     assert describe("c10d", ("localhost", 1)).endswith("no other machine reaches localhost here)")
 
 
-def test_a_node_that_has_printed_the_command_for_others_does_not_repeat_it(
-    launch: Launch, worker: Callable[[str], Path]
-) -> None:
+def test_a_node_that_has_printed_the_command_for_others_does_not_repeat_it(launch: Launch, worker: Worker) -> None:
     """Without an endpoint the first line has the address for other nodes, and the waiting line has none."""
     job = launch("--nnodes=2", worker("pass"), program=TELLS_SOON)
     line = job.wait_line("waiting: 1/2 nodes").string

@@ -16,11 +16,8 @@ import pytest
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.support.launch import Launch
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

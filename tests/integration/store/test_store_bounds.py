@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.store import Bench
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 # --- what the server takes from its clients at most, and what a defect in it costs ------------------------------------

@@ -17,11 +17,7 @@ from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
+    from tests.support.launch import Launch
 
 
 ROOT = Path(__file__).parents[3]

@@ -19,12 +19,7 @@ from tests.support.sessions import free_port
 from tests.support.torch_python import PTH, VARIABLE, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 WORKER = """
@@ -96,9 +91,7 @@ def test_with_the_variable_torchs_command_is_ours(environment: Path) -> None:
 
 
 @pytest.mark.long
-def test_workers_under_the_variable_train_and_save(
-    environment: Path, launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_workers_under_the_variable_train_and_save(environment: Path, launch: Launch, tmp_path: Path) -> None:
     """Two nodes by torch's own command; its users of these paths in a worker (DDP, checkpoints, `record`) work."""
     (tmp_path / "train.py").write_text(WORKER, encoding="utf-8")
     words = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")

@@ -20,6 +20,8 @@ from tests.support.torch_python import TorchPython
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.support.launch import Launch
+
     Run = Callable[..., Launched]
 
 
@@ -324,7 +326,7 @@ def programs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run_program(programs: Path, launch: Callable[..., Launched]) -> Callable[..., Launched]:
+def run_program(programs: Path, launch: Launch) -> Launch:
     """Run one of the programs: on `torch`, on elastic-run through `compat`, or with its `imports` changed."""
 
     def start(how: str, program: str, *words: str, lives: int = 0) -> Launched:
@@ -355,7 +357,7 @@ WAYS = pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elast
 
 @pytest.mark.long
 @WAYS
-def test_a_launcher_of_ones_own(how: str, whose: str, run_program: Callable[..., Launched]) -> None:
+def test_a_launcher_of_ones_own(how: str, whose: str, run_program: Launch) -> None:
     """A local agent made by hand, with a registered handler, runs a function and returns what the workers returned."""
     job = run_program(how, "launcher.py", "2", "train")
     assert job.wait_exit(deadline=60) == 0, job.stderr
@@ -364,7 +366,7 @@ def test_a_launcher_of_ones_own(how: str, whose: str, run_program: Callable[...,
 
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elastic_run")])
-def test_a_launcher_with_torchs_own_rendezvous(how: str, whose: str, run_program: Callable[..., Launched]) -> None:
+def test_a_launcher_with_torchs_own_rendezvous(how: str, whose: str, run_program: Launch) -> None:
     """A program that makes torch's dynamic handler and its store by hand gets our agent with them through compat."""
     job = run_program(how, "dynamic.py")
     assert job.wait_exit(deadline=60) == 0, job.stderr
@@ -372,7 +374,7 @@ def test_a_launcher_with_torchs_own_rendezvous(how: str, whose: str, run_program
 
 
 @pytest.mark.long
-def test_a_launcher_of_ones_own_learns_of_failures(run_program: Callable[..., Launched]) -> None:
+def test_a_launcher_of_ones_own_learns_of_failures(run_program: Launch) -> None:
     """What a function raised in a worker is among the agent's failures."""
     job = run_program("compat", "launcher.py", "2", "fail")
     assert job.wait_exit(deadline=60) == 0, job.stderr
@@ -381,7 +383,7 @@ def test_a_launcher_of_ones_own_learns_of_failures(run_program: Callable[..., La
 
 @pytest.mark.long
 @WAYS
-def test_an_agent_of_ones_own(how: str, whose: str, run_program: Callable[..., Launched]) -> None:
+def test_an_agent_of_ones_own(how: str, whose: str, run_program: Launch) -> None:
     """A subclass of SimpleElasticAgent that starts workers its own way restarts them and succeeds as under torch."""
     job = run_program(how, "agent.py", "worker.py", "2", "2", lives=1)
     assert job.wait_exit(deadline=60) == 0, job.stderr
@@ -391,7 +393,7 @@ def test_an_agent_of_ones_own(how: str, whose: str, run_program: Callable[..., L
 
 
 @pytest.mark.long
-def test_an_agent_of_ones_own_fails(run_program: Callable[..., Launched]) -> None:
+def test_an_agent_of_ones_own_fails(run_program: Launch) -> None:
     """When its restarts are used up it fails, with the rank that failed."""
     job = run_program("compat", "agent.py", "worker.py", "2", "1", lives=9)
     assert job.wait_exit(deadline=60) == 0, job.stderr
@@ -400,7 +402,7 @@ def test_an_agent_of_ones_own_fails(run_program: Callable[..., Launched]) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("through", [[], ["-m", "elastic_run.compat"]], ids=["plain", "compat"])
-def test_a_package_with_a_handler(through: list[str], programs: Path, launch: Callable[..., Launched]) -> None:
+def test_a_package_with_a_handler(through: list[str], programs: Path, launch: Launch) -> None:
     """A package that brings a handler derived from torch's class serves elastic-run as it serves torchrun."""
     environment = {
         "PYTHONPATH": f"{programs}{os.pathsep}{ROOT}",

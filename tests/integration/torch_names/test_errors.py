@@ -18,11 +18,7 @@ from tests.support.job_results import worker_end
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
+    from tests.support.launch import Launch
 
 
 ROOT = Path(__file__).parents[3]

@@ -14,12 +14,7 @@ from elastic_run import contract
 from tests.support.programs import write_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 # --- how they end -----------------------------------------------------------------------------------------------------

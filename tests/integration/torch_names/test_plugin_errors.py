@@ -10,12 +10,10 @@ from elastic_run import contract
 from tests.support.programs import write_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
-    Launch = Callable[..., Launched]
 
 _LOGS = """
 import queue

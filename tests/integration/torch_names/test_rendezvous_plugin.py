@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
     import etcd
 
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
+    from tests.support.launch import Launch, Worker
 
 
 _PACKAGES = Path(__file__).parents[1].parent / "data" / "rendezvous_plugin"
@@ -242,7 +239,7 @@ def test_settings_mean_what_they_mean_to_torch(
 
 @pytest.mark.parametrize("spec", ["None", "importlib.machinery.ModuleSpec('etcd', None)"], ids=["none", "directory"])
 def test_without_python_etcd_one_line_names_the_extra(
-    spec: str, launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path
+    spec: str, launch: Launch, worker: Worker, tmp_path: Path
 ) -> None:
     """Exit 2, before anything starts; Python takes a directory of that name for a package without content."""
     (tmp_path / "sitecustomize.py").write_text(

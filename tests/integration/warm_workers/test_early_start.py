@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
     Hold = Callable[..., tuple[Launched, IO[str]]]
 
 #: Stands in for a module of the standard library that the launcher imports after its first workers were started, and

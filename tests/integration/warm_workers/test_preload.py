@@ -19,13 +19,8 @@ from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.programs import Module
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 def test_a_module_is_imported_once_for_all_workers_and_restarts(

@@ -16,13 +16,9 @@ from tests.support.system import as_pid_1
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.programs import Module
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 #: Keeps a template waiting, until the test opens the gate.
 _SLOW = "import os\nopen(os.environ['GATE']).read()\n"

@@ -15,13 +15,8 @@ from tests.support.launch import ELASTIC_RUN
 from tests.support.programs import SAYS_HOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
     from tests.support.programs import Module
-
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 
 _ROOT = Path(__file__).parents[3]

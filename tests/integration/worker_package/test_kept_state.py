@@ -30,15 +30,13 @@ from elastic_run.worker.kept_checkpoint import write_checkpoint
 from tests.support.launch import ELASTIC_RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from io import BytesIO
 
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Worker
 
-    Launch = Callable[..., Launched]
-    Worker = Callable[[str], Path]
 
 TRAIN = """
 import os, random, signal, sys, torch

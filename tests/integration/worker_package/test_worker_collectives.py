@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch
 
-    Launch = Callable[..., Launched]
 
 HEAD = """
 import atexit, gc, json, os, sys

@@ -15,12 +15,11 @@ from tests.support.torch_python import TorchPython
 from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
 
 PYTHON = (sys.executable, "-W", "error")
 #: One thread each: no line about it, and no load.
@@ -55,7 +54,7 @@ say(
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
+def script(tmp_path: Path) -> Worker:
     """Write a training script; `worker` and `say` are there already."""
 
     def write(body: str) -> Path:
@@ -96,9 +95,7 @@ def a_worker(rank: int, world_size: int, launcher: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("launcher", ["elastic-run", pytest.param("torchrun", marks=pytest.mark.long), "none"])
-def test_the_same_script_runs_everywhere(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path, launcher: str
-) -> None:
+def test_the_same_script_runs_everywhere(launch: Launch, script: Worker, tmp_path: Path, launcher: str) -> None:
     """Under elastic-run, torchrun and plain python a script learns what it is, and leaves without a word."""
     count = 1 if launcher == "none" else 2
     flags = [] if launcher == "none" else ["--standalone", f"--nproc-per-node={count}"]
@@ -128,7 +125,7 @@ print(sorted({"torch", "elastic_run.launcher", "elastic_run.agent"} & set(sys.mo
 
 
 @pytest.mark.long
-def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Worker) -> None:
     """A DDP model that is there to the end neither hangs nor aborts a worker whose gloo thread is late."""
     path = script("""
         import time, torch, torch.distributed as dist
@@ -147,9 +144,7 @@ def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Ca
     assert (told(job), job.stderr) == ([{"is_late": 1}] * 2, "")
 
 
-def test_torch_before_2_8_destroys_no_group_at_the_end(
-    torch_python: TorchPython, script: Callable[[str], Path]
-) -> None:
+def test_torch_before_2_8_destroys_no_group_at_the_end(torch_python: TorchPython, script: Worker) -> None:
     """It would hold Python's lock, for which a thread of gloo may wait."""
     path = script("""
         import weakref, torch, torch.distributed as dist
@@ -164,7 +159,7 @@ def test_torch_before_2_8_destroys_no_group_at_the_end(
 
 
 @pytest.mark.long
-def test_a_small_reduction_keeps_its_tensor(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_small_reduction_keeps_its_tensor(launch: Launch, script: Worker) -> None:
     """Before torch 2.8, destroy_process_group may wait for ever for a thread that lets the tensor go."""
     path = script("""
         import weakref, torch.distributed as dist
@@ -185,7 +180,7 @@ def test_a_small_reduction_keeps_its_tensor(launch: Launch, script: Callable[[st
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["script", pytest.param("function", marks=pytest.mark.long)])
-def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Callable[[str], Path], how: str) -> None:
+def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Worker, how: str) -> None:
     """A rank that raises while others keep one of its collectives waiting ends at once, and so does the job."""
     path = script("""
         import threading, torch, torch.distributed as dist
@@ -214,7 +209,7 @@ def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Cal
 
 
 @pytest.mark.long
-def test_a_group_can_be_left_and_made_again(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_group_can_be_left_and_made_again(launch: Launch, script: Worker) -> None:
     """After destroy_process_group a second init_distributed meets the others anew, on the same store."""
     path = script("""
         import torch.distributed as dist
@@ -230,7 +225,7 @@ def test_a_group_can_be_left_and_made_again(launch: Launch, script: Callable[[st
 
 
 @pytest.mark.long
-def test_who_does_not_come_again_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_who_does_not_come_again_is_named(launch: Launch, script: Worker) -> None:
     """A second meeting begins anew: that a rank came to the first one counts for nothing."""
     path = script("""
         import torch.distributed as dist
@@ -246,7 +241,7 @@ def test_who_does_not_come_again_is_named(launch: Launch, script: Callable[[str]
 
 
 @pytest.mark.long
-def test_a_group_of_the_script_is_taken_as_it_is(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_group_of_the_script_is_taken_as_it_is(launch: Launch, script: Worker) -> None:
     """Where the script has made the default group itself, it is described, and left to the script."""
     path = script("""
         import torch.distributed as dist
@@ -266,7 +261,7 @@ def test_a_group_of_the_script_is_taken_as_it_is(launch: Launch, script: Callabl
 
 
 @pytest.mark.long
-def test_a_rank_that_does_not_come_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_rank_that_does_not_come_is_named(launch: Launch, script: Worker) -> None:
     """When a rank is missing at the timeout, the others say which, and of how many."""
     path = script(f"""
         {textwrap.indent(TOGETHER, " " * 8).strip()}
@@ -282,9 +277,7 @@ def test_a_rank_that_does_not_come_is_named(launch: Launch, script: Callable[[st
     )
 
 
-def test_a_rank_that_does_not_come_to_a_store_of_rank_0_is_named(
-    torch_python: TorchPython, script: Callable[[str], Path]
-) -> None:
+def test_a_rank_that_does_not_come_to_a_store_of_rank_0_is_named(torch_python: TorchPython, script: Worker) -> None:
     """Where rank 0 serves the store, as under srun, it names who is missing as well."""
     path = script("worker.init_distributed(timeout=1)")
     place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -297,7 +290,7 @@ def test_a_rank_that_does_not_come_to_a_store_of_rank_0_is_named(
 
 
 @pytest.mark.long
-def test_a_rank_that_fails_to_connect_is_named_with_its_host(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_rank_that_fails_to_connect_is_named_with_its_host(launch: Launch, script: Worker) -> None:
     """A rank that arrived but can't make its group is named with its host by those that wait for it."""
     path = script(f"""
         {textwrap.indent(TOGETHER, " " * 8).strip()}
@@ -311,7 +304,7 @@ def test_a_rank_that_fails_to_connect_is_named_with_its_host(launch: Launch, scr
     assert re.search(r"JoinError: rank 0 on (\S+): .*1 of 2 missing: rank 1 on \1 \(did they fail", job.stderr)
 
 
-def test_a_store_that_is_not_there_is_named(torch_python: TorchPython, script: Callable[[str], Path]) -> None:
+def test_a_store_that_is_not_there_is_named(torch_python: TorchPython, script: Worker) -> None:
     """A worker that can't reach rank 0's store says where it looked, and what to look at."""
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     done = torch_python.run(script("worker.init_distributed(timeout=1)"), env=place)
@@ -323,7 +316,7 @@ def test_a_store_that_is_not_there_is_named(torch_python: TorchPython, script: C
     )
 
 
-def test_a_port_that_is_taken_is_named(torch_python: TorchPython, script: Callable[[str], Path]) -> None:
+def test_a_port_that_is_taken_is_named(torch_python: TorchPython, script: Worker) -> None:
     """Rank 0, where it serves the store itself, says that its port may be taken, and by what variable to change it."""
     path = script("""
         import socket
@@ -340,7 +333,7 @@ def test_a_port_that_is_taken_is_named(torch_python: TorchPython, script: Callab
 
 
 @pytest.mark.long
-def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_rank_0_takes_its_store_away_last(launch: Launch, script: Worker) -> None:
     """Where rank 0 serves the store, it waits at its end for the others, who may still use it."""
     path = script("""
         import subprocess, time
@@ -379,9 +372,7 @@ def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str]
         ),
     ],
 )
-def test_a_bad_environment_is_one_line(
-    launch: Launch, script: Callable[[str], Path], place: dict[str, str], message: str
-) -> None:
+def test_a_bad_environment_is_one_line(launch: Launch, script: Worker, place: dict[str, str], message: str) -> None:
     """Half an environment ends at once, before torch is imported, with what is set and what is missing."""
     path = script("sys.modules['torch'] = None; worker.init_distributed()")
     job = launch(path, program=PYTHON, env={**QUIET, **place})
@@ -398,18 +389,14 @@ def test_a_bad_environment_is_one_line(
         ("'glue'", "glue"),
     ],
 )
-def test_bad_arguments_are_one_line(
-    torch_python: TorchPython, script: Callable[[str], Path], call: str, message: str
-) -> None:
+def test_bad_arguments_are_one_line(torch_python: TorchPython, script: Worker, call: str, message: str) -> None:
     """What can't be asked for is refused with what was given."""
     done = torch_python.run(script(f"worker.init_distributed({call})"))
     assert done.returncode == 1
     assert message in done.stderr.splitlines()[-1]
 
 
-def test_a_task_of_srun_with_the_rank_of_another_shell_is_refused(
-    launch: Launch, script: Callable[[str], Path]
-) -> None:
+def test_a_task_of_srun_with_the_rank_of_another_shell_is_refused(launch: Launch, script: Worker) -> None:
     """Else each task would train a model of its own, and end with 0."""
     left_over = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     step = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}

@@ -13,12 +13,8 @@ import pytest
 from tests.support.hosts import virtual_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.hosts import HostProcess, VirtualHosts
-    from tests.support.launch import Launched
-
-    Launch = Callable[..., Launched]
+    from tests.support.launch import Launch, Worker
 
 
 PYTHON = (sys.executable,)
@@ -37,7 +33,7 @@ def train(scale, fail=False):
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
+def script(tmp_path: Path) -> Worker:
     """Write a script with a function `train`; the body is its main part."""
 
     def write(body: str) -> Path:
@@ -49,7 +45,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_plain_python_starts_the_workers(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_plain_python_starts_the_workers(launch: Launch, script: Worker) -> None:
     """Without a launcher the script runs its function on as many workers as it asks for, and gets what they return."""
     path = script("for workers in 2, 1: print(worker.launch_subprocesses(train, workers, 10.0))")
     job = launch(path, program=PYTHON, env=QUIET)
@@ -58,7 +54,7 @@ def test_plain_python_starts_the_workers(launch: Launch, script: Callable[[str],
     assert job.stdout.splitlines() == [two, one]
 
 
-def test_a_configuration_says_how(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_configuration_says_how(launch: Launch, script: Worker) -> None:
     """A LaunchConfig is taken as it is: here with the start method and the number of workers."""
     path = script("""
         config = LaunchConfig(
@@ -72,7 +68,7 @@ def test_a_configuration_says_how(launch: Launch, script: Callable[[str], Path])
 
 
 @pytest.mark.long
-def test_under_a_launcher_the_function_is_just_called(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_under_a_launcher_the_function_is_just_called(launch: Launch, script: Worker) -> None:
     """A worker of elastic-run starts no others: it calls the function itself."""
     job = launch(
         "--standalone",
@@ -86,7 +82,7 @@ def test_under_a_launcher_the_function_is_just_called(launch: Launch, script: Ca
 
 
 @pytest.mark.long
-def test_a_worker_that_fails_is_an_exception(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_worker_that_fails_is_an_exception(launch: Launch, script: Worker) -> None:
     """What a worker raised is in the ChildFailedError that the script gets."""
     path = script("""
         try:
@@ -106,7 +102,7 @@ def test_a_worker_that_fails_is_an_exception(launch: Launch, script: Callable[[s
         ("'8'", "TypeError: config='8': it is a number of workers, or a LaunchConfig"),
     ],
 )
-def test_no_worker_is_no_job(launch: Launch, script: Callable[[str], Path], config: str, message: str) -> None:
+def test_no_worker_is_no_job(launch: Launch, script: Worker, config: str, message: str) -> None:
     """Fewer than one worker is refused at once, and what is no number; it is named."""
     job = launch(script(f"worker.launch_subprocesses(train, {config})"), program=PYTHON, env=QUIET)
     assert job.wait_exit() == 1

@@ -16,12 +16,10 @@ from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.launch import Launched
+    from tests.support.launch import Launch, Launched, Worker
 
-    Launch = Callable[..., Launched]
 
 QUIET = {"OMP_NUM_THREADS": "1"}
 #: These tests do not test the start of workers, and each import of torch takes a second.
@@ -47,7 +45,7 @@ say(ends=context.rank, step=step, ranks=context.world_size, is_told=worker.stop_
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
+def script(tmp_path: Path) -> Worker:
     """Write a script; `worker` and `say` are there already."""
 
     def write(body: str) -> Path:
@@ -70,7 +68,7 @@ def is_served(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_all_ranks_leave_at_the_step_where_one_was_told(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_all_ranks_leave_at_the_step_where_one_was_told(launch: Launch, script: Worker) -> None:
     """One rank gets SIGTERM: all three leave the loop at the same step, and the job ends well."""
     job = launch("--standalone", WARM, "--nproc-per-node=3", script(LOOP), env=QUIET)
     job.wait_lines('"begins"', count=3)
@@ -81,7 +79,7 @@ def test_all_ranks_leave_at_the_step_where_one_was_told(launch: Launch, script: 
     assert len({word["step"] for word in ends}) == 1
 
 
-def test_a_stopped_job_leaves_its_loop(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_stopped_job_leaves_its_loop(launch: Launch, script: Worker) -> None:
     """SIGTERM to the launcher reaches the workers as a request: they save and leave within the grace period."""
     job = launch("--standalone", WARM, "--nproc-per-node=2", script(LOOP), env=QUIET)
     job.wait_lines('"begins"', count=2)
@@ -93,7 +91,7 @@ def test_a_stopped_job_leaves_its_loop(launch: Launch, script: Callable[[str], P
 
 
 @pytest.mark.long
-def test_a_scale_up_is_a_request(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_scale_up_is_a_request(launch: Launch, script: Worker) -> None:
     """--scale-up-signal, whatever signal that is, asks the workers to leave before they start again with new nodes."""
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=scale"]
     flags = [*meeting, WARM, "--rdzv-conf=last_call_timeout=0", "--scale-up-delay=0", "--scale-up-signal=SIGUSR2"]
@@ -113,7 +111,7 @@ def test_a_scale_up_is_a_request(launch: Launch, script: Callable[[str], Path]) 
 
 
 @pytest.mark.long
-def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, script: Worker) -> None:
     """SIGTERM to one node's launcher: all ranks leave at one step, and those of the other node start again alone."""
     port = free_port()
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=leave"]
@@ -136,7 +134,7 @@ def test_the_others_go_on_without_a_node_that_is_told_to_stop(launch: Launch, sc
 
 
 @pytest.mark.long
-def test_a_handler_of_the_script_still_gets_its_signal(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_handler_of_the_script_still_gets_its_signal(launch: Launch, script: Worker) -> None:
     """The script's own handler of SIGTERM runs as well. In a fork of a watching worker, it runs alone."""
     path = script("""
         signal.signal(signal.SIGTERM, lambda *_: say(own=1))
@@ -154,7 +152,7 @@ def test_a_handler_of_the_script_still_gets_its_signal(launch: Launch, script: C
     assert job.stdout == own + '{"fork": 3}\n' + own + after
 
 
-def test_a_forked_process_that_does_not_ask_is_ended(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_forked_process_that_does_not_ask_is_ended(launch: Launch, script: Worker) -> None:
     """SIGTERM ends a process that a watching worker has forked, as daemons are at its end; one that asks is told."""
     path = script("""
         import multiprocessing
@@ -182,7 +180,7 @@ def test_a_forked_process_that_does_not_ask_is_ended(launch: Launch, script: Cal
     assert job.stdout == '{"before": false, "after": true}\n{"codes": [-15, 0], "told": false}\n'
 
 
-def test_the_first_question_comes_from_the_main_thread(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_the_first_question_comes_from_the_main_thread(launch: Launch, script: Worker) -> None:
     """Another thread, which may not set handlers, is told what to do; later it may ask."""
     path = script("""
         def ask():
@@ -202,7 +200,7 @@ def test_the_first_question_comes_from_the_main_thread(launch: Launch, script: C
     assert job.stdout.endswith('{"answer": false}\n')
 
 
-def test_heartbeats_reach_the_file_that_is_named(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
+def test_heartbeats_reach_the_file_that_is_named(launch: Launch, script: Worker, tmp_path: Path) -> None:
     """The named file changes while the worker sends heartbeats, and stays the same when the worker hangs."""
     path, file = (
         script("""
@@ -231,7 +229,7 @@ def test_heartbeats_reach_the_file_that_is_named(launch: Launch, script: Callabl
 
 @pytest.mark.parametrize("file", [None, "", "/nowhere/heartbeats"])
 def test_heartbeats_without_a_listener_cost_nothing_and_never_fail(
-    launch: Launch, script: Callable[[str], Path], file: str | None
+    launch: Launch, script: Worker, file: str | None
 ) -> None:
     """Without a launcher that asks, a heartbeat is a function call; a file that can't be written does no harm."""
     path = script("""
