@@ -54,8 +54,16 @@ def test_a_renamed_backend_s_devices_are_counted(site: dict[str, str], launch: L
     ("environment", "expected"),
     [
         ({"SITE_DEVICES": "0"}, "'npu', but no npu is available here; 'auto' counts CPUs instead"),
-        ({"SITE_BACKEND": "broken"}, "'npu', but torch can't say how many there are: RuntimeError: Failed"),
-        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "'npu' is not a number from 1 up, nor auto, cpu, gpu or xpu, "),
+        pytest.param(
+            {"SITE_BACKEND": "broken"},
+            "'npu', but torch can't say how many there are: RuntimeError: Failed",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            "'npu' is not a number from 1 up, nor auto, cpu, gpu or xpu, ",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["none", "broken", "off"],
 )

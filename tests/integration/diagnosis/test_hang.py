@@ -260,9 +260,8 @@ def start_nodes(
     return [launch(*place, timeout, *words) for timeout in timeouts]
 
 
-@pytest.mark.parametrize(
-    "action", ["report", *(pytest.param(action, marks=pytest.mark.long) for action in ("restart", "fail"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("action", ["report", "restart", "fail"])
 def test_the_ranks_of_all_nodes_are_judged_together(
     action: str, script: Worker, launch: Launch, tmp_path: Path
 ) -> None:

@@ -258,6 +258,7 @@ def is_cause(agent: Launched) -> bool:
     return "cause rank 1 on " in report and "ValueError: batch 17 is broken" in report.partition("others")[0]
 
 
+@pytest.mark.long
 def test_the_cause_is_awaited_on_one_node(launch: Launch, worker: Worker) -> None:
     """Gloo's "connection closed by peer" stops nobody while the worker that closed it still cleans up."""
     path = worker(COLLECTIVE)

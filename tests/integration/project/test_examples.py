@@ -104,6 +104,7 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
     assert last.endswith(": ok")
 
 
+@pytest.mark.long
 def test_kept_state_goes_on_from_the_last_step(launch: Launch) -> None:
     """A worker is killed after step 50, and both go on from there, not from the beginning."""
     flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--keep-state=64MB", "--preload=torch")

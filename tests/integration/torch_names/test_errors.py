@@ -61,7 +61,7 @@ def recorded(directory: Path) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+@pytest.mark.parametrize("package", OURS_OR_LONG)
 def test_a_recorded_failure_is_the_cause_in_the_report(launch: Launch, tmp_path: Path, package: str) -> None:
     """Whoever's decorator it is: the exception of the rank that failed is in its error.json and in the report."""
     body = "if os.environ['RANK'] == '1':\n    raise ValueError('bad batch 17')"
@@ -267,6 +267,7 @@ def shape(value: object) -> object:
     return {key: shape(part) for key, part in value.items()} if isinstance(value, dict) else type(value).__name__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ENDS)
 def test_record_writes_what_torch_s_writes(recordings: dict[str, Recorded], end: str) -> None:
     """Same exit code, same structure, same message, and a traceback with the same end."""
@@ -280,6 +281,7 @@ def test_record_writes_what_torch_s_writes(recordings: dict[str, Recorded], end:
         assert ends[0] == ends[1]
 
 
+@pytest.mark.long
 def test_our_record_needs_no_torch(recordings: dict[str, Recorded]) -> None:
     """A script that only wants to be recorded starts without torch."""
     assert not recordings[OURS].has_torch
@@ -292,6 +294,7 @@ def fields(failure: object) -> dict[str, Any]:
     return {name: getattr(failure, name) for name in names} | {"signal": failure.signal_name()}  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("package", [OURS, TORCHS])
 @pytest.mark.parametrize("exitcode", [1, -9])
 def test_each_reads_the_other_s_file_alike(recordings: dict[str, Recorded], package: str, exitcode: int) -> None:

@@ -148,6 +148,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join((str(_PACKAGES), str(tmp_path))), "RES_OPTIONS": "attempts:0"}
 
 
+@pytest.mark.long
 def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, environment: dict[str, str]) -> None:
     """Two agents meet through torch's handler, agree on the ranks of 1 + 2 workers, and restart together."""
     script = worker(
