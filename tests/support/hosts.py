@@ -228,14 +228,14 @@ class VirtualHosts(list[VirtualHost]):
         switch: The network.
     """
 
-    def __init__(self, count: int, files: Path, *, prefix: str = "h", delay: float = 0.0) -> None:
+    def __init__(self, count: int, files: Path, *, prefix: str = "h") -> None:
         super().__init__()
         self._files = files
         names = {f"{prefix}{index}": _FIRST + index for index in range(count)}
         self._write_files({"hub": 1, **names})
         self.hub = VirtualHost("hub", 1, files)
         try:
-            self.switch = Switch(self.hub.first_pid, delay)
+            self.switch = Switch(self.hub.first_pid)
             for name, number in names.items():
                 host = VirtualHost(name, number, files)
                 self.append(host)
@@ -268,8 +268,6 @@ class VirtualHosts(list[VirtualHost]):
         """Remove all of it."""
         for host in [*self, self.hub]:
             host.close()
-        with contextlib.suppress(AttributeError):  # the switch was not made
-            self.switch.close()
 
     def _write_files(self, numbers: Mapping[str, int]) -> None:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
@@ -281,11 +279,11 @@ class VirtualHosts(list[VirtualHost]):
 
 @starter
 @contextlib.contextmanager
-def virtual_hosts(count: int, *, prefix: str = "h", delay: float = 0.0) -> Iterator[VirtualHosts]:
+def virtual_hosts(count: int, *, prefix: str = "h") -> Iterator[VirtualHosts]:
     """Boot hosts, and remove them and all that runs on them at the end."""
     require_marker("root, for virtual hosts")
     with tempfile.TemporaryDirectory(prefix="hosts-") as files:
-        hosts = VirtualHosts(count, Path(files), prefix=prefix, delay=delay)
+        hosts = VirtualHosts(count, Path(files), prefix=prefix)
         try:
             yield hosts
         finally:

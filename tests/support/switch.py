@@ -5,15 +5,12 @@
 - A cable pulled is a port that is down: nobody hears FIN or RST. A *dark* host still sees its link up, and no packet
   arrives or leaves. A *cut* drops packets from one host to another in that direction only, and lets addresses be
   resolved, as a firewall's rule would.
-- Packets are lost at random by a rule. A kernel without netem can't delay them; the cables are programs then.
 - Rules are nftables sets, changed by one command each; the table is written once.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.wait import wait_until
@@ -24,19 +21,16 @@ if TYPE_CHECKING:
 #: Every run has its own world, so all may use the same addresses.
 NETWORK = "10.77.0"
 NETWORK6 = "fd77:"
-_SLOW_CABLE = Path(__file__).with_name("slow_cable.py")
 _RULES = """
 table bridge switch {
   set dark { type ifname; }
   set cut { type ether_addr . ether_addr; }
-  chain loss { }
   chain between { type filter hook forward priority 0;
     iifname @dark drop
     oifname @dark drop
     ether type arp accept
     icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept
     ether saddr . ether daddr @cut drop
-    jump loss
   }
   chain in { type filter hook input priority 0; iifname @dark drop; ether saddr . ether daddr @cut drop; }
   chain out { type filter hook output priority 0; oifname @dark drop; ether saddr . ether daddr @cut drop; }
@@ -80,15 +74,12 @@ class Switch:
 
     Args:
         pid: That process.
-        delay: Seconds that each frame takes on the cable of a host.
     """
 
-    def __init__(self, pid: int, delay: float = 0.0) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._delay = delay
         self._inside = _inside(pid)
         self._cards: dict[int, int] = {}
-        self._slow_cables: dict[int, subprocess.Popen[bytes]] = {}
         self._ip(
             "link set lo up",
             f"link add bridge address {hardware_of(1)} type bridge forward_delay 0 mcast_snooping 0",
@@ -100,10 +91,7 @@ class Switch:
 
     def plug(self, number: int, pid: int) -> None:
         """Lay a cable from a free port to a new network card, eth0, of a host."""
-        if self._delay:
-            self._lay_slow_cable(number, pid)
-        else:
-            self._ip(f"link add p{number} type veth peer name eth0 netns {pid}")
+        self._ip(f"link add p{number} type veth peer name eth0 netns {pid}")
         self._ip(f"link set p{number} master bridge up")
         batch = [
             f"link set eth0 address {hardware_of(number)}",
@@ -117,31 +105,11 @@ class Switch:
         self._cards[number] = pid
         self._wait_carries(number)
 
-    def _lay_slow_cable(self, number: int, pid: int) -> None:
-        command = [*_inside(pid), sys.executable, str(_SLOW_CABLE), str(self._pid), f"p{number}", str(self._delay)]
-        cable = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        assert cable.stdout is not None
-        with cable.stdout:
-            assert cable.stdout.readline() == b"up\n"
-        self._slow_cables[number] = cable
-
-    def close(self) -> None:
-        """Take the slow cables away; all else ends with the namespace."""
-        for number in list(self._slow_cables):
-            self._take_slow_cable(number)
-
-    def _take_slow_cable(self, number: int) -> None:
-        cable = self._slow_cables.pop(number)
-        cable.communicate(timeout=30)
-
     def unplug(self, number: int) -> None:
         """Take a host's cable away, with the card at its other end; harmless where the kernel has done so already.
 
         It does where the last process of the host has ended, some time later.
         """
-        if number in self._slow_cables:
-            self._take_slow_cable(number)
-            return
         try:
             self._ip(f"link del p{number}")
         except RuntimeError as error:
@@ -161,11 +129,6 @@ class Switch:
     def set_cut(self, source: int, target: int, *, is_cut: bool) -> None:
         """Drop packets from one host to another silently, or no longer. The way back stays open."""
         self._change("cut", f"{hardware_of(source)} . {hardware_of(target)}", is_in=is_cut)
-
-    def set_loss(self, percent: int) -> None:
-        """Drop so many in a hundred packets between hosts, at random."""
-        rule = f"; add rule bridge switch loss numgen random mod 100 <= {percent - 1} drop" if percent else ""
-        run([*self._inside, "nft", f"flush chain bridge switch loss{rule}"])
 
     def silence_resolver(self) -> None:
         """Let queries for names go unanswered; before, they are refused at once, for nobody serves them."""
