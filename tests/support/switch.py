@@ -77,7 +77,6 @@ class Switch:
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
         self._inside = _inside(pid)
         self._cards: dict[int, int] = {}
         self._ip(
