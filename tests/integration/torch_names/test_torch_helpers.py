@@ -109,16 +109,6 @@ def test_an_etcd_that_cannot_run_is_said_so(tmp_path: Path, monkeypatch: pytest.
 # --- types ------------------------------------------------------------------------------------------------------------
 _ROOT = Path(__file__).parents[3]
 _BINARIES = Path(sys.executable).parent
-_CHECKERS = {
-    "mypy": (_BINARIES / "mypy", "--config-file", _ROOT / "pyproject.toml"),
-    "pyright": (_BINARIES / "basedpyright", "--pythonpath", sys.executable),
-}
-
-
-def check(checker: str, *words: Path | str) -> subprocess.CompletedProcess[str]:
-    """Run a type checker in the repository."""
-    command = [str(word) for word in (*_CHECKERS[checker], *words)]
-    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=110, check=False)
 
 
 @pytest.mark.long
