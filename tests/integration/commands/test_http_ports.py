@@ -83,14 +83,17 @@ def test_a_node_is_alive_before_it_meets_the_others_and_in_the_exit_barrier(
     assert (first.wait_exit(), second.wait_exit()) == (0, 0)
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(launch: Launch, worker: Worker) -> None:
-    """One line, exit 2."""
+@pytest.mark.parametrize("name", ["health", "metrics"])
+def test_a_port_in_use_is_refused_before_anything_starts(name: str, launch: Launch, worker: Worker) -> None:
+    """One line, exit 2; also where the other port of the launcher has it."""
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        launcher = launch(f"--health-port={port}", worker("say('running')"))
+        launcher = launch(f"--{name}-port={port}", worker("say('running')"))
         assert launcher.wait_exit() == 2
-    expected = f"error: --health-port: health port {port} is taken by pid {os.getpid()} ("
-    assert expected in launcher.stderr
+    assert f"error: --{name}-port: {name} port {port} is taken by pid {os.getpid()} (" in launcher.stderr
+    launcher = launch(f"--metrics-port={port}", f"--health-port={port}", worker("say('running')"))
+    assert launcher.wait_exit() == 2
+    assert f"error: --metrics-port: metrics port {port} is taken by pid {launcher.pid} (" in launcher.stderr
     assert "running" not in launcher.stdout
 
 
@@ -181,20 +184,6 @@ def test_an_idle_scrape_says_that_nodes_are_awaited(launch: Launch, worker: Work
             return client.connect_ex(("127.0.0.1", port)) != 0
 
     wait_until(is_refused, what="the port closed")
-
-
-def test_a_metrics_port_in_use(launch: Launch, worker: Worker) -> None:
-    """One line, exit 2; also where --health-port has it."""
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        launcher = launch(f"--metrics-port={port}", worker("say('running')"))
-        assert launcher.wait_exit() == 2
-    expected = f"error: --metrics-port: metrics port {port} is taken by pid "
-    assert f"{expected}{os.getpid()} (" in launcher.stderr
-    launcher = launch(f"--metrics-port={port}", f"--health-port={port}", worker("say('running')"))
-    assert launcher.wait_exit() == 2
-    assert f"{expected}{launcher.pid} (" in launcher.stderr
-    assert "running" not in launcher.stdout
 
 
 def test_without_prometheus_client_one_line_names_the_extra(launch: Launch, worker: Worker, tmp_path: Path) -> None:
