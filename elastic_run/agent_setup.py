@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.http_ports import HealthPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+    from elastic_run.core.agent.config import AgentConfig
     from elastic_run.core.agent.faults import Fault
     from elastic_run.launch_config import LaunchConfig
 
@@ -74,7 +75,7 @@ def make_agent_context(
     context.mask = mask
     settings = config.agent_config
     if settings.keep_state:
-        context.kept = _keep_state(settings.keep_state, config)
+        context.kept = _keep_state(settings, config)
     if settings.health_port is not None:
         from elastic_run.agent.http_ports import HealthPort
 
@@ -92,15 +93,14 @@ def make_agent_context(
     return context
 
 
-def _keep_state(wanted: str, config: LaunchConfig) -> KeptMemories:
+def _keep_state(settings: AgentConfig, config: LaunchConfig) -> KeptMemories:
     from elastic_run.agent.kept_memory import KeptMemories, choose_size
 
-    if config.max_nodes > 1:
-        message = f"keep state is for jobs of one node; this one may have {config.max_nodes}"
-        raise ValueError(message)
-    size = choose_size(wanted, config.nproc_per_node)
+    workers, is_served = config.nproc_per_node, config.max_nodes > 1
+    copies = settings.keep_state_copies if is_served else 0
+    size = choose_size(settings.keep_state, workers * (1 + copies))
     try:
-        return KeptMemories(size, config.nproc_per_node)
+        return KeptMemories(size, workers, copies, is_served=is_served)
     except OSError as error:  # EFBIG with a limit of ulimit -f
         message = f"keep state gets no {size / 1e6:,.0f} MB of memory from the system: {error.strerror}"
         raise ValueError(message) from error

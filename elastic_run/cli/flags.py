@@ -114,7 +114,17 @@ FLAGS: tuple[Flag, ...] = (
         is_ours=True,
         text="Keep the state of the training in memory of the launcher, so that it goes on from the last step after a "
         "restart: 64GB for all workers of the node together, two generations each; auto: half of the memory that is "
-        "left. The script uses KeptState or MemoryWriter of elastic_run.worker (docs/kept-state.md). Jobs of one node.",
+        "left. The script uses KeptState or MemoryWriter of elastic_run.worker (docs/kept-state.md).",
+    ),
+    Flag(
+        "--keep-state-copies",
+        group=STOPPING,
+        values="0|1",
+        default=0,
+        parse=lambda text: _values.whole_number(text, least=0, allowed="0 or 1", most=1),
+        is_ours=True,
+        text="With --keep-state and several nodes: 1 keeps a copy of each node's state on the next node, so that the "
+        "state outlives a node too. Copies take half of --keep-state.",
     ),
     Flag(
         "--keep-state-dir",

@@ -66,14 +66,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one half of a memory holds. Positions and lengths are in bytes, from the beginning of the memory.
+    """What one half of a memory holds. Positions count bytes from `start`, so that a copy may lie in another half.
 
     Args:
         generation: The generation.
         rank: The rank whose part this is.
-        start: The first byte of its tensors.
-        index_start: The first byte of the index, which follows them.
-        index_length: Its length.
+        start: The first byte of the half, from the beginning of the memory.
+        index_start: Where the index begins, behind the tensors.
+        index_length: Its length in bytes.
         index_check: CRC-32 of the index.
         checks_length: The length of the tensors' checksums, which follow the index; 0 until they are computed.
         checks_check: CRC-32 of these.
@@ -89,6 +89,11 @@ class Record:
     checks_length: int = 0
     checks_check: int = 0
     saved_at: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """The bytes of tensors, index and checksums."""
+        return self.index_start + self.index_length + self.checks_length
 
 
 def read_size(text: str) -> int:

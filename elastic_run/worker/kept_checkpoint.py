@@ -2,6 +2,10 @@
 
     python -m elastic_run.worker.kept_checkpoint DIRECTORY
 
+Each node writes the parts that it holds into a directory of the generation, and the node that finds all parts there
+makes them a checkpoint: the nodes need a directory that they share, and nothing else of each other. A node does not
+know whether the others have its newest generation, so it writes the one before as well, unless the newest is complete.
+
 `DIRECTORY/latest` is a symbolic link to the checkpoint, and changes when the new one is whole: a full disk, or the end
 of the time that the process had, leaves the one before, which is removed only after that. A checkpoint of another
 name is not ours, and stays.
@@ -9,6 +13,7 @@ name is not ours, and stays.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -20,21 +25,32 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from elastic_run.worker.kept_memory import KeptStateError, open_memories
-from elastic_run.worker.memory_checkpoint import MemoryReader
+from elastic_run.worker.kept_memory import Entry, KeptStateError, open_memories
+from elastic_run.worker.memory_checkpoint import make_metadata
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from collections.abc import Callable
+    from typing import IO
 
-__all__ = ["write_checkpoint"]
+    from elastic_run.core.kept_generations import Generation, Record
+    from elastic_run.worker.kept_memory import KeptMemory
+
+    Parts = dict[int, tuple[KeptMemory, Record]]
+
+__all__ = ["IncompleteError", "write_checkpoint"]
 
 LATEST = "latest"
-_OURS = re.compile(r"step-[\w.-]*-[0-9a-f]{8}")
+_OURS = re.compile(r"step-[\w.-]*-[0-9a-f]{16}")
+
+
+class IncompleteError(KeptStateError):
+    """Parts of other nodes are missing in the directory."""
 
 
 def write_checkpoint(directory: Path) -> Path | None:
-    """Write the newest state that all ranks have.
+    """Write what this node holds of the newest state.
 
     Args:
         directory: Where the checkpoints are; it is made.
@@ -43,60 +59,110 @@ def write_checkpoint(directory: Path) -> Path | None:
         The checkpoint, or None if no state is kept.
 
     Raises:
+        IncompleteError: Other nodes have not written theirs yet.
         OSError: The disk is full, or the directory can't be written to. The checkpoint before is as it was.
     """
-    reader = MemoryReader()
-    if reader.label is None:
-        return None
-    directory.mkdir(parents=True, exist_ok=True)
-    label = re.sub(r"[^\w.-]", "-", reader.label)[:100]  # of a MemoryWriter, it may be any text
-    name = f"step-{label}-{secrets.token_hex(4)}"
-    unfinished = directory / f".{name}"
-    unfinished.mkdir()
-    try:
-        _write_files(reader, unfinished)
-        checkpoint = directory / name
-        before = os.readlink(directory / LATEST) if (directory / LATEST).is_symlink() else ""
-        unfinished.rename(checkpoint)
-        link = directory / f".{name}.{LATEST}"
-        link.symlink_to(name)
-        link.replace(directory / LATEST)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    if _OURS.fullmatch(before):
-        shutil.rmtree(directory / before, ignore_errors=True)
-    return checkpoint
+    generations = _list_generations()
+    missing = ""
+    for generation, parts in sorted(generations.items(), key=lambda each: -each[0].number):
+        label = re.sub(r"[^\w.-]", "-", generation.label)[:100]  # of a MemoryWriter, it may be any text
+        name = f"step-{label}-{generation.key}"
+        unfinished = directory / f".{name}"
+        if (directory / name).exists():
+            return directory / name  # another node has found all parts
+        try:
+            unfinished.mkdir(parents=True, exist_ok=True)
+            for rank, (memory, record) in parts.items():
+                memory.verify(record, threads=1)
+                _write_part(memory, record, rank, unfinished)
+            ranks = [rank for rank in range(generation.world_size) if (unfinished / _index_name(rank)).exists()]
+            if len(ranks) == generation.world_size:
+                return _finish(directory, name, ranks)
+        except FileNotFoundError:
+            if (directory / name).exists():
+                return directory / name
+            raise
+        except KeptStateError as error:
+            missing = missing or f"{error}"
+            continue
+        there = f"{len(ranks)} of {generation.world_size} parts of {generation.label} are in {unfinished}"
+        missing = missing or f"{there}, which all nodes have to share"
+    if missing:
+        raise IncompleteError(missing)
+    return None
 
 
-def _write_files(reader: MemoryReader, directory: Path) -> None:
-    """Write one file for each rank, and the metadata that torch.distributed.checkpoint reads."""
-    metadata = reader.read_metadata()
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    memories = open_memories(os.environ)
-    files = {rank: (directory / f"__{rank}_0.distcp").open("wb") for rank in reader.ranks}
-    try:
-        for index, (part, entry) in metadata.storage_data.items():
-            memory, file = memories[part.memory], files[part.record.rank]
+def _list_generations() -> dict[Generation, Parts]:
+    node = open_memories(os.environ)
+    generations: dict[Generation, Parts] = {}
+    for memory in [] if node is None else node.memories:
+        for record in filter(None, memory.read_records()):
+            generations.setdefault(record.generation, {}).setdefault(record.rank, (memory, record))
+    return generations
+
+
+def _index_name(rank: int) -> str:
+    return f"{rank}.index"
+
+
+def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) -> None:
+    """Write the file of one rank, as torch's FileSystemWriter does, and an index of it; the index counts."""
+    if (directory / _index_name(rank)).exists():
+        return  # the node that has a copy was faster
+    entries, planner_data = memory.read_index(record)
+    index = []
+
+    def write(file: IO[bytes]) -> None:
+        for entry in entries:
             start = file.tell()
             if entry.offsets is None:
-                file.write(memory.read(entry.position, entry.length))
+                file.write(memory.read(record.start + entry.position, entry.length))
             else:
-                raw = memory.view(entry.position, entry.length)
+                raw = memory.view(record.start + entry.position, entry.length)
                 # A copy: torch writes the whole memory that a tensor is a view of.
                 torch.save(raw.view(getattr(torch, entry.dtype)).view(entry.sizes).clone(), file)
-            places[index] = _StorageInfo(file.name.rpartition("/")[2], start, file.tell() - start)
-        for file in files.values():
+            index.append((entry.as_list(), start, file.tell() - start))
+
+    _write_file(directory / f"__{rank}_0.distcp", write)
+    _write_file(directory / _index_name(rank), lambda file: file.write(json.dumps([index, planner_data]).encode()))
+
+
+def _finish(directory: Path, name: str, ranks: list[int]) -> Path:
+    """Make a checkpoint of all ranks' parts, and let the link lead to it."""
+    unfinished, link = directory / f".{name}", directory / LATEST
+    indexes, places = [], {}
+    for rank in ranks:
+        index, planner_data = json.loads((unfinished / _index_name(rank)).read_bytes())
+        entries = [Entry(*values) for values, _, _ in index]
+        indexes.append((entries, planner_data))
+        for entry, (_, start, length) in zip(entries, index, strict=True):
+            places[MetadataIndex(entry.name, entry.offsets)] = _StorageInfo(f"__{rank}_0.distcp", start, length)
+    metadata = make_metadata(indexes)
+    metadata.storage_data = places
+    _write_file(unfinished / ".metadata", lambda file: pickle.dump(metadata, file))
+    before = os.readlink(link) if link.is_symlink() else ""
+    unfinished.rename(directory / name)
+    new = directory / f".{LATEST}-{secrets.token_hex(4)}"
+    new.symlink_to(name)
+    new.replace(link)
+    for old in (before, *(each.name for each in directory.glob(".step-*"))):
+        if old != name and _OURS.fullmatch(old.removeprefix(".")):
+            shutil.rmtree(directory / old, ignore_errors=True)
+    return directory / name
+
+
+def _write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that is whole when it has its name."""
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with unfinished.open("wb") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
-    finally:
-        for file in files.values():
-            file.close()
-    metadata.storage_data = places
-    with (directory / ".metadata").open("wb") as file:
-        pickle.dump(metadata, file)
-        file.flush()
-        os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def main() -> int:

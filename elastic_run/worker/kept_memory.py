@@ -24,7 +24,7 @@ from elastic_run.records import replace
 from elastic_run.worker.place import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     import torch
@@ -36,9 +36,10 @@ __all__ = [
     "Entry",
     "KeptMemory",
     "KeptStateError",
+    "NodeMemories",
     "StateTooLargeError",
     "open_memories",
-    "own_number",
+    "parse_index",
 ]
 
 #: Bytes to which the parts of a memory are aligned: more than any type of torch needs.
@@ -68,7 +69,7 @@ class Entry:
         sizes: The shape of the part.
         whole: The shape of the whole tensor.
         dtype: The name of its type, such as `float32`.
-        position: The first byte, from the beginning of the memory.
+        position: The first byte, from the beginning of the half.
         length: Its bytes.
     """
 
@@ -119,6 +120,7 @@ class KeptMemory:
         self.room = half_of(self.size, 0)[1] - half_of(self.size, 0)[0]
         self._bytes: torch.Tensor | None = None
         self._checking: threading.Thread | None = None
+        self._copying: threading.Thread | None = None
         #: Held while a half is written: torch.distributed.checkpoint.async_save lets saves overlap.
         self.is_writing = threading.Lock()
 
@@ -127,9 +129,9 @@ class KeptMemory:
         """Return the records of both halves."""
         return [decode(self._map[half * RECORD : (half + 1) * RECORD]) for half in range(HALVES)]
 
-    def find(self, generation: Generation) -> Record | None:
-        """Return the record of a generation, or None."""
-        return next((one for one in self.read_records() if one is not None and one.generation == generation), None)
+    def find(self, key: str) -> Record | None:
+        """Return the record of the generation with a key, or None."""
+        return next((one for one in self.read_records() if one is not None and one.generation.key == key), None)
 
     def read_index(self, record: Record) -> tuple[list[Entry], Any]:
         """Return the entries of a generation, and what the planner noted with them.
@@ -137,12 +139,8 @@ class KeptMemory:
         Raises:
             DamagedStateError: The index is not what was written.
         """
-        text = self._map[record.index_start : record.index_start + record.index_length]
-        if zlib.crc32(text) != record.index_check:
-            message = f"the index of rank {record.rank}'s state is damaged"
-            raise DamagedStateError(message)
-        entries, planner_data = json.loads(text)
-        return [Entry(*values) for values in entries], planner_data
+        text = self.read(record.start + record.index_start, record.index_length)
+        return parse_index(record, text)
 
     # --- bytes -------------------------------------------------------------------------------------------------------
     def view(self, position: int, length: int) -> torch.Tensor:
@@ -152,6 +150,10 @@ class KeptMemory:
 
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         return self._bytes[position : position + length]
+
+    def part(self, position: int, length: int) -> memoryview:
+        """Return bytes of the memory, to read and to write, without a copy."""
+        return memoryview(self._map)[position : position + length]
 
     def read(self, position: int, length: int) -> bytes:
         """Return a copy of bytes of the memory."""
@@ -170,63 +172,87 @@ class KeptMemory:
         """
         self.wait_checked()
         half = choose_half(self.read_records(), whole)
-        self._map[half * RECORD : (half + 1) * RECORD] = bytes(RECORD)
+        self.clear(half)
         return half, half_of(self.size, half)[0]
 
     def commit(
-        self, half: int, generation: Generation, rank: int, entries: Iterable[Entry], planner_data: object
+        self,
+        half: int,
+        generation: Generation,
+        rank: int,
+        entries: Iterable[Entry],
+        planner_data: object,
+        copy: Callable[[Record], object] | None = None,
     ) -> None:
         """Write the index and the record of a generation whose tensors are written, and begin to compute checksums.
+
+        Args:
+            half: The half with the tensors.
+            generation: The generation.
+            rank: The rank whose part this is.
+            entries: Where the tensors and objects are.
+            planner_data: What the planner noted with them.
+            copy: Called with the record, in a thread of its own, when the checksums are written.
 
         Raises:
             StateTooLargeError: The index has no room.
         """
         entries = list(entries)
-        start, end = half_of(self.size, half)
-        index_start = max((align(one.position + one.length) for one in entries), default=start)
+        start, _ = half_of(self.size, half)
+        index_start = max((align(one.position + one.length) for one in entries), default=0)
         index = json.dumps([[one.as_list() for one in entries], planner_data]).encode()
-        self.check_room(half, index_start - start + len(index))
-        self._map[index_start : index_start + len(index)] = index
+        self.check_room(index_start + len(index))
+        self.write(start + index_start, index)
         record = Record(generation, rank, start, index_start, len(index), zlib.crc32(index), saved_at=time.monotonic())
-        self._write_record(half, record)
-        checking = threading.Thread(target=self._write_checks, args=(half, record, entries, end))
-        checking.start()
-        self._checking = checking
+        self.write_record(half, record)
+        self._checking = threading.Thread(target=self._write_checks, args=(half, record, entries, copy))
+        self._checking.start()
 
-    def check_room(self, half: int, length: int) -> None:
-        """Refuse what does not fit.
+    def check_room(self, length: int) -> None:
+        """Refuse what does not fit into a half.
 
         Raises:
             StateTooLargeError: It doesn't.
         """
-        start, end = half_of(self.size, half)
-        if length > end - start:
-            message = (
-                f"the state has {length / 1e6:,.1f} MB, and --keep-state leaves {(end - start) / 1e6:,.1f} MB to it"
-            )
+        if length > self.room:
+            message = f"the state has {length / 1e6:,.1f} MB, and --keep-state leaves {self.room / 1e6:,.1f} MB to it"
             raise StateTooLargeError(message)
+
+    def clear(self, half: int) -> None:
+        """Clear the record of a half: what is in it counts no more."""
+        self._map[half * RECORD : (half + 1) * RECORD] = bytes(RECORD)
 
     def forget(self, generation: Generation) -> None:
         """Clear the record of a generation."""
         for half, record in enumerate(self.read_records()):
             if record is not None and record.generation == generation:
-                self._map[half * RECORD : (half + 1) * RECORD] = bytes(RECORD)
+                self.clear(half)
 
-    def _write_record(self, half: int, record: Record) -> None:
+    def write_record(self, half: int, record: Record) -> None:
+        """Write the record of a half whose bytes are written."""
         self._map[half * RECORD : (half + 1) * RECORD] = encode(record)
 
     # --- checksums ---------------------------------------------------------------------------------------------------
-    def _write_checks(self, half: int, record: Record, entries: list[Entry], end: int) -> None:
-        checks = json.dumps([self.compute_check(one.position, one.length) for one in entries]).encode()
-        position = record.index_start + record.index_length
-        if position + len(checks) <= end:
-            self._map[position : position + len(checks)] = checks
-            self._write_record(half, replace(record, checks_length=len(checks), checks_check=zlib.crc32(checks)))
+    def _write_checks(
+        self, half: int, record: Record, entries: list[Entry], copy: Callable[[Record], object] | None
+    ) -> None:
+        checks = [self.compute_check(record.start + one.position, one.length) for one in entries]
+        text = json.dumps(checks).encode()
+        if record.length + len(text) <= self.room:
+            self.write(record.start + record.length, text)
+            record = replace(record, checks_length=len(text), checks_check=zlib.crc32(text))
+            self.write_record(half, record)
+        if copy is not None:
+            # A daemon: a worker that ends does not wait for the other node.
+            self._copying = threading.Thread(target=copy, args=(record,), daemon=True)
+            self._copying.start()
 
     def wait_checked(self) -> None:
-        """Wait until the checksums of the last generation are written."""
+        """Wait until the checksums of the last generation are written, and its copy is made or has failed."""
         if self._checking is not None:
             self._checking.join()
+        if self._copying is not None:
+            self._copying.join()
 
     def compute_check(self, position: int, length: int) -> int:
         """Return the checksum of bytes: the CRC-32 of the sums of their words, block by block, and of the rest."""
@@ -255,17 +281,31 @@ class KeptMemory:
         entries, _ = self.read_index(record)
         if not record.checks_length:
             return
-        position = record.index_start + record.index_length
-        text = self._map[position : position + record.checks_length]
+        text = self.read(record.start + record.index_start + record.index_length, record.checks_length)
         if zlib.crc32(text) != record.checks_check:
             message = f"the checksums of rank {record.rank}'s state are damaged"
             raise DamagedStateError(message)
         with ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(lambda entry: self.compute_check(entry.position, entry.length), entries))
+            found = list(
+                pool.map(lambda entry: self.compute_check(record.start + entry.position, entry.length), entries)
+            )
         for entry, check, now in zip(entries, json.loads(text), found, strict=True):
             if now != check:
                 message = f"{entry.name} of rank {record.rank}'s state is damaged"
                 raise DamagedStateError(message)
+
+
+def parse_index(record: Record, text: bytes) -> tuple[list[Entry], Any]:
+    """Return the entries of a generation, and what the planner noted with them.
+
+    Raises:
+        DamagedStateError: The index is not what was written.
+    """
+    if zlib.crc32(text) != record.index_check:
+        message = f"the index of rank {record.rank}'s state is damaged"
+        raise DamagedStateError(message)
+    entries, planner_data = json.loads(text)
+    return [Entry(*values) for values in entries], planner_data
 
 
 def align(position: int) -> int:
@@ -273,29 +313,54 @@ def align(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
 
 
+class NodeMemories:
+    """The memories of this worker's node: those of its workers, then those for the copies of another node's.
+
+    Args:
+        text: The variable in which the launcher describes them: JSON.
+
+    Attributes:
+        own: The number of this worker's memory. It is not LOCAL_RANK, which --virtual-local-rank makes 0.
+        name: Random, for this node in this job.
+        port: Where the server of the node's state listens, for other nodes; 0 with one node.
+        secret: What a client of it has to know.
+        workers: The number of the workers' memories.
+
+    Raises:
+        OSError: One can't be opened.
+    """
+
+    def __init__(self, text: str) -> None:
+        found = json.loads(text)
+        self.own: int = found["number"]
+        self.name: str = found["name"]
+        self.port: int = found["port"]
+        self.secret = bytes.fromhex(found["secret"])
+        self.workers: int = found["workers"]
+        self.memories = [KeptMemory(path, f"{self.name}-{number}") for number, path in enumerate(found["paths"])]
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether another node's state is copied to this node, and this one's to another."""
+        return len(self.memories) > self.workers
+
+
 @functools.cache
-def _map(pid: int, paths: str) -> list[KeptMemory]:  # noqa: ARG001 - a fork maps them anew: a thread may hold the parent's
-    if not paths:
-        return []
-    _, name, *places = paths.split(":")
-    return [KeptMemory(path, f"{name}-{number}") for number, path in enumerate(places)]
+def _map(pid: int, text: str) -> NodeMemories:  # noqa: ARG001 - a fork maps them anew: a thread may hold the parent's
+    return NodeMemories(text)
 
 
-def own_number(environment: Mapping[str, str]) -> int:
-    """Return the number of this worker's own memory. It is not LOCAL_RANK, which --virtual-local-rank makes 0."""
-    return int(environment.get(ENV_KEPT_STATE, "").partition(":")[0] or 0)
-
-
-def open_memories(environment: Mapping[str, str]) -> list[KeptMemory]:
-    """Return the memories of this node's workers, by number; none where nothing is kept.
+def open_memories(environment: Mapping[str, str]) -> NodeMemories | None:
+    """Return the memories of this worker's node; None where nothing is kept.
 
     A process maps them once.
 
     Raises:
         KeptStateError: The launcher has them, and they can't be opened from here.
     """
+    text = environment.get(ENV_KEPT_STATE, "")
     try:
-        return _map(os.getpid(), environment.get(ENV_KEPT_STATE, ""))
+        return _map(os.getpid(), text) if text else None
     except OSError as error:
         message = f"the launcher's memory {error.filename} can't be opened from here: {error.strerror}"
         raise KeptStateError(message) from error

@@ -52,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     | {
         "schedulers.actions",
         "worker.kept_checkpoint",
+        "worker.kept_server",
         "control",
         "diagnosis",
         "store.errors",

@@ -215,13 +215,21 @@ class CheckProcess:
         self._is_stopping = False
         self.is_running = False
 
-    def start(self, argv: Sequence[str], more: Mapping[str, str] | None = None, *, timeout: float) -> None:
+    def start(
+        self,
+        argv: Sequence[str],
+        more: Mapping[str, str] | None = None,
+        *,
+        timeout: float | None,
+        kept: Sequence[int] = (),
+    ) -> None:
         """Start the command; it is killed after `timeout` seconds.
 
         Args:
             argv: The program, looked up in PATH unless it has a slash, and its arguments.
             more: Variables beside the launcher's own.
-            timeout: Seconds.
+            timeout: Seconds, or None for no limit.
+            kept: Descriptors that it inherits under their own numbers.
 
         Raises:
             OSError: The system can't execute it.
@@ -232,7 +240,9 @@ class CheckProcess:
         os.set_blocking(self._reader, False)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            env = {**inherited_environment(), **(more or {}), contract.ENV_TOKEN: guardian.worker_token}
+            env = {**inherited_environment(), **(more or {})}
+            if timeout is not None:  # else it outlives a round, at whose end every process with the token is ended
+                env[contract.ENV_TOKEN] = guardian.worker_token
             pid = start_process(
                 argv,
                 env,
@@ -240,6 +250,7 @@ class CheckProcess:
                 stdout=writer,
                 stderr=writer,
                 closed=inheritable_descriptors(),
+                kept=kept,
                 mask=self._context.mask,
             )
         except BaseException:
@@ -252,7 +263,8 @@ class CheckProcess:
         guardian.watch(pid, born)
         self.is_running = True
         self._loop.add_reader(self._reader, self._read)
-        self._timer = self._loop.call_later(timeout, self._on_timeout)
+        if timeout is not None:
+            self._timer = self._loop.call_later(timeout, self._on_timeout)
         self._workers.adopt(0, StartedWorker(pid, born))
 
     def cancel(self) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.job import MultiNodeJob
-    from elastic_run.agent.driver.round_checks import RoundChecks
+    from elastic_run.agent.driver.round_checks import CheckProcess, RoundChecks
     from elastic_run.agent.driver.warm_start import HeldRound
     from elastic_run.agent.driver.worker_launch import EarlyStart
     from elastic_run.core.agent.messages import Command, Event
@@ -127,6 +127,7 @@ class Supervisor:
             self._loop, say, grace=self._options.shutdown_timeout, count_signals=lambda: self._signals.seen
         )
         self._held_round: HeldRound | None = None
+        self._kept_server: CheckProcess | None = None
         if context.worker_pool is not None:
             from elastic_run.agent.driver.warm_start import HeldRound
 
@@ -197,6 +198,7 @@ class Supervisor:
             self._perform(commands)
             self._control.open(os.environ)
             self._loop.call_later(_SETTLED, self._control.settle)
+            self._serve_kept_state()
             self._loop.run_until(self._is_finished)
         except BaseException as error:
             # A defect, or Ctrl-C in a program that has kept SIGINT to itself: the workers get their grace all the same.
@@ -236,6 +238,23 @@ class Supervisor:
         self._result = result
         return result
 
+    def _serve_kept_state(self) -> None:
+        """Start the process that gives this node's kept state to other nodes, if there may be others."""
+        kept = self._context.kept
+        if kept is None or (command := kept.serve_command()) is None:
+            return
+        from elastic_run.agent.driver.round_checks import CheckEnd, CheckProcess
+
+        def tell(end: CheckEnd) -> None:
+            self.console.say(f"the process that serves the kept state has ended: {end.output.strip()[-500:]}")
+
+        self._kept_server = CheckProcess(self._loop, self._context, tell)
+        argv, variables, listening = command
+        try:
+            self._kept_server.start(argv, variables, timeout=None, kept=(listening,))
+        except OSError as error:
+            self.console.say(f"the kept state can't be served to other nodes: {error.strerror}")
+
     def _write_kept_state(self) -> None:
         """Write the state that the workers have kept to a disk, if the job has not succeeded; a signal ends it."""
         directory, kept = self._options.agent_config.keep_state_dir, self._context.kept
@@ -272,6 +291,8 @@ class Supervisor:
             if self._job is not None:
                 barrier = self._options.node_config.exit_barrier_timeout or 0.0
                 self._job.close(barrier, is_hurried=lambda: self._signals.seen > before)
+            if self._kept_server is not None:
+                self._kept_server.cancel()
             self._round_join.close()
             self.rounds.watches.close()
             is_failure = self._finish is not None and self._finish.verdict == "worker_failed"

@@ -33,6 +33,7 @@ class AgentConfig:
         hang_action: The reaction to a hang: `report`, `restart` or `fail`.
         keep_state: Memory in which the workers keep their state beyond their end, such as `64GB`; `auto` for half of
             what is left, "" for none.
+        keep_state_copies: Copies of each worker's state on another node, 0 or 1.
         keep_state_dir: Directory to which the kept state of a job that fails or is stopped is written, or "".
         inject_fault: Faults that the agent injects into the workers, as `--inject-fault` has them, or "".
     """
@@ -49,5 +50,6 @@ class AgentConfig:
     hang_timeout: float | None = None
     hang_action: str = "report"
     keep_state: str = ""
+    keep_state_copies: int = 0
     keep_state_dir: str = ""
     inject_fault: str = ""
