@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
-    from elastic_run.agent.http_ports import HealthPort, MetricsPort
+    from elastic_run.agent.http_ports import HttpPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.core.agent.config import AgentConfig
     from elastic_run.core.agent.faults import Fault
     from elastic_run.launch_config import LaunchConfig
 
-    Port = TypeVar("Port", HealthPort, MetricsPort)
+    Port = TypeVar("Port", HttpPort, MetricsPort)
 
 __all__ = ["make_agent", "make_agent_context", "name_flag", "preview_environments"]
 
@@ -77,10 +77,10 @@ def make_agent_context(
     if settings.keep_state:
         context.kept = _keep_state(settings, config)
     if settings.health_port is not None:
-        from elastic_run.agent.http_ports import HealthPort
+        from elastic_run.agent.http_ports import HttpPort
 
         told = "health checks are answered at port"
-        context.health_port = _open_port(HealthPort, settings.health_port, "health port", told)
+        context.health_port = _open_port(HttpPort, settings.health_port, "health port", told)
     if settings.metrics_port is not None:
         context.metrics_port = _open_metrics_port(settings.metrics_port)
     if settings.preload:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.report import JobResult
 
@@ -54,6 +53,38 @@ __getattr__ = lazy_names(
 )
 
 
+class StopRequests:
+    """The signals that ask to stop a job; they may come from any thread, and before there is a receiver.
+
+    Each request reaches the receiver once, whichever thread passes it on: a second SIGINT means that the workers are
+    killed at once. A list does without a lock, which a signal handler of the program might find taken by its own
+    thread.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []
+        self._receiver: Callable[[int], None] | None = None
+
+    def put(self, number: int) -> None:
+        """Request a stop as if this signal had come."""
+        self._waiting.append(number)
+        self._pass_on()
+
+    def connect(self, receiver: Callable[[int], None] | None) -> None:
+        """Pass all requests to a receiver from now on, waiting ones too; with None they wait again."""
+        self._receiver = receiver
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        receiver = self._receiver
+        while receiver is not None:
+            try:
+                number = self._waiting.pop(0)
+            except IndexError:
+                return
+            receiver(number)
+
+
 class elastic_launch:  # noqa: N801 - torch's name
     """Launches a job from a program.
 
@@ -69,8 +100,6 @@ class elastic_launch:  # noqa: N801 - torch's name
         entrypoint: Callable[..., Any] | str | None,
         health_check_server: Any = None,
     ) -> None:
-        from elastic_run.agent.local_elastic_agent import StopRequests
-
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
@@ -79,12 +108,11 @@ class elastic_launch:  # noqa: N801 - torch's name
     def __call__(self, *args: Any) -> dict[int, Any]:
         """Run the job; see `launch_agent`."""
         try:
-            return _run_agent(self._config, self._entrypoint, list(args), self._health_check_server, self._take_agent)
+            return _run_agent(
+                self._config, self._entrypoint, list(args), self._health_check_server, self._stop_requests.connect
+            )
         finally:
             self._stop_requests.connect(None)
-
-    def _take_agent(self, agent: LocalElasticAgent) -> None:
-        self._stop_requests.connect(agent.request_stop)
 
     def stop(self, number: int = SIGTERM) -> None:
         """Stop the job as if this signal had come; the call that runs it raises SignalException.
@@ -121,7 +149,7 @@ def launch_agent(
         AssertionError: There is no entrypoint, or no worker (torch's exception).
         Exception: The function or an argument can't be sent to a worker: what pickle raises, with the name of it.
     """
-    return _run_agent(config, entrypoint, args, health_check_server, lambda _: None)
+    return _run_agent(config, entrypoint, args, health_check_server)
 
 
 def _run_agent(
@@ -129,7 +157,7 @@ def _run_agent(
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
     health_check_server: Any,
-    on_agent: Callable[[LocalElasticAgent], None],
+    connect_stop: Callable[[Callable[[int], None]], None] = lambda _: None,
 ) -> dict[int, Any]:
     from elastic_run import events, metrics
     from elastic_run.multiprocessing.api import SignalException
@@ -138,7 +166,7 @@ def _run_agent(
     events.is_recorded(config.event_log_handler)  # refuses one that there isn't, before anything is started
     context = make_agent_context(config, entrypoint, args, is_whole_process=False)
     agent = make_agent(config, context, health_check_server=health_check_server)
-    on_agent(agent)
+    agent.connect_stop = connect_stop
     # A stop by signal is no end of the job: other nodes may go on with this rendezvous.
     is_over = True
     try:

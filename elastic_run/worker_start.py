@@ -99,9 +99,9 @@ def _permit_tracing() -> None:
 
 def _begin_recorder() -> None:
     if ENV_FLIGHT_RECORDER in os.environ:
-        from elastic_run.diagnosis import recorder_hook
+        from elastic_run.diagnosis import recorder
 
-        recorder_hook.begin()
+        recorder.begin()
 
 
 def _begin_faults() -> None:

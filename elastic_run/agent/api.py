@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.state import WorkerState
+    from elastic_run.agent.results import WorkerState
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.rendezvous.api import RendezvousHandler
 DEFAULT_ROLE = "default"
 
 # `enum` is not needed to start workers.
-__getattr__ = lazy_names(__name__, {"WorkerState": "elastic_run.agent.state"})
+__getattr__ = lazy_names(__name__, {"WorkerState": "elastic_run.agent.results"})
 
 
 @dataclass
@@ -93,15 +93,7 @@ class WorkerSpec:
 
 
 class Worker:
-    """One worker process.
-
-    Args:
-        local_rank: Its number on this node.
-        global_rank: Its number in the job.
-        role_rank: Its number among the workers of its role.
-        world_size: Workers in the job.
-        role_world_size: Workers of its role.
-    """
+    """One worker process, by its numbers on this node, in the job and among the workers of its role."""
 
     __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
 
@@ -124,23 +116,11 @@ class Worker:
         names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
         return ",".join(f"{name}={getattr(self, name)}" for name in names)
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 class WorkerGroup:
     """The workers of one spec on this node, and their place in the current round."""
-
-    __slots__ = (
-        "_state",
-        "group_rank",
-        "group_world_size",
-        "master_addr",
-        "master_port",
-        "spec",
-        "store",
-        "workers",
-    )
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -156,7 +136,7 @@ class WorkerGroup:
     def state(self) -> WorkerState:
         """The workers' state."""
         if self._state is None:
-            from elastic_run.agent.state import WorkerState
+            from elastic_run.agent.results import WorkerState
 
             self._state = WorkerState.INIT
         return self._state
@@ -190,14 +170,7 @@ class ElasticAgent(abc.ABC):
 
     @abc.abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers to their end, restarting them as the spec allows.
-
-        Args:
-            role: Name of the role.
-
-        Returns:
-            How the workers ended.
-        """
+        """Run the workers to their end, restarting them as the spec allows; return how they ended."""
 
     @abc.abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:

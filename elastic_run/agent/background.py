@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.messages import Event
     from elastic_run.multiprocessing.process.workers import Workers
 
-#: Characters of a command line that are worth showing.
-_COMMAND_LIMIT = 400
-
 
 class Background:
     """The background processes of one agent's last round."""
@@ -58,9 +55,7 @@ class Background:
 
     def conclude(self, *, is_success: bool) -> None:
         """Let them live on after a success, and name them; end them otherwise."""
-        if self._workers is None:
-            return
-        if not is_success:
+        if self._workers is None or not is_success:
             self._end()
             return
         # First: from now on they live, also if the launcher is killed.
@@ -91,6 +86,6 @@ def _read_command(pid: int) -> str:
     import psutil
 
     try:
-        return " ".join(psutil.Process(pid).cmdline())[:_COMMAND_LIMIT]
+        return " ".join(psutil.Process(pid).cmdline())[:400]
     except (psutil.Error, OSError):
         return ""

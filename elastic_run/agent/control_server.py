@@ -1,8 +1,8 @@
 """The agent's control socket, on which commands such as `elastic-run status` ask; see `control_requests`.
 
 - The socket is opened right after the first workers are started, or when the node begins to wait for others, so that
-  commands find a job from its beginning. What answers a request is imported with the first client, or when the workers
-  are past their own start: before, these imports would take a processor from the workers.
+  commands find a job from its beginning. The module that answers is imported with the first client, or when the workers
+  are past their own start: before, its imports would take a processor from the workers.
 - If the socket can't be opened, the job goes on, and commands don't find it. The same holds after another program has
   removed the socket, such as a cleaner of old files in /tmp.
 - Only the user's processes come here: the directory is the user's (`control.socket_directory`).
@@ -14,41 +14,29 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, while the wor
 import os
 
 from elastic_run.agent.http_server import HttpServer
-from elastic_run.control.socket_directory import SUFFIX, is_stale, make_directory, remove_stale
+from elastic_run.control.socket_directory import SUFFIX, make_directory, remove_stale
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from elastic_run.agent.control_requests import AgentView
+    from elastic_run.agent.control_requests import ControlRequests
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.http_server import HttpRequest
 
-__all__ = ["ControlServer"]
-
-#: Clients that the system lets wait.
-_QUEUE = 16
-#: Sockets of other agents that are checked when this agent has settled.
-_LOOKED_AT = 64
-
 
 class ControlServer:
-    """Serves the control socket of one agent.
+    """Serves the control socket of one agent; its path is "" until there is one.
 
-    Args:
-        parts: The parts of the agent.
-        describe_hang: Returns what other nodes need to know of this node's ranks to judge whether the job hangs.
-
-    Attributes:
-        path: Path of the socket, or an empty string.
+    `describe_hang` returns what other nodes need to know of this node's ranks to judge whether the job hangs.
     """
 
     def __init__(self, parts: AgentParts, describe_hang: Callable[[], dict[str, Any]] = dict) -> None:
         self._parts = parts
         self._describe_hang = describe_hang
-        self._view: AgentView | None = None
-        self._server: HttpServer | None = None
+        self._requests: ControlRequests | None = None
+        self.server: HttpServer | None = None
         self.path = ""
 
     def open(self, environment: Mapping[str, str]) -> None:
@@ -59,7 +47,7 @@ class ControlServer:
             path = os.path.join(make_directory(environment), f"{os.getpid()}-{os.urandom(2).hex()}")
             listener.bind(path)
             os.chmod(path, 0o600)
-            listener.listen(_QUEUE)
+            listener.listen(16)
             # Only now under a name that clients look for: before, it would look stale.
             os.rename(path, path + SUFFIX)
         except OSError:
@@ -68,47 +56,32 @@ class ControlServer:
             remove_stale(path)
             return
         self.path = path + SUFFIX
-        self._server = HttpServer(listener, self._answer)
-        self._server.serve(self._parts.loop)
+        self.server = HttpServer(listener)
+        self.server.serve(self._parts.loop, self._answer)
 
     def settle(self) -> None:
-        """Import what answers, answer the other nodes, and remove the sockets that killed agents have left."""
-        from elastic_run.agent.control_requests import answer_question
-
-        job = self._parts.job
+        """Import what answers, and answer the other nodes."""
+        job, requests = self._parts.job, self.requests
         if job is not None:
-            job.answer = lambda question, deliver: answer_question(self.view, question, deliver)
+            job.answer = requests.answer_question
             for question, deliver in job.unanswered:
                 job.answer(question, deliver)
-        if self.path:
-            directory, own = os.path.split(self.path)
-            try:
-                names = os.listdir(directory)
-            except OSError:
-                names = []  # removed
-            others = [name for name in names if name.endswith(SUFFIX) and name != own]
-            for name in others[:_LOOKED_AT]:
-                path = os.path.join(directory, name)
-                if is_stale(path):
-                    remove_stale(path)
 
     @property
-    def view(self) -> AgentView:
-        """The parts of the agent that requests may read."""
-        if self._view is None:
-            from elastic_run.agent.control_requests import AgentView
+    def requests(self) -> ControlRequests:
+        """The object that answers, imported when it is first needed."""
+        if self._requests is None:
+            from elastic_run.agent.control_requests import ControlRequests
 
-            self._view = AgentView(self._parts, self._describe_hang)
-        return self._view
+            self._requests = ControlRequests(self._parts, self._describe_hang)
+        return self._requests
+
+    def _answer(self, request: HttpRequest) -> None:
+        self.requests.answer(request)
 
     def close(self) -> None:
         """Remove the socket and end all connections; harmless when it was never opened."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self.server is not None:
+            self.server.close()
+            self.server = None
             remove_stale(self.path)
-
-    def _answer(self, request: HttpRequest) -> None:
-        from elastic_run.agent.control_requests import answer_request
-
-        answer_request(self.view, request)

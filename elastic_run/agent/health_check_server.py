@@ -13,20 +13,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Seconds, torch's.
-_TIMEOUT = 60
-_HIGHEST_PORT = 65535
-
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
 #: Names that torch's module has from others, and that programs take from there.
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "get_logger": "elastic_run.utils",
-    },
-    logger="log",
-)
+__getattr__ = lazy_names(__name__, {"get_logger": "elastic_run.utils"}, logger="log")
 
 
 class HealthCheckServer:
@@ -45,10 +35,7 @@ class HealthCheckServer:
 
     def start(self) -> None:
         """Do nothing, and log that."""
-        import logging
-
-        text = "elastic-run: no health check server is installed; nothing answers on %s"
-        logging.getLogger(__name__).warning(text, self._port)
+        _warn("elastic-run: no health check server is installed; nothing answers on %s", self._port)
 
     def stop(self) -> None:
         """Do nothing."""
@@ -60,32 +47,21 @@ class HealthCheckServer:
 
 
 def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | None:
-    """Start the server of this site.
-
-    Args:
-        port: The value of TORCHELASTIC_HEALTH_CHECK_PORT.
-        alive_callback: Returns when the agent last made progress, in seconds since the epoch.
-
-    Returns:
-        The server, or None if the value is no port.
-    """
-    if not port.isdecimal() or len(port) > len(str(_HIGHEST_PORT)) or int(port) > _HIGHEST_PORT:
-        import logging
-
-        text = "elastic-run: %s=%r is not a port, so no health check server starts"
-        logging.getLogger(__name__).warning(text, ENV_HEALTH_CHECK_PORT, port)
+    """Start the server of this site at the port of TORCHELASTIC_HEALTH_CHECK_PORT; None if the value is no port."""
+    if not port.isdecimal() or len(port) > len("65535") or int(port) >= 1 << 16:
+        _warn("elastic-run: %s=%r is not a port, so no health check server starts", ENV_HEALTH_CHECK_PORT, port)
         return None
-    server = create_healthcheck_server(alive_callback, int(port), _TIMEOUT)
+    server = create_healthcheck_server(alive_callback, int(port), 60)  # torch's timeout
     server.start()
     return server
 
 
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
-    """Return a server; a site may replace this function.
-
-    Args:
-        alive_callback: Returns when the agent last made progress, in seconds since the epoch.
-        port: The port to listen at.
-        timeout: Seconds without progress after which the agent counts as dead.
-    """
+    """Return a server, made with these arguments; a site may replace this function."""
     return HealthCheckServer(alive_callback, port, timeout)
+
+
+def _warn(text: str, *values: object) -> None:
+    import logging
+
+    logging.getLogger(__name__).warning(text, *values)

@@ -116,42 +116,39 @@ class History:
         self.root = None
         if not self.ends:
             return None
-        self._add_senders()
-        self._add_places()
+        self._add_remarks()
         _add_kernel_lines(self.ends, time.monotonic() - ended.started)
         from elastic_run.core.failure.root_cause import find_root_cause
 
         self.root = find_root_cause(self.ends)
-        if self.root is not None:
-            self.root.oom_kills = self._count_oom_kills()
-            _add_denial(self.root)
-        return None if self.root is None else failure_of(self.root, ended.uptime, self._find_rule(self.root))
+        if self.root is None:
+            return None
+        self.root.oom_kills = self._count_oom_kills()
+        exception = self.root.certain_exception
+        if exception is not None and exception.name == "PermissionError" and not self.root.remark:
+            from elastic_run.cluster.paths import explain_denial
 
-    def _add_senders(self) -> None:
-        """Note the sender at each worker that died of a signal which this launcher has passed on."""
+            self.root.remark = explain_denial(exception.message)  # here: other nodes may not see that path
+        return failure_of(self.root, ended.uptime, self._find_rule(self.root))
+
+    def _add_remarks(self) -> None:
+        """Add to each worker the sender of the signal that ended it, and where it was if it did not stop in time."""
         from elastic_run.report import lines
 
-        for end in self.ends:
-            number = -end.exitcode
-            if end.remark:
-                continue
-            if number in self._senders.passed_on:
-                end.remark = lines.passed_on(number, self._senders.find(number))
-            elif number in self._senders.warned_with:
-                end.remark = lines.warned_with(number)
-
-    def _add_places(self) -> None:
-        """Note at each worker that did not stop in time where it was."""
         dumps, self._overdue = self._overdue, {}
         before, self._before_stop = self._before_stop, {}
-        if dumps:
-            from elastic_run.core.diagnosis.stacks import find_place, has_not_moved, parse_stacks
+        for end in self.ends:
+            number = -end.exitcode
+            if not end.remark and number in self._senders.passed_on:
+                end.remark = lines.passed_on(number, self._senders.find(number))
+            elif not end.remark and number in self._senders.warned_with:
+                end.remark = lines.warned_with(number)
+            dump = dumps.get(end.rank) if end.was_stopped else None
+            if dump is not None:
+                from elastic_run.core.diagnosis.stacks import find_place, has_not_moved, parse_stacks
 
-            for end in self.ends:
-                dump = dumps.get(end.rank) if end.was_stopped else None
-                if dump is not None:
-                    end.stuck_at = find_place(parse_stacks(dump.text), dump.problem)
-                    end.is_unmoved = has_not_moved(before.get(end.rank), dump)
+                end.stuck_at = find_place(parse_stacks(dump.text), dump.problem)
+                end.is_unmoved = has_not_moved(before.get(end.rank), dump)
 
     def root_cause_document(self, failure: Failure | None) -> dict[str, Any] | None:
         """Return the last round's failure on this node as a document for the other nodes, or None."""
@@ -163,7 +160,6 @@ class History:
         root = self.root or find_hidden_cause(self.ends)
         if root is None:
             return None
-
         return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._find_rule(root)))
 
     def describe_ends(self) -> NodeEnds | None:
@@ -181,13 +177,9 @@ class History:
     def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
         from elastic_run.report import Attempt
-        from elastic_run.report.failure_documents import decode_root_cause
+        from elastic_run.report.failure_documents import decode_root_cause, read_places
 
-        self._stuck, self._equal_errors = {}, end.equal_errors
-        if end.stuck:
-            from elastic_run.report.failure_documents import read_places
-
-            self._stuck = read_places(end.stuck)
+        self._stuck, self._equal_errors = read_places(end.stuck) if end.stuck else {}, end.equal_errors
         root = decode_root_cause(end.root)
         # On the node that had it, it is one of the ends that are known here; but a hang is not told by the end.
         own = [
@@ -196,15 +188,10 @@ class History:
             if root is not None and (end.rank, end.pid, end.exitcode) == (root.rank, root.pid, root.exitcode)
         ]
         self.root = own[0] if own else root
-        roots = [root for root in map(decode_root_cause, end.attempts) if root is not None]
         self._attempts = [
-            Attempt(
-                restart_count=root.restart_count,
-                root=root,
-                started_at=root.ended_at - root.uptime,
-                uptime=root.uptime,
-            )
-            for root in roots
+            Attempt(root.restart_count, root, started_at=root.ended_at - root.uptime, uptime=root.uptime)
+            for root in map(decode_root_cause, end.attempts)
+            if root is not None
         ]
         if self.root is not None and not own:
             self.ends = (self.root, *(end for end in self.ends if end.rank != self.root.rank))
@@ -213,39 +200,33 @@ class History:
         """Tell the user of a change in one line while the job goes on; the closing report tells its end."""
         from elastic_run.report import lines
 
-        size, options, say = self._context.group.spec.local_world_size, self._context.options, self._say
+        size, options = self._context.group.spec.local_world_size, self._context.options
         is_own_restart = after.restart_count > before.restart_count and not after.follows_job
         if is_own_restart and self.root is not None:
             self._remember_attempt(self.root)
             pause = next((command.delay for command in commands if isinstance(command, messages.Pause)), 0.0)
-            config = options.job_config
-            window = config.restart_window
+            most, window = options.job_config.max_restarts, options.job_config.restart_window
             allowed = "" if window is None else f"{window.count} in {window.seconds:g} s"
-            say(lines.restarting(self.root, size, after.restart_count, config.max_restarts, pause, window=allowed))
+            self._say(lines.restarting(self.root, size, after.restart_count, most, pause, window=allowed))
         elif after.signal is not None and before.signal is None and after.state == machine.STOPPING:
-            sender = self._senders.find(after.signal)
-            reason = self._senders.find_reason(after.signal)
-            say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender, reason=reason))
+            sender, reason = self._senders.find(after.signal), self._senders.find_reason(after.signal)
+            self._say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender, reason=reason))
         elif after.is_hurried and not before.is_hurried:
-            say(lines.hurrying())
+            self._say(lines.hurrying())
 
     def tell_offered(self, number: int, ranks: Sequence[int], *, has_workers: bool) -> None:
         """Say which workers have got a signal that no flag names."""
         from elastic_run.report import lines
 
-        size = self._context.group.spec.local_world_size
-        sender = self._senders.find(number)
+        size, sender = self._context.group.spec.local_world_size, self._senders.find(number)
         self._say(lines.offered(number, sender, ranks, size=size, has_workers=has_workers))
 
     def tell_folded(self, ended: Round) -> None:
         """Say which ranks of a round that is over have ended with a KeyboardInterrupt that was shown once."""
-        folded = ended.output.list_folded()
-        if folded:
-            from elastic_run.report import lines
+        from elastic_run.report import lines
 
-            ranks = ended.global_ranks
-            for place, local_ranks in folded:
-                self._say(lines.folded([ranks[local] for local in local_ranks], place))
+        for place, local_ranks in ended.output.list_folded():
+            self._say(lines.folded([ended.global_ranks[local] for local in local_ranks], place))
 
     def tell_awaiting_cause(self, seconds: float) -> None:
         """Say that the cause of a failure is awaited."""
@@ -257,12 +238,8 @@ class History:
         from elastic_run.report import Attempt
 
         if self._round is not None:
-            attempt = Attempt(
-                restart_count=self._round.restart_count,
-                root=root,
-                started_at=self._round.started_at,
-                uptime=self._round.uptime,
-            )
+            ended = self._round
+            attempt = Attempt(ended.restart_count, root, started_at=ended.started_at, uptime=ended.uptime)
             self._attempts.append(attempt)
             # Of a job that restarts for months the first attempt and the last ones.
             del self._attempts[1:-_LAST_ATTEMPTS]
@@ -298,9 +275,19 @@ class History:
             nnodes=context.group.group_world_size or 1,
             survivors=self._survivors,
             ended_at=time.time(),
-            is_log_disk_full=self._writes_to_files() and _is_disk_full(context.log_directory),
+            is_log_disk_full=self._is_log_disk_full(),
             is_brief=self._is_brief(finish.signal),
         )
+
+    def _is_log_disk_full(self) -> bool:
+        """Whether the worker that failed first writes into log files itself, under no --tee, and their disk is full."""
+        root, ended = self.root, self._round
+        if root is None or ended is None or not ended.output_files(root.local_rank):
+            return False
+        try:
+            return os.statvfs(self._context.log_directory).f_bavail == 0
+        except OSError:
+            return False
 
     def _is_brief(self, number: int | None) -> bool:
         """Whether this node shows a line in place of the whole report.
@@ -334,21 +321,16 @@ class History:
         return self._rule[1]
 
     def _read_recorders(self) -> RecorderFinding | None:
-        recorder, group = self._context.flight_recorder, self._context.group
-        if recorder is None:
-            return None
-        from elastic_run.core.failure.root_cause import got_other_size
-
-        aborted = [end.rank for end in self.ends if got_other_size(end)]
-        return recorder.explain(is_whole_job=group.workers[0].world_size == len(group.workers), aborted=aborted)
+        recorder, workers = self._context.flight_recorder, self._context.group.workers
+        return None if recorder is None else recorder.explain(is_whole_job=workers[0].world_size == len(workers))
 
     def _stop_detail(self, number: int | None) -> str:
         from elastic_run.report import lines
 
         sender = "" if number is None else self._senders.find(number)
-        if number is None or not sender:
-            return ""
-        return self._senders.find_reason(number) or lines.sent_by(number, sender)
+        return (
+            "" if number is None or not sender else self._senders.find_reason(number) or lines.sent_by(number, sender)
+        )
 
     def _hang_detail(self, verdict: str) -> str:
         """Say that a hang found no restart left; other ends by a hang have a detail or another verdict."""
@@ -359,25 +341,12 @@ class History:
         most = self._context.options.job_config.max_restarts
         return text.no_restart_left(most) if text.is_hang(self.root) else ""
 
-    def _writes_to_files(self) -> bool:
-        """Whether the worker that failed first writes into log files itself; under --tee the launcher does."""
-        root, ended = self.root, self._round
-        return root is not None and ended is not None and bool(ended.output_files(root.local_rank))
-
     def _count_oom_kills(self) -> OomKills | None:
         """Return the kills since this was last called; None the first time."""
         from elastic_run.cluster.limits import read_oom_kills
 
         before, self._oom_kills = self._oom_kills, read_oom_kills()
         return None if before is None else self._oom_kills.since(before)
-
-
-def _is_disk_full(directory: str) -> bool:
-    """Whether nothing more fits on the disk of a directory."""
-    try:
-        return bool(directory) and os.statvfs(directory).f_bavail == 0
-    except OSError:
-        return False
 
 
 def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:
@@ -391,16 +360,6 @@ def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:
         lines, has_own_pids = read_kernel_log(seconds), has_first_pids()
         for end, words in asked:
             end.kernel_line = find_line(end, words, lines, has_own_pids=has_own_pids)
-
-
-def _add_denial(root: WorkerEnd) -> None:
-    """Note at a worker that was denied a file which part of its path denied it; other nodes may not see that path."""
-    exception = root.certain_exception
-    if exception is None or exception.name != "PermissionError" or root.remark:
-        return
-    from elastic_run.cluster.paths import explain_denial
-
-    root.remark = explain_denial(exception.message)
 
 
 def exit_code_of(root: WorkerEnd) -> int:
@@ -421,11 +380,7 @@ def exit_code(finish: messages.Finish, root: WorkerEnd | None) -> int:
 
 def failure_of(root: WorkerEnd, uptime: float, rule: Rule | None) -> Failure:
     """Return a failure for the restart policy; the user's rule that fits it may decide on a restart."""
-    from elastic_run.core.failure.root_cause import (
-        failure_signature,
-        is_deterministic,
-        is_unguarded_launch,
-    )
+    from elastic_run.core.failure.root_cause import failure_signature, is_deterministic, is_unguarded_launch
 
     return Failure(
         exit_code=exit_code_of(root),

@@ -5,17 +5,15 @@
 | health | ``/healthz`` | 200: the agent's loop answers |
 | health | ``/readyz`` | 200: this node's workers run; 503: nodes meet, or workers are being stopped or have ended |
 | metrics | ``/metrics`` | counts of the events of the event log, through the package prometheus-client |
-
-A port is taken before anything is started, so that a port in use is bad input.
 """
 
 from __future__ import annotations
 
 import socket
+import time
 
 from elastic_run.agent.http_server import HttpServer
 from elastic_run.core.agent.machine import RUNNING
-from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.http_server import HttpRequest
     from elastic_run.loop import Loop
-
-__all__ = ["HealthPort", "JobMetrics", "MetricsPort"]
 
 #: Causes that are counted by name. The program chooses the names of its exceptions, so their number needs a limit.
 _CAUSES = 64
@@ -43,8 +39,10 @@ _DURATIONS = (
 )
 
 
-class _Port:
+class HttpPort(HttpServer):
     """A port of one agent on all interfaces, since the clients are outside of a pod; 0 takes a free port.
+
+    It is taken before anything is started, so that a port in use is bad input.
 
     Raises:
         OSError: The port can't be taken.
@@ -56,117 +54,44 @@ class _Port:
         except ValueError:  # a machine that has no IPv6 at all
             listener = socket.create_server(("", port))
         self.port: int = listener.getsockname()[1]
-        self._server = HttpServer(listener, self._answer)
+        super().__init__(listener)
 
-    def close(self) -> None:
-        """Give the port back."""
-        self._server.close()
+    def serve_health(self, loop: Loop, find_state: Callable[[], str]) -> None:
+        """Begin to answer health checks with the agent's state, such as `running`."""
 
-    def _answer(self, request: HttpRequest) -> None:
-        if request.method not in {"GET", "HEAD"}:
-            request.reply(405, b"GET and HEAD are answered\n")
-        else:
-            self._answer_path(request)
+        def answer(request: HttpRequest) -> None:
+            state = find_state()
+            status = 200 if request.path == "/healthz" or state == RUNNING else 503
+            request.reply(status, f"{state}\n".encode())
 
-    def _answer_path(self, request: HttpRequest) -> None:
-        raise NotImplementedError
+        self.serve(loop, lambda request: _answer_path(request, ("/healthz", "/readyz"), answer))
 
 
-class HealthPort(_Port):
-    """Serves the health checks of one agent."""
-
-    def serve(self, loop: Loop, find_state: Callable[[], str]) -> None:
-        """Begin to answer with the agent's state, such as `running`."""
-        self._find_state = find_state
-        self._server.serve(loop)
-
-    def _answer_path(self, request: HttpRequest) -> None:
-        if request.path not in {"/healthz", "/readyz"}:
-            request.reply(404, b"there are /healthz and /readyz\n")
-            return
-        state = self._find_state()
-        request.reply(200 if request.path == "/healthz" or state == RUNNING else 503, f"{state}\n".encode())
+def _answer_path(request: HttpRequest, paths: tuple[str, ...], answer: Callable[[HttpRequest], None]) -> None:
+    if request.method not in {"GET", "HEAD"}:
+        request.reply(405, b"GET and HEAD are answered\n")
+    elif request.path not in paths:
+        request.reply(404, f"there {'are' if len(paths) > 1 else 'is'} {' and '.join(paths)}\n".encode())
+    else:
+        answer(request)
 
 
-class MetricsPort(_Port):
-    """Serves the metrics of one agent; `metrics` takes its events. The first scrape imports prometheus-client."""
+class MetricsPort(HttpPort):
+    """The port with the metrics of this node's part of the job, made from the events of the event log as they happen.
+
+    `failures` are the first failures of rounds on this node, by cause. `durations` has the number and the sum of the
+    seconds of each duration, by its metric. All workers of this node ran for `running_s` seconds up to `running_since`,
+    a monotonic time, or None while not all of them run.
+    """
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
-        self.metrics = JobMetrics()
-
-    def serve(self, loop: Loop, find_state: Callable[[], str], find_silences: Callable[[], dict[int, float]]) -> None:
-        """Begin to answer with the counts, the agent's state, and seconds since the last output by global rank."""
-        self._loop, self._find_state, self._find_silences = loop, find_state, find_silences
-        self._server.serve(loop)
-
-    def _answer_path(self, request: HttpRequest) -> None:
-        if request.path != "/metrics":
-            request.reply(404, b"there is /metrics\n")
-            return
-        import prometheus_client
-
-        registry = prometheus_client.CollectorRegistry()
-        registry.register(self)
-        request.reply(200, prometheus_client.generate_latest(registry), prometheus_client.CONTENT_TYPE_LATEST)
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the metrics; prometheus-client asks for them."""
-        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
-
-        counts, now = self.metrics, self._loop.now()
-        info = GaugeMetricFamily("elastic_run_info", "The launcher, always 1.", labels=["node", "run_id", "state"])
-        info.add_metric([counts.node, counts.run_id, self._find_state()], 1)
-        yield info
-        yield CounterMetricFamily("elastic_run_restarts", "Restarts of the job.", counts.restarts)
-        yield CounterMetricFamily("elastic_run_rounds", "Rounds in which this node took part.", counts.rounds)
-        yield GaugeMetricFamily("elastic_run_nodes", "Nodes in the last round.", counts.nodes)
-        yield GaugeMetricFamily("elastic_run_workers", "Workers in the last round, on all nodes.", counts.workers)
-        yield GaugeMetricFamily("elastic_run_local_workers", "Workers that run on this node.", counts.local_workers)
-        text = "First failures of rounds on this node."
-        failures = CounterMetricFamily("elastic_run_failures", text, labels=["cause"])
-        for cause, number in counts.failures.items():
-            failures.add_metric([cause], number)
-        yield failures
-        for _, _, metric, text in _DURATIONS:
-            number, total = counts.durations.get(metric, (0, 0.0))
-            yield SummaryMetricFamily(f"elastic_run_{metric}_seconds", text, number, total)
-        text = "Seconds since the last output of a worker that runs."
-        silences = GaugeMetricFamily("elastic_run_seconds_since_output", text, labels=["rank"])
-        for rank, seconds in self._find_silences().items():
-            silences.add_metric([str(rank)], seconds)
-        yield silences
-        since = 0.0 if counts.running_since is None else now - counts.running_since
-        running, wall = counts.running_s + since, max(1e-9, now - counts.began_at)
-        text = "Seconds in which all workers of this node ran and none had failed"
-        yield CounterMetricFamily("elastic_run_running_seconds", f"{text}.", running)
-        yield GaugeMetricFamily("elastic_run_goodput_ratio", f"{text}, by seconds since the start.", running / wall)
-
-
-@dataclass(slots=True)
-class JobMetrics:
-    """The counts of this node's part of the job, made from the events of the event log as they happen.
-
-    Args:
-        began_at: Monotonic seconds at which the agent began.
-        failures: First failures of rounds on this node, by cause.
-        durations: Number and sum of the seconds of each duration, by its metric.
-        running_s: Seconds in which all workers of this node ran, up to `running_since`.
-        running_since: Monotonic seconds since which they run, or None.
-    """
-
-    node: str = ""
-    run_id: str = ""
-    began_at: float = 0.0
-    restarts: int = 0
-    rounds: int = 0
-    nodes: int = 0
-    workers: int = 0
-    local_workers: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    durations: dict[str, tuple[int, float]] = field(default_factory=dict)
-    running_s: float = 0.0
-    running_since: float | None = None
+        self.node = self.run_id = ""
+        self.restarts = self.rounds = self.nodes = self.workers = self.local_workers = 0
+        self.failures: dict[str, int] = {}
+        self.durations: dict[str, tuple[int, float]] = {}
+        self.began_at = self.running_s = 0.0
+        self.running_since: float | None = None
 
     def count(self, event: dict[str, Any]) -> None:
         """Count the next event."""
@@ -191,10 +116,53 @@ class JobMetrics:
         elif name == "worker_exited":
             self.local_workers -= 1
         elif name == "worker_failed" and event["is_root"]:
-            self._count_failure(event)
+            # By its kind: the exception's type, the signal, or the exit code.
+            cause = event["cause"].partition(":")[0][:80] or event["signal"] or f"exit code {event['exit_code']}"
+            known = cause if cause in self.failures or len(self.failures) < _CAUSES else _OTHER_CAUSES
+            self.failures[known] = self.failures.get(known, 0) + 1
 
-    def _count_failure(self, event: dict[str, Any]) -> None:
-        """Count a failure by its kind: the exception's type, the signal, or the exit code."""
-        cause = event["cause"].partition(":")[0][:80] or event["signal"] or f"exit code {event['exit_code']}"
-        known = cause if cause in self.failures or len(self.failures) < _CAUSES else _OTHER_CAUSES
-        self.failures[known] = self.failures.get(known, 0) + 1
+    def serve_metrics(
+        self, loop: Loop, find_state: Callable[[], str], find_silences: Callable[[], dict[int, float]]
+    ) -> None:
+        """Begin to answer with the counts, the agent's state, and seconds since the last output by global rank."""
+        self._find_state, self._find_silences = find_state, find_silences
+        self.serve(loop, lambda request: _answer_path(request, ("/metrics",), self._answer))
+
+    def _answer(self, request: HttpRequest) -> None:
+        import prometheus_client  # by the first scrape, so that no worker waits for it
+
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(self)
+        request.reply(200, prometheus_client.generate_latest(registry), prometheus_client.CONTENT_TYPE_LATEST)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics; prometheus-client asks for them."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+
+        now = time.monotonic()
+        info = GaugeMetricFamily("elastic_run_info", "The launcher, always 1.", labels=["node", "run_id", "state"])
+        info.add_metric([self.node, self.run_id, self._find_state()], 1)
+        yield info
+        yield CounterMetricFamily("elastic_run_restarts", "Restarts of the job.", self.restarts)
+        yield CounterMetricFamily("elastic_run_rounds", "Rounds in which this node took part.", self.rounds)
+        yield GaugeMetricFamily("elastic_run_nodes", "Nodes in the last round.", self.nodes)
+        yield GaugeMetricFamily("elastic_run_workers", "Workers in the last round, on all nodes.", self.workers)
+        yield GaugeMetricFamily("elastic_run_local_workers", "Workers that run on this node.", self.local_workers)
+        text = "First failures of rounds on this node."
+        failures = CounterMetricFamily("elastic_run_failures", text, labels=["cause"])
+        for cause, number in self.failures.items():
+            failures.add_metric([cause], number)
+        yield failures
+        for _, _, metric, text in _DURATIONS:
+            number, total = self.durations.get(metric, (0, 0.0))
+            yield SummaryMetricFamily(f"elastic_run_{metric}_seconds", text, number, total)
+        text = "Seconds since the last output of a worker that runs."
+        silences = GaugeMetricFamily("elastic_run_seconds_since_output", text, labels=["rank"])
+        for rank, seconds in self._find_silences().items():
+            silences.add_metric([str(rank)], seconds)
+        yield silences
+        since = 0.0 if self.running_since is None else now - self.running_since
+        running, wall = self.running_s + since, max(1e-9, now - self.began_at)
+        text = "Seconds in which all workers of this node ran and none had failed"
+        yield CounterMetricFamily("elastic_run_running_seconds", f"{text}.", running)
+        yield GaugeMetricFamily("elastic_run_goodput_ratio", f"{text}, by seconds since the start.", running / wall)

@@ -2,8 +2,6 @@
 
 - One request a connection. A client has `WAIT_LIMIT` seconds to ask and as many to take the answer, so a client that
   disappears or reads slowly leaves nothing behind, and never stalls the loop.
-- At most `MOST` connections are open. A new one ends the one that has been silent for longest: otherwise a stranger
-  that sends a byte now and then would keep the port from the kubelet, which would end the pod.
 - An exception in an answer ends the connection, with status 500, and not the job.
 - A loop that hangs answers nobody; a probe of Kubernetes counts that as a failure, as it counts status 503.
 - `http.server` would cost every job 15 ms and 2 MB for a parser of which it needs ten lines.
@@ -19,14 +17,14 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop, Timer
 
-TEXT = "text/plain; charset=utf-8"
 #: Seconds for a client to ask, and to take the answer; and after which an answer is given up, whatever it waits for.
 WAIT_LIMIT = 10.0
 _ANSWER_WAIT = 120.0
+#: Open connections. A new one ends the one that has been silent for longest: otherwise a stranger that sends a byte
+#: now and then would keep the port from the kubelet, which would end the pod.
 MOST = 16
 #: Bytes of a request.
 REQUEST_LIMIT = 1 << 16
-_CHUNK = 1 << 16
 #: Seconds without accepting, when there is no descriptor for a client.
 _PAUSE = 1.0
 _REASONS = {
@@ -40,52 +38,39 @@ _REASONS = {
 
 
 class HttpServer:
-    """Answers requests at one socket.
+    """Answers requests at a socket that listens, and closes it."""
 
-    Args:
-        listener: The socket, which listens; the server closes it.
-        answer: Takes a request, and calls its `reply` now or later, in the loop.
-    """
-
-    def __init__(self, listener: _socket.socket, answer: Callable[[HttpRequest], None]) -> None:
+    def __init__(self, listener: _socket.socket) -> None:
         listener.settimeout(0)
         self.listener = listener
-        self.answer = answer
         self.clients: dict[HttpRequest, None] = {}
         self._loop: Loop | None = None
 
-    def serve(self, loop: Loop) -> None:
-        """Begin to answer."""
-        self._loop = loop
-        loop.add_reader(self.listener.fileno(), self._accept)
+    def serve(self, loop: Loop, answer: Callable[[HttpRequest], None]) -> None:
+        """Begin to answer; `answer` takes a request, and calls its `reply` now or later, in the loop."""
+        self._loop, self.answer = loop, answer
+        loop.add_reader(self.listener.fileno(), lambda: self._accept(loop))
 
     def close(self) -> None:
         """Close the socket and end all connections; harmless when that was done."""
-        self.close_listener()
-        for client in [*self.clients]:
-            client.close()
-
-    def close_listener(self) -> None:
-        """Accept nobody any more; requests that have come are answered."""
         if self.listener.fileno() >= 0:
             if self._loop is not None:
                 self._loop.remove_reader(self.listener.fileno())
             self.listener.close()
+        for client in [*self.clients]:
+            client.close()
 
-    def _accept(self) -> None:
-        loop = self._loop
-        if loop is None or self.listener.fileno() < 0:
-            return
+    def _accept(self, loop: Loop) -> None:
         try:
             fd, _ = self.listener._accept()  # type: ignore[attr-defined] # noqa: SLF001 - `socket.accept` calls it
         except BlockingIOError:
             return
         except OSError:
             loop.remove_reader(self.listener.fileno())
-            loop.call_later(_PAUSE, lambda: self.serve(loop) if self.listener.fileno() >= 0 else None)
+            loop.call_later(_PAUSE, lambda: self.serve(loop, self.answer) if self.listener.fileno() >= 0 else None)
             return
         if len(self.clients) >= MOST:
-            silent = next((client for client in self.clients if not client.has_asked), None)
+            silent = next((client for client in self.clients if not client.method), None)
             if silent is None:
                 _socket.close(fd)
                 return
@@ -96,10 +81,7 @@ class HttpServer:
 class HttpRequest:
     """A connection with one request: it reads the request, lets the server answer it, writes the answer, and closes.
 
-    Attributes:
-        method: Such as `GET`; "" until the client has asked.
-        path: The path, without a query.
-        body: What follows the head of the request.
+    `method` is "" until the request is here; `path` has no query.
     """
 
     def __init__(self, loop: Loop, fd: int, server: HttpServer) -> None:
@@ -115,12 +97,7 @@ class HttpRequest:
         self._timer: Timer = loop.call_later(WAIT_LIMIT, self.close)
         loop.add_reader(fd, self._read)
 
-    @property
-    def has_asked(self) -> bool:
-        """Whether the request is here."""
-        return bool(self.method)
-
-    def reply(self, status: int, body: bytes, content_type: str = TEXT) -> None:
+    def reply(self, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
         """Send the answer; harmless when there was one, or the client has gone."""
         if self._socket.fileno() < 0 or self._unsent:
             return
@@ -144,13 +121,13 @@ class HttpRequest:
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(_CHUNK)
+            data = self._socket.recv(REQUEST_LIMIT)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         self._received += data
-        if not data or self.has_asked or len(self._received) > REQUEST_LIMIT:
+        if not data or self.method or len(self._received) > REQUEST_LIMIT:
             self.close()  # gone, or more than a request
             return
         try:
@@ -158,11 +135,9 @@ class HttpRequest:
         except ValueError as error:
             self.reply(400, f"{error}\n".encode())
             return
-        if is_whole:
-            self._wait(_ANSWER_WAIT)
-            self._answer()
-
-    def _answer(self) -> None:
+        if not is_whole:
+            return
+        self._wait(_ANSWER_WAIT)
         try:
             self._server.answer(self)
         except Exception as error:  # noqa: BLE001 - a defect in one request must not end the job
@@ -172,10 +147,10 @@ class HttpRequest:
             self.reply(500, text.encode(errors="backslashreplace"))
 
     def _parse(self) -> bool:
-        """Parse what has come, if that is a whole request.
+        """Parse the bytes that have come; return whether they are a whole request.
 
         Raises:
-            ValueError: It is none.
+            ValueError: They are none.
         """
         head, end, body = self._received.partition(b"\r\n\r\n")
         if not end:

@@ -3,11 +3,16 @@
 `agent.driver.supervisor` drives `run`. A subclass that replaces a hook of torch's expects that `run` calls its hooks.
 For such a subclass `run` is the template's (`SimpleElasticAgent`), and the hooks that the subclass did not replace
 start, poll and stop processes of `start_processes`.
+
+Torch measures its own methods. This agent runs without them, so it publishes each step of a round once, under torch's
+names. Without a listener nothing is built or imported: events need a handler other than "null", and a program can have
+configured a handler of metrics only if it has imported `elastic_run.metrics`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from elastic_run import contract, lazy_names
@@ -16,9 +21,8 @@ from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_s
 from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.agent.driver.worker_launch import worker_environments
 from elastic_run.agent.plugin_calls import close_part, is_ours
+from elastic_run.agent.results import WorkerState
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
-from elastic_run.agent.state import WorkerState
-from elastic_run.agent.steps import StepRecorder
 from elastic_run.core.job.config import JobConfig, NodeConfig
 from elastic_run.signals import SIGTERM
 
@@ -66,38 +70,18 @@ __getattr__ = lazy_names(
 )
 
 
-class StopRequests:
-    """The signals that ask to stop a job; they may come from any thread, and before there is a receiver.
-
-    Each request reaches the receiver once, whichever thread passes it on: a second SIGINT means that the workers are
-    killed at once. A list does without a lock, which a signal handler of the program might find taken by its own
-    thread.
-    """
-
-    __slots__ = ("_receiver", "_waiting")
-
-    def __init__(self) -> None:
-        self._waiting: list[int] = []
-        self._receiver: Callable[[int], None] | None = None
-
-    def put(self, number: int) -> None:
-        """Request a stop as if this signal had come."""
-        self._waiting.append(number)
-        self._pass_on()
-
-    def connect(self, receiver: Callable[[int], None] | None) -> None:
-        """Pass all requests to a receiver from now on, waiting ones too; with None they wait again."""
-        self._receiver = receiver
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        receiver = self._receiver
-        while receiver is not None:
-            try:
-                number = self._waiting.pop(0)
-            except IndexError:
-                return
-            receiver(number)
+#: The steps of torch's agent that others replace.
+_HOOKS = (
+    *("_assign_worker_ranks", "_exit_barrier", "_initialize_workers", "_invoke_run", "_monitor_workers"),
+    *("_rendezvous", "_restart_workers", "_shutdown", "_start_workers", "_stop_workers"),
+)
+#: For each step of a round the methods of torch's agents that do the same, in the order in which they end.
+_METHODS = {
+    "RENDEZVOUS": ("SimpleElasticAgent._rendezvous",),
+    "ASSIGN_WORKER_RANKS": ("SimpleElasticAgent._assign_worker_ranks",),
+    "START": ("LocalElasticAgent._start_workers", "SimpleElasticAgent._initialize_workers"),
+    "STOP": ("LocalElasticAgent._stop_workers",),
+}
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -114,6 +98,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         uninterruptible_state_timeout: Seconds that a worker may be in uninterruptible sleep; None takes the value of
             TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, 0 is no limit.
         context: Settings that torch has no field for, with the group of this spec; None makes them from the spec.
+
+    Attributes:
+        connect_stop: Gets a function that stops the job as if a signal had come, from any thread.
     """
 
     def __init__(  # noqa: PLR0913 - torch's signature
@@ -154,19 +141,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._context = context
         self._worker_watchdog: FileTimerServer | None = None
         self._supervisor: Supervisor | None = None
-        self._stop_requests = StopRequests()
+        self.connect_stop: Callable[[Callable[[int], None]], None] = lambda _: None
         self.job_result: JobResult | None = None
-        self._started_at = 0.0
-        self._steps = StepRecorder(self, lambda: self._remaining_restarts)
+        self._started_at = time.monotonic()
+        self._rounds = 0
+        self._published_state = ""
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers to their end.
-
-        Args:
-            role: Name of the role.
-
-        Returns:
-            How the workers ended.
+        """Run the workers to their end, and return how they ended.
 
         Raises:
             SignalException: The launcher was stopped by a signal; the workers are gone.
@@ -174,63 +156,29 @@ class LocalElasticAgent(SimpleElasticAgent):
             OSError: The workers could not be started.
             Exception: The function or an argument can't be sent to a worker; see `functions.Functions`.
         """
-        if self._has_own_hooks():
+        # A subclass, or a program that patches a class, replaces a step, so that the agent has to call it.
+        if not all(is_ours(getattr(type(self), name)) for name in _HOOKS):
             return super().run(role)
-        self._refuse_unsendable()
-        try:
-            result = self._run_supervised()
-        except Exception:
-            self._steps.put_run(is_success=False)
-            raise
-        self._record_result(result)
-        return result
-
-    def _run_supervised(self) -> RunResult:
-        with self.supervise() as supervisor:
-            self._stop_requests.connect(supervisor.request_stop)
-            job_result = supervisor.run()
-            self._note_job_result(job_result)
-            # Before the supervisor ends: it removes the workers' error files.
-            result = self._result(job_result)
-            if not result.is_failed() and supervisor.parts.current is not None:
-                result.return_values.update(supervisor.parts.current.return_values())
-        return result
-
-    def request_stop(self, number: int) -> None:
-        """Stop as if this signal had come; may be called from any thread."""
-        self._stop_requests.put(number)
-
-    def _has_own_hooks(self) -> bool:
-        """Whether a subclass, or a program that patches a class, replaces a step, so that the agent has to call it."""
-        return not all(is_ours(getattr(type(self), name)) for name in _HOOKS)
-
-    def _refuse_unsendable(self) -> None:
-        """Refuse a function that its workers can't get, before anything is started or joined."""
         spec = self._worker_group.spec
         if spec.entrypoint is not None and not isinstance(spec.entrypoint, str):
             from elastic_run.multiprocessing.functions.launch import Functions
 
+            # A function that its workers can't get is refused before anything is started or joined.
             Functions(spec.entrypoint, {0: spec.args}, self._start_method)
-
-    def _note_job_result(self, job_result: JobResult) -> None:
-        self._stop_healthcheck()
-        self.job_result = job_result
-        self._total_execution_time = int(time.monotonic() - self._started_at)
-
-    def record_job_result(self, job_result: JobResult) -> None:
-        """Emit the metrics and events of a job result that becomes neither a `RunResult` nor an exception."""
-        self._note_job_result(job_result)
-        if self._worker_group.spec.event_log_handler == "null":
-            return
-        from elastic_run.multiprocessing.api import SignalException
-        from elastic_run.rendezvous.api import RendezvousError
-
         try:
-            self._record_result(self._result(job_result))
-            self.record_event(self.get_event_succeeded)
-        except (SignalException, RendezvousError, OSError):
-            self._steps.put_run(is_success=False)
-            self.record_event(self.get_event_failed)
+            with self.supervise() as supervisor:
+                self.connect_stop(supervisor.request_stop)
+                job_result = supervisor.run()
+                self._take_job_result(job_result)
+                # Before the supervisor ends: it removes the workers' error files.
+                result = self._result(job_result)
+                if not result.is_failed() and supervisor.parts.current is not None:
+                    result.return_values.update(supervisor.parts.current.return_values())
+        except Exception:
+            self._publish_run(is_success=False)
+            raise
+        self._publish_result(result)
+        return result
 
     def supervise(self, early_start: EarlyStart | None = None) -> Supervisor:
         """Make the supervisor of this agent, for a caller that needs its console after the run; the caller closes it.
@@ -239,21 +187,110 @@ class LocalElasticAgent(SimpleElasticAgent):
             The supervisor, not yet running.
         """
         self._started_at = time.monotonic()
-        self._steps = StepRecorder(self, lambda: self._remaining_restarts)
         self._supervisor = Supervisor(
-            self._context, early_start, on_step=self._record_step_of_round, on_timer=self._log_watchdog_event
+            self._context, early_start, on_step=self._publish_step, on_timer=self._log_watchdog_event
         )
         self._setup_healthcheck()
         return self._supervisor
 
-    def _record_step_of_round(self, step: str, duration_ms: float) -> None:
-        """Emit torch's events and metrics of a step, with the restarts that are left now."""
-        if self._supervisor is not None:
-            self._remaining_restarts = self._count_remaining(self._supervisor.parts.agent.restart_count)
-        self._steps.record(step, duration_ms)
+    def record_job_result(self, job_result: JobResult) -> None:
+        """Emit the metrics and events of a job result that becomes neither a `RunResult` nor an exception."""
+        self._take_job_result(job_result)
+        if self._worker_group.spec.event_log_handler == "null":
+            return
+        from elastic_run.multiprocessing.api import SignalException
+        from elastic_run.rendezvous.api import RendezvousError
 
-    def _count_remaining(self, restarts_used: int) -> int:
-        return max(0, self._worker_group.spec.max_restarts - restarts_used)
+        try:
+            self._publish_result(self._result(job_result))
+            self.record_event(self.get_event_succeeded)
+        except (SignalException, RendezvousError, OSError):
+            self._publish_run(is_success=False)
+            self.record_event(self.get_event_failed)
+
+    def _take_job_result(self, job_result: JobResult) -> None:
+        self._stop_healthcheck()
+        self.job_result = job_result
+        self._total_execution_time = int(time.monotonic() - self._started_at)
+
+    def _result(self, job_result: JobResult) -> RunResult:
+        self._count_remaining(job_result.restarts_used)
+        if job_result.verdict != "success":
+            from elastic_run.agent.results import describe_failure, raise_unless_worker_failed
+
+            supervisor = self._supervisor
+            raise_unless_worker_failed(
+                job_result,
+                rendezvous_error=None if supervisor is None else supervisor.rendezvous_error,
+                start_error=None if supervisor is None else supervisor.rounds.start_error,
+            )
+            failed = [end for end in job_result.ends if end.exitcode != 0 and not end.was_stopped]
+            result = RunResult(WorkerState.FAILED, failures={end.rank: describe_failure(end) for end in failed})
+        else:
+            # A command has no return value; torch's map still has an entry for every rank.
+            ranks = [worker.global_rank for worker in self._worker_group.workers]
+            result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+        self._worker_group.state = result.state
+        return result
+
+    def _count_remaining(self, restarts_used: int) -> None:
+        self._remaining_restarts = max(0, self._worker_group.spec.max_restarts - restarts_used)
+
+    # --- torch's events and metrics -----------------------------------------------------------------------------------
+    def _publish_step(self, step: str, duration_ms: float) -> None:
+        """Publish a step of a round: one of `_METHODS`, or FAILED."""
+        if self._supervisor is not None:
+            self._count_remaining(self._supervisor.parts.agent.restart_count)
+        if self._worker_group.spec.event_log_handler != "null" and step in (
+            "RENDEZVOUS",
+            "ASSIGN_WORKER_RANKS",
+            "START",
+        ):
+            from functools import partial
+
+            from elastic_run.events import EventSource
+
+            if step == "START":
+                for worker in self._worker_group.workers:
+                    self.record_event(partial(self._construct_event, step, EventSource.WORKER, worker))
+            else:
+                describe = partial(self._construct_event, step, EventSource.AGENT, duration_ms=duration_ms)
+                self.record_event(describe)
+        for name in _METHODS.get(step, ()):
+            self._publish_call(name, duration_ms)
+        if step == "START":
+            self._rounds += 1
+            if self._rounds > 1:
+                self._publish_call("SimpleElasticAgent._restart_workers", duration_ms)
+            self._published_state = ""
+            self._publish_state("healthy")
+        elif step == "FAILED":
+            self._publish_state("failed")
+
+    def _publish_state(self, state: str) -> None:
+        """Publish the state of the worker group, once for each state that a round comes to."""
+        if state != self._published_state and "elastic_run.metrics" in sys.modules:
+            role = self._worker_group.spec.role
+            self._publish_call("LocalElasticAgent._monitor_workers", 0.0)
+            self.put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+            self.put_metric(f"workers.{role}.{state}", 1)
+        self._published_state = state
+
+    def _publish_run(self, *, is_success: bool) -> None:
+        milliseconds = (time.monotonic() - self._started_at) * 1000
+        self._publish_call("SimpleElasticAgent.run", milliseconds, is_success=is_success)
+
+    def _publish_call(self, name: str, duration_ms: float, *, is_success: bool = True) -> None:
+        """Publish a call as `metrics.prof` does."""
+        if "elastic_run.metrics" in sys.modules:
+            self.put_metric(f"{name}.{'success' if is_success else 'failure'}", 1)
+            self.put_metric(f"{name}.duration.ms", int(duration_ms))
+
+    def _publish_result(self, result: RunResult) -> None:
+        self._publish_state(result.state.value.lower())
+        self._record_metrics(result)
+        self._record_worker_events(result)
+        self._publish_run(is_success=True)
 
     def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
         """Emit torch's event of the workers' timers."""
@@ -264,38 +301,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
         self.record_event(lambda: watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request))
 
-    def _result(self, job_result: JobResult) -> RunResult:
-        self._remaining_restarts = self._count_remaining(job_result.restarts_used)
-        if job_result.verdict != "success":
-            from elastic_run.agent.failures import describe_failures, raise_unless_worker_failed
-
-            supervisor = self._supervisor
-            raise_unless_worker_failed(
-                job_result,
-                rendezvous_error=None if supervisor is None else supervisor.rendezvous_error,
-                start_error=None if supervisor is None else supervisor.rounds.start_error,
-            )
-            result = RunResult(WorkerState.FAILED, failures=describe_failures(job_result))
-        else:
-            # A command has no return value; torch's map still has an entry for every rank.
-            ranks = [worker.global_rank for worker in self._worker_group.workers]
-            result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
-        self._worker_group.state = result.state
-        return result
-
-    def _record_result(self, result: RunResult) -> None:
-        self._steps.put_state(result.state.value.lower())
-        self._record_metrics(result)
-        self._record_worker_events(result)
-        self._steps.put_run(is_success=True)
-
     # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
     @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         from elastic_run.multiprocessing.functions.start_processes import start_processes
-        from elastic_run.utils import macros
+        from elastic_run.utils import macros, safe_substitute
 
-        spec, options = worker_group.spec, self._context.options
+        spec, options, template = worker_group.spec, self._context.options, self._log_line_prefix_template
         envs = worker_environments(
             worker_group,
             os.environ,
@@ -307,13 +319,26 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         self._setup_local_watchdog(envs)
         self._setup_healthcheck()
+        prefixes = None
+        if template is not None:
+            prefixes = {
+                worker.local_rank: safe_substitute(
+                    template,
+                    {
+                        "role_name": spec.role,
+                        "rank": str(worker.global_rank),
+                        "local_rank": str(worker.local_rank),
+                    },
+                )
+                for worker in worker_group.workers
+            }
         self._pcontext = start_processes(
             name=spec.role,
             entrypoint=spec.entrypoint or "",
             args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
             envs=envs,
             logs_specs=self._logs_specs,
-            log_line_prefixes=self._prefixes(worker_group),
+            log_line_prefixes=prefixes,
             start_method=self._start_method,
             numa_options=spec.numa_options,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
@@ -347,24 +372,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             return int(time.time())
         return self._worker_watchdog.get_last_progress_time()
 
-    def _prefixes(self, worker_group: WorkerGroup) -> dict[int, str] | None:
-        template = self._log_line_prefix_template
-        if template is None:
-            return None
-        from elastic_run.utils import safe_substitute
-
-        return {
-            worker.local_rank: safe_substitute(
-                template,
-                {
-                    "role_name": worker_group.spec.role,
-                    "rank": str(worker.global_rank),
-                    "local_rank": str(worker.local_rank),
-                },
-            )
-            for worker in worker_group.workers
-        }
-
     @measured
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
         self._shutdown(timeout=self._shutdown_timeout)
@@ -380,7 +387,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.HEALTHY)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if found.is_failed():
-            from elastic_run.agent.failures import add_timer
+            from elastic_run.agent.results import add_timer
 
             failures = {ranks[rank]: add_timer(failure) for rank, failure in found.failures.items()}
             return RunResult(WorkerState.FAILED, failures=failures)
@@ -411,18 +418,3 @@ class LocalElasticAgent(SimpleElasticAgent):
             super()._post_call(name, call)
         else:
             self._supervisor.plugin_calls.post(name, call)
-
-
-#: The steps of torch's agent that others replace.
-_HOOKS = (
-    "_assign_worker_ranks",
-    "_exit_barrier",
-    "_initialize_workers",
-    "_invoke_run",
-    "_monitor_workers",
-    "_rendezvous",
-    "_restart_workers",
-    "_shutdown",
-    "_start_workers",
-    "_stop_workers",
-)

@@ -60,30 +60,20 @@ def make_call(name: str, call: Callable[[], Any]) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if _is_of_signal(error):
+        import logging
+
+        from elastic_run.multiprocessing.api import SignalException
+        from elastic_run.multiprocessing.errors.error_handler import find_foreign_place
+        from elastic_run.utils import describe_exception
+
+        if isinstance(error, SignalException):  # a handler of the program has raised this for a signal
             raise
-        _log_error(name, error)
+        place = find_foreign_place(error)
+        where = f" at {place}" if place else ""
+        trace = error if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else None
+        text = "elastic-run: %s has raised %s%s; the job's result stands"
+        logging.getLogger(__name__).log(logging.ERROR, text, name, describe_exception(error), where, exc_info=trace)
         return None
-
-
-def _is_of_signal(error: BaseException) -> bool:
-    """Whether a handler of the program has raised this for a signal."""
-    from elastic_run.multiprocessing.api import SignalException
-
-    return isinstance(error, SignalException)
-
-
-def _log_error(name: str, error: BaseException) -> None:
-    import logging
-
-    from elastic_run.multiprocessing.errors.error_handler import find_foreign_place
-    from elastic_run.utils import describe_exception
-
-    place = find_foreign_place(error)
-    text = "elastic-run: %s has raised %s%s; the job's result stands"
-    told = describe_exception(error)
-    trace = error if os.environ.get("LOGLEVEL", "").upper() == "DEBUG" else None
-    logging.getLogger(__name__).error(text, name, told, f" at {place}" if place else "", exc_info=trace)
 
 
 class PluginCalls:
@@ -111,13 +101,6 @@ class PluginCalls:
         self._current = "", 0.0
         self._is_closed = False
 
-    def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            self._current = asked[0], self._loop.now()
-            make_call(*asked)
-            self._pending.popleft()
-            self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
-
     def post(self, name: str, call: Callable[[], object]) -> None:
         """Make a call when those before it have returned; after `close` at once, in the caller's thread."""
         if self.is_given_up:
@@ -132,6 +115,13 @@ class PluginCalls:
         if not self.is_used:
             self.is_used = True
             _thread.start_new_thread(self._work, ())
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            self._current = asked[0], self._loop.now()
+            make_call(*asked)
+            self._pending.popleft()
+            self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
 
     def ask(self, name: str, call: Callable[[], Any]) -> Any:
         """Return the answer of a call, and turn the loop until it has returned.
@@ -169,7 +159,11 @@ class PluginCalls:
         counted = max(0, self._count_signals() - 1)
         is_told = False
         deadline: float | None = self._loop.now() + (_MOMENT if self._count_signals() > counted else self._grace)
-        while not self.is_given_up and not self._turn(is_done, deadline):
+        while not self.is_given_up:
+            seen = self._count_signals()
+            self._loop.run_until(lambda seen=seen: is_done() or self._count_signals() > seen, deadline)  # type: ignore[misc]
+            if is_done():
+                return
             from elastic_run.report import lines
 
             came = self._count_signals() - counted
@@ -184,9 +178,3 @@ class PluginCalls:
             else:
                 deadline = None
                 self._say(lines.waiting_for_call(name, seconds))
-
-    def _turn(self, is_done: Callable[[], bool], deadline: float | None) -> bool:
-        """Turn the loop until the calls have returned, which it returns, or a signal comes, or the time is over."""
-        before = self._count_signals()
-        self._loop.run_until(lambda: is_done() or self._count_signals() > before, deadline)
-        return is_done()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_run import contract
+from elastic_run.contract import ENV_PYTHON_EXEC
 from elastic_run.multiprocessing.process.interpreter import (
     is_interpreters_name,
     is_run_path_code,
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.facts import ScriptFile
 
-__all__ = ["find_script_file", "name_script", "program_name"]
-
 #: Flags of an interpreter whose value is the next word.
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _LONGEST = 255
@@ -38,14 +36,16 @@ _READ = 4 << 20
 def name_script(entrypoint: object, args: Sequence[object]) -> str:
     """Name the workers' program: ``train.py``, ``-m package.train``, ``program`` or a function's qualified name."""
     if not isinstance(entrypoint, str):
-        return _name_function(entrypoint)[:_LONGEST]
+        while hasattr(entrypoint, "func"):  # functools.partial, one around the other
+            entrypoint = entrypoint.func
+        return str(getattr(entrypoint, "__qualname__", type(entrypoint).__qualname__))[:_LONGEST]
     word = _find_script(entrypoint, args)
     return (os.path.basename(word.rstrip(os.sep)) or word)[:_LONGEST]
 
 
 def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
     """Return the program as its user named it, for reports: the script rather than the interpreter."""
-    if entrypoint in (sys.executable, own_interpreter(), os.environ.get(contract.ENV_PYTHON_EXEC)):
+    if entrypoint in (sys.executable, own_interpreter(), os.environ.get(ENV_PYTHON_EXEC)):
         words = (str(arg) for arg in args if not is_run_path_code(str(arg)))
         return next((word for word in words if not word.startswith("-")), str(entrypoint))
     return str(getattr(entrypoint, "__qualname__", entrypoint))
@@ -73,20 +73,9 @@ def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile |
 
 def _find_script(entrypoint: str, args: Sequence[object]) -> str:
     """Return the path of the script or program as typed, ``-m module``, or another argument of an interpreter."""
-    name = os.path.basename(entrypoint)
-    if is_interpreters_name(name) or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
-        return _find_python_script([str(arg) for arg in args]) or entrypoint
-    return entrypoint
-
-
-def _name_function(function: object) -> str:
-    while hasattr(function, "func"):  # functools.partial, one around the other
-        function = function.func
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _find_python_script(words: list[str]) -> str:
-    """Return the program that an interpreter runs, "" if it reads its program from a terminal."""
+    if not is_interpreters_name(os.path.basename(entrypoint)) and entrypoint != os.environ.get(ENV_PYTHON_EXEC):
+        return entrypoint
+    words = [str(arg) for arg in args]
     while words:
         word = words.pop(0)
         if word == "-m":
@@ -98,4 +87,4 @@ def _find_python_script(words: list[str]) -> str:
             del words[:1]
         elif word == "-" or not word.startswith("-"):
             return word
-    return ""
+    return entrypoint  # it reads its program from a terminal

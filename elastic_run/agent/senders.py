@@ -13,10 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.signals import SignalInfo
 
-#: Lowest code of signals that the kernel sends by itself.
-_SI_KERNEL = 0x80
-#: Code of a timer that the process has set or inherited (alarm).
-_SI_TIMER = -2
+#: Codes of sigaction(2): of signals that the kernel sends by itself, at least; and of a timer that the process has set
+#: or inherited (alarm).
+_SI_KERNEL, _SI_TIMER = 0x80, -2
 
 
 class Senders:

@@ -2,8 +2,7 @@
 
 A subclass implements the four hooks; `run` calls them, and the steps between them that a subclass may replace as well.
 The class gets no notification when such workers end, so it polls them every `monitor_interval`. Nothing else in
-elastic-run polls. `LocalElasticAgent`, which every launch uses, does not: its workers are processes, and it waits for
-them.
+elastic-run polls. `LocalElasticAgent`, which every launch uses, is notified of each exit.
 
 Source of the hooks and their order: torch 2.13, torch.distributed.elastic.agent.server.api.SimpleElasticAgent.
 """
@@ -17,7 +16,7 @@ import time
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
 from elastic_run.agent.driver.round_join import ask_for_ranks
 from elastic_run.agent.plugin_calls import make_call, name_call
-from elastic_run.agent.state import WorkerState
+from elastic_run.agent.results import WorkerState
 from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import SIGTERM
 
@@ -37,17 +36,22 @@ _BARRIER_KEY = "elastic_run/end/{}"
 
 
 class _Duration:
-    """Tells how many milliseconds its block took; contextlib would be 2 ms more while workers start."""
+    """Emits the event of a step when its block is over; contextlib would be 2 ms more while workers start."""
 
-    def __init__(self, tell: Callable[[float], None]) -> None:
-        self._tell = tell
-        self._started = 0.0
+    def __init__(self, agent: SimpleElasticAgent, state: str) -> None:
+        self._agent, self._state = agent, state
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._tell((time.perf_counter() - self._started) * 1000)
+        from functools import partial
+
+        from elastic_run.events import EventSource
+
+        milliseconds = (time.perf_counter() - self._started) * 1000
+        describe = self._agent._construct_event  # noqa: SLF001 - torch's hook
+        self._agent.record_event(partial(describe, self._state, EventSource.AGENT, duration_ms=milliseconds))
 
 
 def measured(method: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -103,11 +107,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @measured
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers to their end; see `ElasticAgent.run`.
-
-        Returns:
-            How the workers ended; None if the rendezvous dismissed this node, as with torch.
-        """
+        """Run the workers to their end; return None if the rendezvous dismissed this node, as with torch."""
         from elastic_run.multiprocessing.api import SignalException
 
         started = time.monotonic()
@@ -233,20 +233,8 @@ class SimpleElasticAgent(ElasticAgent):
             self._in_exit_barrier = False
 
     def record_duration(self, state: str) -> _Duration:
-        """Emit an event of a step when it is over, with its duration.
-
-        Args:
-            state: Name of the step.
-
-        Returns:
-            A context manager around the step.
-        """
-        return _Duration(lambda milliseconds: self._record_step(state, milliseconds))
-
-    def _record_step(self, state: str, duration_ms: float) -> None:
-        from elastic_run.events import EventSource
-
-        self.record_event(lambda: self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms))
+        """Return a context manager around a step, which emits an event of this state with its duration."""
+        return _Duration(self, state)
 
     def _post_call(self, name: str, call: Callable[[], object]) -> None:
         """Make a call of a plug-in that must not change how the job ends."""

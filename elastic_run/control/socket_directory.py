@@ -6,8 +6,7 @@ Rules
 - It is in /tmp. $XDG_RUNTIME_DIR is not used: it is removed when the user logs out, while a job under nohup runs on,
   and a batch job inherits the name without the directory.
 - A path has at most 107 bytes (unix(7)), so a socket is named by its agent's pid, and not by the job.
-- A killed agent leaves its socket, at which no process listens (`is_stale`). Each agent that starts, and
-  each command, removes the stale ones.
+- A killed agent leaves its socket, at which no process listens (`is_stale`). Each command removes the stale ones.
 """
 
 from __future__ import annotations
@@ -22,68 +21,51 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Bytes of a Unix socket's path.
-PATH_LIMIT = 107
 SUFFIX = ".sock"
-_PLACE = "/tmp"  # noqa: S108 - the directory in it is private
-_PRIVATE = 0o700
-_OTHERS = 0o077
 
 
-def find_directory(environment: Mapping[str, str]) -> str:
-    """Return the directory of this user's sockets; `contract.ENV_CONTROL_DIR` names another place than /tmp."""
-    place = environment.get(contract.ENV_CONTROL_DIR) or _PLACE
+def _locate(environment: Mapping[str, str]) -> str:
+    place = environment.get(contract.ENV_CONTROL_DIR) or "/tmp"  # noqa: S108 - the directory in it is private
     return os.path.join(os.path.abspath(place), f"elastic-run-{os.geteuid()}")
 
 
 def make_directory(environment: Mapping[str, str]) -> str:
-    """Return the directory, made now if it is missing.
+    """Return the directory of this user's sockets, made now if it is missing.
 
     Raises:
         OSError: It can't be made, or can't be trusted.
     """
-    path = find_directory(environment)
+    path = _locate(environment)
     try:
-        os.mkdir(path, _PRIVATE)
+        os.mkdir(path, 0o700)
     except FileExistsError:
         pass
-    if problem := explain_unfit(path):
+    if problem := _explain_unfit(path):
         raise OSError(problem)
     return path
 
 
-def explain_unfit(path: str) -> str:
-    """Return why a directory can't be trusted, or an empty string.
-
-    Raises:
-        OSError: It isn't there.
-    """
+def _explain_unfit(path: str) -> str:
+    """Return why a directory can't be trusted, or an empty string; raises OSError if it isn't there."""
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         return f"{path} is not a directory"
     if status.st_uid != os.geteuid():
         return f"{path} belongs to another user ({status.st_uid})"
-    if status.st_mode & _OTHERS:
+    if status.st_mode & 0o077:
         return f"{path} is open to other users (chmod 700 mends it)"
     return ""
 
 
 def find_sockets(environment: Mapping[str, str]) -> tuple[list[str], str]:
     """Return the paths of this user's sockets, stale ones included, and why the directory was not read, or ""."""
-    directory = find_directory(environment)
+    directory = _locate(environment)
     try:
-        problem = explain_unfit(directory)
+        problem = _explain_unfit(directory)
         names = [] if problem else sorted(os.listdir(directory))
     except OSError:
         return [], ""  # no agent was here
-    paths = (os.path.join(directory, name) for name in names if name.endswith(SUFFIX))
-    return [path for path in paths if len(os.fsencode(path)) <= PATH_LIMIT], problem
-
-
-def pid_in_name(path: str) -> int:
-    """Return the pid of a socket's agent, in the agent's pid namespace; 0 if the name has none."""
-    number = os.path.basename(path).partition("-")[0]
-    return int(number) if number.isdecimal() else 0
+    return [os.path.join(directory, name) for name in names if name.endswith(SUFFIX)], problem
 
 
 def is_stale(path: str) -> bool:

@@ -1,9 +1,9 @@
 """Dumps of torch's flight recorder: a file's bytes to collectives, and the dumps of a job in files and directories.
 
 The recorder is a ring: the newest entries overwrite the oldest. torch writes pickles that hold nothing but numbers,
-texts, lists and dicts, and JSON with the same keys but without stacks. A pickle that names a class or a function is
-refused before the function could run. A dump may come from anywhere: every field is checked, an entry with a field of
-the wrong kind makes the whole file unreadable, and no dump is larger than `MOST_BYTES`.
+texts, lists and dicts. A pickle that names a class or a function is refused before the function could run. A dump may
+come from anywhere: every field is checked, an entry with a field of the wrong kind makes the whole file unreadable, and
+no dump is larger than `MOST_BYTES`.
 
 Dumps may be copied from many nodes, not of all ranks, under any names, beside logs. A file that can't be read is named
 with the reason and left out. The rank stands in the dump, if elastic-run has asked for it, or at the end of the file's
@@ -15,7 +15,6 @@ whose dumps must not be mixed.
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import re
@@ -25,7 +24,7 @@ from contextlib import suppress
 from elastic_run import contract
 from elastic_run.core.failure.traceback_text import FOREIGN_PATHS
 from elastic_run.files import read_user_file
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ Calls: TypeAlias = "tuple[Collective, ...]"
 class Dump:
     """The content of one rank's flight recorder."""
 
-    rank: int  # The rank in the job
+    rank: int  # The rank in the job; -1 where the dump does not name it, as torch's own do not
     collectives: tuple[Collective, ...]  # The collectives in the order of their calls
     members: dict[str, tuple[int, ...]]  # Ranks of each process group that the dump lists, by the group's name
     source: str = ""  # The file
@@ -96,8 +95,6 @@ _RANKS = re.compile(r"\d+")
 _MOST_BITS = 64
 #: What an entry of the wrong kind raises.
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-#: In a millisecond.
-_NANOSECONDS = 1_000_000
 
 
 class DumpError(Exception):
@@ -120,16 +117,7 @@ class _PrimitivesUnpickler(pickle.Unpickler):
         raise DumpError(message)
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """The content of a dump."""
-
-    rank: int | None  # The rank if the dump names it (torch's own don't), or None
-    collectives: tuple[Collective, ...]  # The collectives in the order of their calls
-    members: dict[str, tuple[int, ...]]  # Ranks of each process group by its name
-
-
-def parse_dump(data: bytes) -> Content:
+def parse_dump(data: bytes) -> Dump:
     """Read a dump.
 
     Raises:
@@ -141,23 +129,21 @@ def parse_dump(data: bytes) -> Content:
         message = "it has no list of entries"
         raise ForeignFileError(message)
     try:
-        collectives = tuple(_collective(entry) for entry in document["entries"])
+        collectives = sorted(map(_collective, document["entries"]), key=lambda each: each.record)
         members = _members(document.get("pg_config") or {})
-        rank = None if document.get("rank") is None else _number(document["rank"])
+        rank = -1 if document.get("rank") is None else _number(document["rank"])
     except _DAMAGE as error:
         message = f"an entry can't be read ({type(error).__name__}: {str(error)[:60]})"
         raise DumpError(message) from error
-    return Content(rank, tuple(sorted(collectives, key=lambda each: each.record)), members)
+    return Dump(rank, tuple(collectives), members)
 
 
 def _load(data: bytes) -> Any:
     if not data:
         message = "it is empty"
         raise DumpError(message)
-    if data[:1] == b"{":
-        return _load_json(data)
     if data[:1] != b"\x80":
-        message = "it is neither a pickle nor JSON"
+        message = "it is no pickle"
         raise ForeignFileError(message)
     try:
         return _PrimitivesUnpickler(io.BytesIO(data)).load()
@@ -170,14 +156,6 @@ def _load(data: bytes) -> Any:
         # A damaged pickle raises whatever the operation raises that the damage has made of another.
         message = f"it is damaged ({type(error).__name__})"
         raise DumpError(message) from error
-
-
-def _load_json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        message = "it is cut short or no JSON"
-        raise (DumpError if b'"entries"' in data[:65536] else ForeignFileError)(message) from error
 
 
 def _collective(entry: dict[str, Any]) -> Collective:
@@ -217,20 +195,14 @@ def _number(value: Any) -> int:
 
 
 def _state(entry: dict[str, Any]) -> str:
-    """Return the state; NCCL's watchdog retires a collective that has ended, unless it has aborted all of them."""
-    if entry["state"] == "completed" and not _was_aborted(entry):
-        return COMPLETED
-    if entry.get("retired") or entry["state"] == "completed":
-        return RETIRED
-    return STARTED if entry["state"] == "started" else OPEN
-
-
-def _was_aborted(entry: dict[str, Any]) -> bool:
-    """Whether a collective of NCCL ended only because it was aborted after its timeout."""
+    if entry["state"] != "completed":
+        return RETIRED if entry.get("retired") else STARTED if entry["state"] == "started" else OPEN
+    # NCCL's watchdog retires a collective that has ended, unless it has aborted all of them after the timeout.
     ended, limit = entry.get("time_discovered_completed_ns"), entry.get("timeout_ms")
     if entry.get("retired", True) or not ended or not limit:
-        return False
-    return int(ended) - int(entry["time_created_ns"]) > int(limit) * _NANOSECONDS
+        return COMPLETED
+    was_aborted = int(ended) - int(entry["time_created_ns"]) > int(limit) * 1_000_000
+    return RETIRED if was_aborted else COMPLETED
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
@@ -259,8 +231,6 @@ def _members(groups: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: numbers for name, numbers in ranks.items() if numbers}
 
 
-#: Files of a directory that are looked at; a wrong directory may have millions.
-MOST_FILES = 100_000
 _ATTEMPT = re.compile(rf"(?:^|/){contract.ATTEMPT_DIR_PREFIX}(\d+)(?:\.(\d+))?(?=/)")
 _RANK = re.compile(r"rank[^0-9/]{0,2}(\d{1,7})(?!.*rank[^0-9/]{0,2}\d)|(\d{1,7})(?:\.[A-Za-z]\w*)*$")
 
@@ -295,7 +265,8 @@ def find_dumps(paths: list[str]) -> FoundDumps:
             problems.append(f"{path!r}: left out: {error}")
         else:
             other = found.get(dump.rank)
-            if other is not None and not _are_of_one_run(path, other[1].source):
+            # Real paths: `latest` is a link.
+            if other is not None and len({os.path.realpath(_run_of(each)) for each in (path, other[1].source)}) > 1:
                 both = f"{other[1].source!r} and {path!r} are of rank {dump.rank}"
                 message = f"these are dumps of several jobs: {both}; name the directory of one job"
                 raise DumpError(message)
@@ -330,9 +301,6 @@ def _list(path: str) -> list[tuple[str, float]]:
                 status = os.stat(file)
                 if stat.S_ISREG(status.st_mode):  # no pipes: reading one would wait
                     files.append((file, status.st_mtime))
-            if len(files) > MOST_FILES:
-                message = f"{path!r}: more than {MOST_FILES} files; name the directory of the dumps"
-                raise DumpError(message)
     return files
 
 
@@ -343,15 +311,14 @@ def _choose_attempts(files: list[tuple[str, float]]) -> tuple[list[tuple[str, fl
     for path, attempt in attempts.items():
         if attempt is not None and _begins_like_a_dump(path):
             with_dumps.setdefault(_run_of(path), set()).add(attempt)
-    last = {run: max(attempts) for run, attempts in with_dumps.items()}
+    last = {run: max(several) for run, several in with_dumps.items()}
     kept = [file for file in files if attempts[file[0]] in (None, last.get(_run_of(file[0]), attempts[file[0]]))]
     problems = []
     for run, several in with_dumps.items():
-        if len(several) > 1:
-            names = [f"{number}.{again}" if again else f"{number}" for number, again in sorted(several)]
-            problems.append(
-                f"{(run or '.')!r}: dumps of attempts {', '.join(names)}: only the last, {names[-1]}, is read"
-            )
+        names = [f"{number}.{again}" if again else f"{number}" for number, again in sorted(several)]
+        if len(names) > 1:
+            text = f"dumps of attempts {', '.join(names)}: only the last, {names[-1]}, is read"
+            problems.append(f"{(run or '.')!r}: {text}")
     return kept, problems
 
 
@@ -368,10 +335,6 @@ def _run_of(path: str) -> str:
     """Return the directory of a file's run: the one above its attempt, or else the file's own."""
     attempt = _ATTEMPT.search(path)
     return os.path.dirname(path) if attempt is None else path[: attempt.start()]
-
-
-def _are_of_one_run(one: str, other: str) -> bool:
-    return os.path.realpath(_run_of(one)) == os.path.realpath(_run_of(other))  # `latest` is a link
 
 
 def _attempt_of(path: str) -> tuple[int, int] | None:
@@ -401,9 +364,10 @@ def _read_file(path: str) -> Dump:
     if not data and rank is None:
         message = "it is empty"
         raise ForeignFileError(message)
-    content = parse_dump(data)
-    rank = content.rank if content.rank is not None else rank
+    dump = parse_dump(data)
+    if dump.rank >= 0:
+        rank = dump.rank
     if rank is None:
         message = "neither the dump nor the file's name says which rank it is of: let the name end in the rank"
         raise DumpError(message)
-    return Dump(rank, content.collectives, content.members, path)
+    return replace(dump, rank=rank, source=path)

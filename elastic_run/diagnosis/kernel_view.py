@@ -6,29 +6,19 @@ psutil tells neither the masks of signals, nor the state of a thread, nor the ke
 from __future__ import annotations
 
 import os
-import time
 
 from elastic_run import contract
 from elastic_run.core.diagnosis.stacks import IGNORES, STOPPED
 from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
-from elastic_run.signals import (
-    LOCK_STACK_SIGNAL,
-    MAIN_STACK_SIGNAL,
-    PYTHON_STACK_SIGNAL,
-    STACK_SIGNAL,
-    call_libc,
-)
+from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL, call_libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.multiprocessing.process.process_table import ProcessStat
     from elastic_run.multiprocessing.process.stack_pipe import StackPipe
 
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": STOPPED, b"t": "is stopped by a debugger", b"Z": "has ended"}
-#: Functions of the kernel in which a thread waits for a signal, whichever comes: C code goes on after it.
-_ENDED_BY_SIGNALS = ("sys_pause", "sigsuspend")
 #: The bits of the signals for stacks in the kernel's masks.
 _NUMBERS = (STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, LOCK_STACK_SIGNAL)
 _BITS = sum(1 << (number - 1) for number in _NUMBERS if number > 0)
@@ -36,8 +26,6 @@ _BITS = sum(1 << (number - 1) for number in _NUMBERS if number > 0)
 PAUSED = "waits for a signal (pause, sigsuspend), so none was sent for its stacks"
 #: A process whose threads hold the signal back.
 BLOCKS = f"blocks signal {STACK_SIGNAL}"
-#: Seconds in which a Python reads its .pth files, also from a slow file system.
-_STARTING = 2.0
 #: Threads of which the details tell.
 _MOST_THREADS = 200
 
@@ -50,26 +38,25 @@ def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
     masks = read_masks(f"{pid}")
     if masks.get("SigIgn", 0) & _BITS:
         return f"{IGNORES}{STACK_SIGNAL}: its Python has ended, or the program asked for that"
-    has_pipe = pipe is not None and _has_pipe(pid, pipe)
+    has_pipe = False
+    if pipe is not None:
+        try:
+            has_pipe = os.path.samestat(os.stat(f"/proc/{pid}/fd/{pipe.number}"), os.fstat(pipe.reading))
+        except OSError:
+            pass
     if masks.get("SigCgt", 0) & _BITS != _BITS:
-        reason = _explain_missing(pid, stat, pipe, has_pipe=has_pipe)
-        return _describe_foreign(pid, f"shows no Python stacks: {reason}")
-    if has_pipe:
+        reason = f"shows no Python stacks: {_explain_missing(pid, pipe, has_pipe=has_pipe)}"
+    elif has_pipe:
         return ""
-    stat = read_stat(pid)  # again: it may have begun to end
-    if stat is None or stat.is_exiting:
+    elif (stat := read_stat(pid)) is None or stat.is_exiting:  # it may have begun to end
         return "has ended"
-    return _describe_foreign(pid, "has closed the descriptor for its stacks")
+    else:
+        reason = "has closed the descriptor for its stacks"
+    where = wait_channel(pid)
+    return f"{reason} ({read_name(pid)}{f', in {where}' if where else ''})"
 
 
-def _has_pipe(pid: int, pipe: StackPipe) -> bool:
-    try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{pipe.number}"), os.fstat(pipe.reading))
-    except OSError:
-        return False
-
-
-def _explain_missing(pid: int, stat: ProcessStat, pipe: StackPipe | None, *, has_pipe: bool) -> str:
+def _explain_missing(pid: int, pipe: StackPipe | None, *, has_pipe: bool) -> str:
     """Return why a process has no handler for the signal. A Python that has had one has closed the pipe on exec."""
     if os.environ.get(contract.ENV_STACKS) == "0":
         return f"{contract.ENV_STACKS}=0"
@@ -79,9 +66,8 @@ def _explain_missing(pid: int, stat: ProcessStat, pipe: StackPipe | None, *, has
         return "there were too few file descriptors for it (ulimit -n)"
     if not has_pipe:
         return "the program has executed another Python"
-    if _seconds_since_start(stat) < _STARTING:
-        return "it has just been started"
-    return "its Python does not read elastic-run-compat.pth: elastic-run is not installed there, or it runs with -S"
+    why = "it has just been started, elastic-run is not installed there, or it runs with -S"
+    return f"its Python does not read elastic-run-compat.pth: {why}"
 
 
 def _is_python(pid: int) -> bool:
@@ -93,15 +79,6 @@ def _is_python(pid: int) -> bool:
             return b"/libpython" in maps.read()
     except OSError:
         return True  # it has ended, or is another user's
-
-
-def _seconds_since_start(stat: ProcessStat) -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_at / os.sysconf("SC_CLK_TCK")
-
-
-def _describe_foreign(pid: int, text: str) -> str:
-    where = wait_channel(pid)
-    return f"{text} ({read_name(pid)}{f', in {where}' if where else ''})"
 
 
 def read_masks(task: str) -> dict[str, int]:
@@ -139,8 +116,8 @@ def waits_for_lock(pid: int) -> bool:
 
 
 def waits_for_signal(pid: int) -> bool:
-    """Whether the first thread of a process waits for a signal, whichever comes."""
-    return any(call in wait_channel(pid) for call in _ENDED_BY_SIGNALS)
+    """Whether the first thread of a process waits for a signal, whichever comes: C code goes on after it."""
+    return any(call in wait_channel(pid) for call in ("sys_pause", "sigsuspend"))
 
 
 def send_beside_main(pid: int, number: int) -> bool:

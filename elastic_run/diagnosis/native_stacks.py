@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 8
 _WAIT_LIMIT = 15.0
-_DENIED = ("permission denied", "operation not permitted")
-_NO_PYTHON = "failed to find python version"
 _NOT_PYTHON = "py-spy finds no Python that it knows"
 #: The line between two processes.
 _SEPARATOR = "-" * 80 + "\n"
-#: Yama: root may trace; from 3 on, no process may.
-_ADMIN_ONLY = 2
 
 
 def find_py_spy() -> str:
@@ -54,15 +50,12 @@ def _read_worker(program: str, pid: int, options: list[str]) -> Dump:
     dump = _read(program, pid, options)
     if dump.problem != _NOT_PYTHON:
         return dump
-    texts = [text for child in _find_children(pid) if (text := _read(program, child, ["--subprocesses"]).text)]
-    return Dump(text=_SEPARATOR.join(texts)) if texts else dump
-
-
-def _find_children(pid: int) -> list[int]:
     try:
-        return [child.pid for child in psutil.Process(pid).children()]
+        children = [child.pid for child in psutil.Process(pid).children()]
     except psutil.Error:
-        return []
+        return dump
+    texts = [text for child in children if (text := _read(program, child, ["--subprocesses"]).text)]
+    return Dump(text=_SEPARATOR.join(texts)) if texts else dump
 
 
 def _read(program: str, pid: int, options: list[str]) -> Dump:
@@ -85,9 +78,9 @@ def _explain(complaint: str, pid: int) -> str:
     if not psutil.pid_exists(pid):
         return "has ended"
     text = complaint.lower()
-    if any(words in text for words in _DENIED):
+    if "permission denied" in text or "operation not permitted" in text:
         return f"the kernel does not let py-spy read it ({_find_guard()})"
-    if _NO_PYTHON in text:
+    if "failed to find python version" in text:
         return _NOT_PYTHON
     first = next((line.strip() for line in complaint.splitlines() if line.strip()), "it gave no reason")
     return f"py-spy could not read it: {first.removeprefix('Error: ')}"
@@ -103,5 +96,5 @@ def _find_guard() -> str:
     if scope == 1:
         return f"kernel.yama.ptrace_scope is 1: start the job with {contract.ENV_PTRACE}=1, or ask as root"
     if scope:
-        return f"kernel.yama.ptrace_scope is {scope}: {'only root may' if scope == _ADMIN_ONLY else 'no process may'}"
+        return f"kernel.yama.ptrace_scope is {scope}: only root may, or from 3 on no process"
     return "another user's process, or a container without CAP_SYS_PTRACE"

@@ -20,8 +20,10 @@ Rules
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from contextlib import suppress
 
 from elastic_run import contract
 from elastic_run.core.diagnosis.stacks import Dump
@@ -62,10 +64,11 @@ class _Request:
     """A request to one worker."""
 
     pid: int
-    blocking: frozenset[str]
+    blocking: frozenset[str]  # Threads that blocked the signals before
     problem: str
     insists: bool
     spares: bool
+    until: float  # Monotonic seconds up to which the handler in Python is waited for
     text: bytearray = field(default_factory=bytearray, init=False)
     is_sent: bool = field(default=False, init=False)
 
@@ -83,16 +86,11 @@ class _Request:
 
 
 class StackRequests:
-    """The pipes of one round's workers.
+    """The pipes of one round's workers by local rank; this object closes them.
 
-    Args:
-        loop: The agent's loop.
-        pipes: The pipes by local rank; this object closes them.
-        on_uncaught: Called with a local rank, and with what its worker tells of the exception that has ended its main
-            thread.
-
-    Attributes:
-        received: Bytes that came so far, by local rank: a worker's own count of what it has written includes them.
+    `on_uncaught` gets a local rank, and what its worker tells of the exception that has ended its main thread.
+    `received` counts the bytes that came so far, by local rank: a worker's own count of what it has written includes
+    them.
     """
 
     def __init__(
@@ -123,21 +121,25 @@ class StackRequests:
         insists: bool = False,
         spares: bool = False,
     ) -> None:
-        """Ask workers for their stacks."""
+        """Ask workers for their stacks; `spares` leaves those alone that wait for any signal."""
         self._waiting.append(on_done)
         if len(self._waiting) > 1:
             return
         for rank in self._open.copy():
             self._read(rank)
-        self._requests = {rank: self._prepare(rank, pid, insists=insists, spares=spares) for rank, pid in pids.items()}
+        until = self._loop.now() + wait_limit * _EARLY
+        self._requests = {}
+        for rank, pid in pids.items():
+            problem = kernel_view.find_obstacle(pid, self._pipes.get(rank))
+            blocking = frozenset[str]() if problem else kernel_view.threads_that_block(pid)
+            self._requests[rank] = _Request(pid, blocking, problem, insists, spares, until)
         self._missing = {rank for rank, request in self._requests.items() if not request.problem}
         self._timers = [
             self._loop.call_later(wait_limit * _EARLY, self._look_early),
             self._loop.call_later(wait_limit if self._missing else 0.0, self._finish),
         ]
-        until = self._loop.now() + wait_limit * _EARLY
         for rank in self._missing.copy():
-            self._begin(rank, self._requests[rank], until=until)
+            self._begin(rank, self._requests[rank])
 
     def close(self) -> None:
         """Close the pipes; a request that still waits gets the stacks that have come."""
@@ -155,42 +157,30 @@ class StackRequests:
         """Whether a worker can be asked, and tells of the exception that ends its main thread."""
         return not kernel_view.find_obstacle(pid, self._pipes.get(rank))
 
-    def _prepare(self, rank: int, pid: int, *, insists: bool, spares: bool) -> _Request:
-        pipe = self._pipes.get(rank)
-        problem = kernel_view.find_obstacle(pid, pipe)
-        blocking = frozenset[str]() if problem else kernel_view.threads_that_block(pid)
-        return _Request(pid, blocking, problem, insists, spares)
-
-    def _begin(self, rank: int, request: _Request, *, until: float) -> None:
+    def _begin(self, rank: int, request: _Request) -> None:
         """Ask a worker by the signal for Python's handler, as soon as one of its threads takes that."""
         if not self._is_awaited(rank, request):
             return
         if request.spares and kernel_view.waits_for_signal(request.pid):
-            self._ask_beside_main(rank, request)
+            # By another thread than the main one, whose wait any signal would end; or leave the worker alone.
+            if kernel_view.is_calm(request.pid) and kernel_view.send_beside_main(request.pid, STACK_SIGNAL):
+                request.is_sent = True
+            else:
+                self._answered(rank, kernel_view.PAUSED)
         elif kernel_view.takes_signal(request.pid, PYTHON_STACK_SIGNAL):
             self._kill(rank, request, PYTHON_STACK_SIGNAL)
-            self._insist_later(rank, request, _FIRST, until=until)
-        elif self._loop.now() < until:
-            self._loop.call_later(_PAUSE, lambda: self._begin(rank, request, until=until))
+            self._loop.call_later(_FIRST, lambda: self._insist(rank, request))
+        elif self._loop.now() < request.until:
+            self._loop.call_later(_PAUSE, lambda: self._begin(rank, request))
         else:
             self._answered(rank, kernel_view.BLOCKS)
 
-    def _ask_beside_main(self, rank: int, request: _Request) -> None:
-        """Ask by another thread than the main one, whose wait any signal would end; or leave the worker alone."""
-        if kernel_view.is_calm(request.pid) and kernel_view.send_beside_main(request.pid, STACK_SIGNAL):
-            request.is_sent = True
-        else:
-            self._answered(rank, kernel_view.PAUSED)
-
-    def _insist_later(self, rank: int, request: _Request, pause: float, *, until: float) -> None:
-        self._loop.call_later(pause, lambda: self._insist(rank, request, until=until))
-
-    def _insist(self, rank: int, request: _Request, *, until: float) -> None:
+    def _insist(self, rank: int, request: _Request) -> None:
         """Ask a worker whose main thread is in C code by a signal that needs no Python."""
         if not self._is_awaited(rank, request):
             return
-        if kernel_view.is_main_running(request.pid) and self._loop.now() < until:
-            self._insist_later(rank, request, _PAUSE, until=until)
+        if kernel_view.is_main_running(request.pid) and self._loop.now() < request.until:
+            self._loop.call_later(_PAUSE, lambda: self._insist(rank, request))
         else:
             self._send(rank, request, _TRIES)
 
@@ -211,20 +201,16 @@ class StackRequests:
         if problem or not (takes_signal or tries > 1):
             self._answered(rank, problem or kernel_view.BLOCKS)
         elif not (is_calm and takes_signal) and tries > 1:
+            is_last_but_one = tries - 1 == 1
+            waits_for_lock = is_last_but_one and kernel_view.waits_for_lock(request.pid)
             pause = _PAUSE
-            if tries == 2 and self._interrupts_lock(rank, request):  # noqa: PLR2004 - the last but one
+            if waits_for_lock and kernel_view.takes_signal(request.pid, LOCK_STACK_SIGNAL):
                 pause = _SECOND
+                self._kill(rank, request, LOCK_STACK_SIGNAL)
             self._loop.call_later(pause, lambda: self._send(rank, request, tries - 1))
         else:
             request.is_sent = True
             self._kill(rank, request, number)
-
-    def _interrupts_lock(self, rank: int, request: _Request) -> bool:
-        """Send a main thread that waits for a lock to the handler in Python; return whether it waits for one."""
-        waits = kernel_view.waits_for_lock(request.pid) and kernel_view.takes_signal(request.pid, LOCK_STACK_SIGNAL)
-        if waits:
-            self._kill(rank, request, LOCK_STACK_SIGNAL)
-        return waits
 
     def _kill(self, rank: int, request: _Request, number: int) -> None:
         try:
@@ -347,22 +333,20 @@ def write_stacks(directory: str, dumps: Mapping[int, Dump]) -> str:
     """
     text = render_stacks(dumps, time.strftime("%Y-%m-%d %H:%M:%S %z"))
     name, _, ending = contract.STACKS_FILE.rpartition(".")
-    number = 0
-    while True:
+    for number in itertools.count():
         path = os.path.join(directory, f"{name}.{number}.{ending}" if number else contract.STACKS_FILE)
         try:
-            file = open(path, "x", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
-        except FileExistsError:
-            number += 1
-            continue
-        try:
-            with file:
+            with open(path, "x", encoding="utf-8", errors="replace") as file:
                 file.write(text)
+        except FileExistsError:
+            continue
         except OSError:
-            if not os.path.getsize(path):  # a full disk: an empty file would tell nothing
-                os.unlink(path)
+            with suppress(OSError):
+                if not os.path.getsize(path):  # a full disk: an empty file would tell nothing
+                    os.unlink(path)
             raise
         return path
+    raise AssertionError
 
 
 def render_stacks(dumps: Mapping[int, Dump], taken_at: str) -> str:

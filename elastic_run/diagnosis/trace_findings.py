@@ -10,28 +10,24 @@ from elastic_run.report.text import count, ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from elastic_run.diagnosis.dumps import Calls, Collective
+    from elastic_run.diagnosis.dumps import Collective
 
 #: Kinds of findings, the likelier cause first.
 DIFFERENT_CALLS = "different_calls"
-OTHER_SIZE = "other_size"
 NOT_JOINED = "not_joined"
 NO_PARTNER = "no_partner"
 DIFFERENT_ORDER = "different_order"
 NOT_STARTED = "not_started"
-NO_SENDER = "no_sender"
 NO_DUMP = "no_dump"
 ALONE = "alone"
 UNFINISHED = "unfinished"
 BEHIND = "behind"
 KINDS = (
-    *(DIFFERENT_CALLS, OTHER_SIZE, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_SENDER),
+    *(DIFFERENT_CALLS, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED),
     *(NO_DUMP, ALONE, BEHIND, UNFINISHED),
 )
 #: Kinds without ranks at which the cause lies.
-WITHOUT_RANKS = (NO_SENDER, ALONE, UNFINISHED)
+WITHOUT_RANKS = (ALONE, UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +60,11 @@ class Analysis:
     absent: tuple[int, ...]  # Ranks of a group that have none
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The calls of a process group that one backend performs, as the dumps show them."""
-
-    name: str
-    description: str
-    members: tuple[int, ...]  # Its ranks, as far as they are known
-    calls: dict[int, dict[int, Calls]]  # The collectives of each rank that has a dump, by their number in the group
-    is_listed: bool  # Whether a dump lists the members
-    library: str = ""  # Name of the backend: a group may have one for each kind of device
-
-    def has(self, call: Collective) -> bool:
-        """Whether a call is one of this group's."""
-        return (call.group, call.library) == (self.name, self.library)
-
-    def make_finding(
-        self, kind: str, operation: str, sequence: int, *, ranks: tuple[int, ...], waiting: tuple[int, ...], **more: Any
-    ) -> Finding:
-        """Return a finding in this group; `more` are further fields of it."""
-        return Finding(kind, self.name, self.description, self.members, operation, sequence, ranks, waiting, **more)
-
-
 #: Lines on the last collectives of ranks, and shapes of a call, that are shown.
 _MOST_LAST = 3
 _MOST_SHAPES = 2
 _RULES = {
     DIFFERENT_CALLS: "all ranks of a group have to call the same operations in the same order",
-    OTHER_SIZE: "all ranks of a group have to call the same operations with the same sizes",
     DIFFERENT_ORDER: "call the collectives of different groups in the same order on all ranks",
 }
 
@@ -119,7 +92,7 @@ def detail_lines(finding: Finding) -> list[str]:
         lines.append(f"{ranks(without)} called no collective at all")
     if len(finding.last) > _MOST_LAST:
         lines.append(f"... ({len(finding.last)} ranks in all)")
-    if finding.kind in (DIFFERENT_CALLS, OTHER_SIZE, DIFFERENT_ORDER):
+    if finding.kind in (DIFFERENT_CALLS, DIFFERENT_ORDER):
         lines += [f"{ranks(who)}: {_difference(finding, call)}{_place(call.where)}" for who, call in finding.calls]
     if finding.kind in _RULES:
         lines.append(_RULES[finding.kind])
@@ -143,11 +116,6 @@ def _no_partner(finding: Finding) -> str:
     return f"rank {other} did not call {opposite} rank {rank} in {_group(finding)}: {waits}"
 
 
-def _no_sender(finding: Finding) -> str:
-    waits = f"{ranks(finding.waiting)} waits in recv from any rank of {_group(finding)}{_brackets(finding.where)}"
-    return f"{waits}, and no rank waits in a send to it"
-
-
 def _different_calls(finding: Finding) -> str:
     (most, expected), (who, found) = finding.calls[:2]
     if expected.is_p2p:
@@ -157,15 +125,6 @@ def _different_calls(finding: Finding) -> str:
     return (
         f"{ranks(who)} {_verb(who, 'call')} {called[0]} as collective number {finding.sequence} of {_group(finding)}, "
         f"{ranks(most)} {_verb(most, 'call')} {called[1]}"
-    )
-
-
-def _other_size(finding: Finding) -> str:
-    ((peers, call),) = finding.calls
-    others = tuple(rank for rank in finding.ranks if rank not in peers)
-    called = f"{ranks(peers)} {_verb(peers, 'call')} {_difference(finding, call)}"
-    return (
-        f"{called} as collective number {finding.sequence} of {_group(finding)}, {ranks(others)} expects another size"
     )
 
 
@@ -209,8 +168,6 @@ _SENTENCES = {
     NOT_STARTED: _not_started,
     NO_DUMP: _no_dump,
     NO_PARTNER: _no_partner,
-    NO_SENDER: _no_sender,
-    OTHER_SIZE: _other_size,
     UNFINISHED: _unfinished,
 }
 

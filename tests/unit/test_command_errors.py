@@ -11,14 +11,12 @@ import pytest
 from elastic_run.cli.commands import CommandParser, stacks, status, stop
 from elastic_run.cli.commands.stop import stop_job
 from elastic_run.contract import EXIT_FAILURE
-from elastic_run.control.client import Answer
-from elastic_run.control.jobs import RunningAgent, RunningJob
+from elastic_run.control.client import Answer, RunningAgent, RunningJob
 from elastic_run.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_run.control.client import Call
 
 _JOB = RunningJob((RunningAgent("a", 1, max_nodes=2), RunningAgent("b", 2, max_nodes=2)))
 
@@ -65,8 +63,8 @@ def test_an_agent_that_cannot_ask_the_others_leaves_each_agent_its_own_answer(mo
     """The agents of this machine are asked one by one, the first one too, and those that fail are named."""
     own = {"a": Answer("a", 1, {"pid": 1, "host": "h", "node_rank": 0}), "b": Answer("b", 2, error="no answer of b")}
 
-    def ask_all(paths: Iterable[str], call: Call, *, wait_limit: float = 0.0) -> Iterable[Answer]:
-        assert wait_limit == (6.0 if call.name == "nodes" else 0.0)
+    def ask_all(paths: Iterable[str], name: str, *, wait_limit: float = 0.0) -> Iterable[Answer]:
+        assert wait_limit == (6.0 if name == "nodes" else 0.0)
         return [Answer(path, 1, error="no store") if wait_limit else own[path] for path in paths]
 
     monkeypatch.setattr(status, "ask_all", ask_all)
@@ -116,7 +114,8 @@ def test_where_no_node_is_meant_all_are_named(name: str, told: str, monkeypatch:
         {"host": "h1", "node_rank": 0, "is_leaving": False},
     ]
     monkeypatch.setattr(stop, "find_job", lambda *_: RunningJob((RunningAgent("", 1, run_id="j", max_nodes=2),)))
-    monkeypatch.setattr(stop, "ask", lambda *_, **__: {"nodes": nodes, "members": 1, "missing": 0})
+    answer = Answer("a", 1, {"nodes": nodes, "members": 1, "missing": 0})
+    monkeypatch.setattr(stop, "ask_all", lambda *_, **__: [answer])
     with pytest.raises(UsageError) as raised:
         stop.run_drain([name])
     assert str(raised.value) == told

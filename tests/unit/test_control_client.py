@@ -1,4 +1,4 @@
-"""The client of the control socket: answers that are long, and agents that go without one."""
+"""The client of the control socket: answers that are long, agents that go without one, and the job that RUN means."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
-from elastic_run.control.client import Call, ControlError, ask, ask_agents, ask_all
-from elastic_run.control.socket_directory import explain_unfit, find_sockets, is_stale, make_directory, pid_in_name
+from elastic_run.control.client import Answer, RunningAgent, RunningJob, ask_all, choose_job, find_job, find_jobs
+from elastic_run.control.socket_directory import is_stale, make_directory
+from elastic_run.errors import UsageError
 from tests.support.wait import DEADLINE
-
-if TYPE_CHECKING:
-    from elastic_run.control.client import Answer
 
 
 def encode(body: object, status: int = 200) -> bytes:
@@ -42,7 +39,7 @@ def ask_agent_that_answers(path: Path, data: bytes) -> Answer:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        (answer,) = ask_all([str(path)], Call("status", {}), wait_limit=DEADLINE)
+        (answer,) = ask_all([str(path)], "status", wait_limit=DEADLINE)
         thread.join(DEADLINE)
     return answer
 
@@ -88,7 +85,7 @@ def test_an_agent_that_answers_late_is_waited_for_after_the_others(tmp_path: Pat
 
         thread = threading.Thread(target=serve)
         thread.start()
-        answers = ask_all(paths, Call("status", {}), wait_limit=DEADLINE)
+        answers = ask_all(paths, "status", wait_limit=DEADLINE)
         thread.join(DEADLINE)
     assert [answer.document for answer in answers] == [{"number": 0}, {"number": 1}]
 
@@ -111,34 +108,18 @@ def test_an_agent_that_ends_the_connection_is_not_waited_for(tmp_path: Path) -> 
     assert answer.error.endswith(" has ended, or has too many clients")
 
 
-@pytest.mark.parametrize(("name", "pid"), [("4711-0f3a.sock", 4711), ("x-1.sock", 0), ("-1.sock", 0), ("²-1.sock", 0)])
-def test_the_pid_of_an_agent_that_accepts_nobody_comes_from_the_name_of_its_socket(name: str, pid: int) -> None:
-    """A name of another form has none."""
-    assert pid_in_name(f"/tmp/12-x/{name}") == pid
+def test_an_agent_that_refuses_tells_why(tmp_path: Path) -> None:
+    """Its line is the error."""
+    answer = ask_agent_that_answers(tmp_path / "1-a.sock", encode("there is no request 'x'\n", 404))
+    assert (answer.document, answer.error) == (None, "there is no request 'x'")
 
 
-def test_one_agent_answers_or_its_error_is_raised(tmp_path: Path) -> None:
-    """An agent that refuses, and one that has ended; its socket is removed."""
+def test_an_agent_that_has_ended_gives_no_answer(tmp_path: Path) -> None:
+    """Its socket is removed."""
     path = tmp_path / "1-a.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        listener.listen()
-
-        def serve() -> None:
-            for line in (encode({"run_id": "llama"}), encode("there is no request 'x'\n", 404)):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(1 << 16)
-                    connection.sendall(line)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        assert ask(str(path), Call("identify", {}), wait_limit=DEADLINE) == {"run_id": "llama"}
-        with pytest.raises(ControlError, match=r"^there is no request 'x'$"):
-            ask(str(path), Call("x", {}), wait_limit=DEADLINE)
-        thread.join(DEADLINE)
-    with pytest.raises(ControlError, match=f"^the agent at {path} has ended$"):
-        ask(str(path), Call("identify", {}), wait_limit=DEADLINE)
+    assert ask_all([str(path)], "identify") == []
     assert not path.exists()
 
 
@@ -146,14 +127,11 @@ def test_a_directory_of_another_user_is_not_read(tmp_path: Path, monkeypatch: py
     """Nor one that others can write to: a stranger's process would be asked in place of an agent."""
     monkeypatch.setenv(ENV_CONTROL_DIR, str(tmp_path))
     made = make_directory(os.environ)
-    assert explain_unfit(made) == ""
+    assert find_jobs(os.environ) == []
     Path(made).chmod(0o701)
     problem = f"{made} is open to other users (chmod 700 mends it)"
-    assert explain_unfit(made) == problem
-    with pytest.raises(ControlError, match=f"^{re.escape(problem)}$"):
-        ask_agents(os.environ, Call("identify", {}), wait_limit=DEADLINE)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert explain_unfit(made) == f"{made} belongs to another user ({os.getuid()})"
+    with pytest.raises(UsageError, match=f"^{re.escape(problem)}$"):
+        find_jobs(os.environ)
 
 
 def test_the_directory_is_made_for_its_user_alone(tmp_path: Path) -> None:
@@ -166,12 +144,117 @@ def test_the_directory_is_made_for_its_user_alone(tmp_path: Path) -> None:
     assert Path(made).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_path_that_the_system_does_not_take_is_no_socket(tmp_path: Path) -> None:
-    """It has 107 bytes at most (unix(7))."""
-    directory = tmp_path / f"elastic-run-{os.geteuid()}"
-    directory.mkdir(mode=0o700)
-    room = 107 - len(os.fsencode(directory)) - len("/.sock")
-    names = [f"{'1' * room}.sock", f"{'2' * (room + 1)}.sock"]
-    for name in names:
-        (directory / name).touch()
-    assert find_sockets({ENV_CONTROL_DIR: str(tmp_path)}) == ([str(directory / names[0])], "")
+# --- the job of RUN ---------------------------------------------------------------------------------------------------
+def job(run_id: str, *pids: int, program: str = "train.py") -> RunningJob:
+    """Return a job with an agent for each pid."""
+    return RunningJob(tuple(RunningAgent(f"/s/{pid}.sock", pid, run_id=run_id, program=program) for pid in pids))
+
+
+LLAMA, OTHER, UNNAMED = job("llama", 10, 11), job("llava", 20), job("none", 30)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"), [("llama", LLAMA), ("11", LLAMA), ("llav", OTHER), ("30", UNNAMED), ("none", UNNAMED)]
+)
+def test_a_job_is_named_by_its_run_id_its_beginning_or_a_pid(run: str, expected: RunningJob) -> None:
+    """Any launcher's pid will do."""
+    assert choose_job([LLAMA, OTHER, UNNAMED], run) is expected
+
+
+def test_the_only_job_needs_no_name() -> None:
+    """RUN may be left out where one job runs."""
+    assert choose_job([LLAMA], None) is LLAMA
+
+
+def test_a_whole_run_id_wins_over_a_longer_one() -> None:
+    """A job can always be named, also where its run id is the beginning of another's."""
+    longer = job("llama-2", 40)
+    assert choose_job([longer, LLAMA], "llama") is LLAMA
+
+
+@pytest.mark.parametrize(
+    ("jobs", "run", "error"),
+    [
+        ([], None, "no job of yours runs on this machine"),
+        ([], "llama", "no job of yours runs on this machine, so none is 'llama'"),
+        ([LLAMA], "x", "'x' is not a job of yours on this machine, which has llama (train.py)"),
+        ([LLAMA, UNNAMED], None, "several jobs run on this machine, name one: llama (train.py), 30 (train.py)"),
+        ([LLAMA, job("llama", 40)], "llama", "'llama' means several jobs, name one: 10 (train.py), 40 (train.py)"),
+        ([LLAMA, OTHER], "lla", "'lla' means several jobs, name one: llama (train.py), llava (train.py)"),
+    ],
+)
+def test_what_names_no_single_job_is_refused_in_one_line(jobs: list[RunningJob], run: str | None, error: str) -> None:
+    """The line names what may be typed instead."""
+    with pytest.raises(UsageError) as raised:
+        choose_job(jobs, run)
+    assert str(raised.value) == error
+
+
+def test_where_no_job_runs_a_command_may_say_what_helps() -> None:
+    """The advice follows the message."""
+    with pytest.raises(UsageError, match=r"^no job of yours runs on this machine; name the directory$"):
+        choose_job([], None, advice="name the directory")
+
+
+def test_an_agent_of_another_pid_namespace_tells_its_pid_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has no number for it here; where it has one, that counts, since commands send signals to it."""
+    document = {"run_id": "llama", "program": "train.py", "log_dir": "", "state": "running", "started_at": 1}
+    document |= {"max_nodes": 1, "place": "", "is_whole_process": True, "pid": 7}
+    answers = [Answer("", 0, document), Answer("", 4711, document | {"started_at": 2})]
+    monkeypatch.setattr("elastic_run.control.client.ask_all", lambda *_, **__: answers)
+    agents = [agent for job in find_jobs({}) for agent in job.agents]
+    assert [agent.pid for agent in agents] == [7, 4711]
+
+
+def test_an_error_names_only_some_of_many_jobs() -> None:
+    """The line stays short."""
+    with pytest.raises(UsageError, match=r"name one: j0 .*, j5 \(train.py\) and 4 more$"):
+        choose_job([job(f"j{number}", 100 + number) for number in range(10)], None)
+    with pytest.raises(UsageError, match=r"j5 \(train.py\)$"):
+        choose_job([job(f"j{number}", 100 + number) for number in range(6)], None)
+
+
+def test_a_run_id_that_nobody_chose_is_no_label() -> None:
+    """The default of torchrun and long random numbers are replaced by the pid."""
+    assert [each.label for each in (LLAMA, UNNAMED, job("1" * 39, 50))] == ["llama", "30", "50"]
+    assert [job("a" * length, 50).label for length in (32, 33)] == ["a" * 32, "50"]
+
+
+def test_jobs_of_one_node_are_told_apart_and_one_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs without a run id are two; a command to a launcher that is stopped says so in one line."""
+    document = {"run_id": "none", "program": "train.py", "log_dir": "", "state": "running", "started_at": 1}
+    document |= {"max_nodes": 1, "place": "", "is_whole_process": True}
+    answers = [Answer("", pid, document | {"pid": pid}) for pid in (10, 11)]
+    answers.append(Answer("", 12, error="the agent with pid 12 does not answer"))
+    monkeypatch.setattr("elastic_run.control.client.ask_all", lambda *_, **__: answers)
+    assert sorted(find_job({}, str(pid)).label for pid in (10, 11)) == ["10", "11"]
+    with pytest.raises(UsageError, match=r"^the agent with pid 12 does not answer$"):
+        find_job({}, "12")
+
+
+def test_two_jobs_without_an_id_are_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of one job share the endpoint; `elastic-run stop` must not stop another job with it."""
+
+    def identify(pid: int, place: str) -> Answer:
+        document = {"pid": pid, "run_id": "none", "program": "train.py", "log_dir": "", "state": "running"}
+        document |= {"started_at": pid, "max_nodes": 2, "place": place, "is_whole_process": True}
+        return Answer("", pid, document)
+
+    answers = [identify(10, "h:29500"), identify(11, "h:29600"), identify(12, "h:29500")]
+    monkeypatch.setattr("elastic_run.control.client.ask_all", lambda *_, **__: answers)
+    jobs = find_jobs({})
+    assert [[agent.pid for agent in each.agents] for each in jobs] == [[10, 12], [11]]
+    with pytest.raises(UsageError, match=r"several jobs run on this machine, name one: 10 .*, 11 "):
+        choose_job(jobs, None)
+
+
+@pytest.mark.parametrize("document", [{}, {"run_id": "none", "started_at": "noon"}, {"pid": None}])
+def test_an_answer_of_another_release_that_lacks_something_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, document: dict[str, object]
+) -> None:
+    """The command names the launcher, and goes on with the others."""
+    answers = [Answer("", 12, document), Answer("", 13, error="the agent with pid 13 does not answer")]
+    monkeypatch.setattr("elastic_run.control.client.ask_all", lambda *_, **__: answers)
+    assert [job.label for job in find_jobs({})] == ["12", "13"]
+    with pytest.raises(UsageError, match=r"^the agent with pid 12 sent an answer that can't be read: "):
+        find_job({}, "12")

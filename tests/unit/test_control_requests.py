@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from elastic_run.agent import control_requests
-from elastic_run.agent.control_requests import AgentView, Sample, answer_question, describe_node, drain
+from elastic_run.agent.control_requests import ControlRequests, Sample
 from elastic_run.agent.control_server import ControlServer
 from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.core.agent.messages import Signalled
@@ -41,10 +40,10 @@ def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str,
     """A node that sees the question after the next round was formed may have the rank of the node that has left."""
     job = SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1), describe_round=dict)
     parts = _make_parts(job, group_rank=1)  # it has not begun the round: the warm workers are not ready
-    view = AgentView(parts)
+    requests = ControlRequests(parts)
     answers: list[dict[str, Any]] = []
     for _ in range(2):
-        answer_question(view, f"drain {words}", answers.append)
+        requests.answer_question(f"drain {words}", answers.append)
     assert [answer["is_leaving"] for answer in answers] == [leaves] * 2
     assert parts.fed == [Signalled(SIGTERM)] * leaves
 
@@ -53,13 +52,13 @@ def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str,
 def test_a_job_of_one_node_has_the_round_of_its_agent(words: str, *, leaves: bool) -> None:
     """Without a rendezvous store nobody gives the node a place: its round and its rank are the agent's."""
     answers: list[dict[str, Any]] = []
-    answer_question(AgentView(_make_parts(None)), f"drain {words}", answers.append)
+    ControlRequests(_make_parts(None)).answer_question(f"drain {words}", answers.append)
     assert [answer["is_leaving"] for answer in answers] == [leaves]
 
 
 def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that has just begun answers when its workers are up: the asker waits, but asks no second time."""
-    monkeypatch.setattr(control_requests, "measure", lambda _, deliver: deliver({"state": "running"}))
+    monkeypatch.setattr(ControlRequests, "measure", lambda _, deliver: deliver({"state": "running"}))
     parts: Any = SimpleNamespace(loop=None, context=None, say=None)
     parts.job = job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
     told: list[tuple[dict[str, Any], str]] = []
@@ -121,8 +120,7 @@ def test_a_drain_is_answered_by_the_nodes_that_it_reaches(
 
     place = SimpleNamespace(round=4, group_rank=0)
     job = SimpleNamespace(place=place, gather_status=gather, describe_round=lambda: of_round)
-    request: Any = SimpleNamespace(view=AgentView(_make_parts(job)), arguments={"node": name}, reply=replies.append)
-    drain(request)
+    ControlRequests(_make_parts(job)).drain({"node": name}, replies.append)
     assert questions == ([] if name == "node7" else [f"drain 4 {name}"])
     told = [[(node["host"], node["is_leaving"]) for node in reply["nodes"]] for reply in replies]
     assert told == ([] if nodes is None else [nodes])
@@ -142,5 +140,5 @@ def test_a_round_that_has_not_begun_has_no_time(number: int, uptime: float | Non
         job=None,
     )
     sample = Sample(6.0, {})
-    document = describe_node(parts, sample, sample, {})
+    document = ControlRequests(parts).describe_node(sample, sample, {})
     assert (document["round"], document["round_uptime"]) == (number, uptime)

@@ -44,7 +44,7 @@ _TEXT = 'Thread 0x0f (most recent call first):\n  File "/code/data.py", line 41 
 #: Holds the GIL in C, while the thread that answers for the flight recorder waits for it.
 _HOLDER = """
 import ctypes, glob, sys
-from elastic_run.diagnosis.recorder_server import serve
+from elastic_run.diagnosis.recorder import serve
 serve(sys.argv[1])
 while not any(open(path).read().strip() == sys.argv[2] for path in glob.glob("/proc/self/task/*/comm")):
     pass

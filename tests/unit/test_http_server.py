@@ -21,8 +21,8 @@ class _Server:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.asked: list[HttpRequest] = []
-        self.server = HttpServer(socket.create_server(("127.0.0.1", 0)), self._answer)
-        self.server.serve(loop)
+        self.server = HttpServer(socket.create_server(("127.0.0.1", 0)))
+        self.server.serve(loop, self._answer)
         self._address = self.server.listener.getsockname()
         self._clients: list[socket.socket] = []
 

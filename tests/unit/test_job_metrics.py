@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic_run.agent.http_ports import JobMetrics
+from elastic_run.agent.http_ports import MetricsPort
 
 
 class _Counted:
     """The counts of one agent, which has begun at 100 s."""
 
     def __init__(self) -> None:
-        self.metrics = JobMetrics()
+        self.metrics = MetricsPort(0)
+        self.metrics.close()
         self.put("agent_started", 100.0, node="node7", run_id="job")
 
     def put(self, name: str, now: float, **fields: Any) -> None:

@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "records": set(),
     "signals": set(),
     "files": set(),
-    "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
+    "worker_start": {"diagnosis.fault_thread", "diagnosis.recorder"},
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
     | {"files", "worker_start"},

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from elastic_run import contract
+from elastic_run import contract, metrics
 from elastic_run.agent import WorkerSpec, health_check_server, local_elastic_agent
 from elastic_run.agent.driver.round_join import assign_ranks
-from elastic_run.agent.failures import describe_failure
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+from elastic_run.agent.results import describe_failure
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.multiprocessing.functions import start_processes
@@ -111,3 +111,51 @@ def test_a_failed_worker_is_described_by_what_is_known(fields: dict[str, Any], m
     end = worker_end(1, **{"exitcode": 3, "stderr_tail": ("the disk is gone", " "), **fields})
     told: Any = describe_failure(end).message
     assert (told["message"] if isinstance(told, dict) else told).startswith(message)
+
+
+class _Heard(metrics.MetricHandler):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[str, int]] = []
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        self.values.append((metric_data.name, metric_data.value))
+
+    def take(self) -> list[tuple[str, int]]:
+        taken, self.values = self.values, []
+        return taken
+
+
+def _call(name: str, duration_ms: int) -> list[tuple[str, int]]:
+    return [(f"{name}.success", 1), (f"{name}.duration.ms", duration_ms)]
+
+
+def test_each_step_of_a_round_is_one_call_of_torchs_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second start is a restart; the state is told once per round, as a look at the workers that took no time."""
+    heard = _Heard()
+    monkeypatch.setattr(metrics, "_metrics_map", {"torchelastic": heard})
+    agent = make_agent()
+
+    def look(remaining: int, state: str) -> list[tuple[str, int]]:
+        names = (f"workers.trainer.{name}" for name in ("remaining_restarts", state))
+        return [*_call("LocalElasticAgent._monitor_workers", 0), *zip(names, (remaining, 1), strict=True)]
+
+    started = [
+        *_call("LocalElasticAgent._start_workers", 7),
+        *_call("SimpleElasticAgent._initialize_workers", 7),
+    ]
+    agent._publish_step("RENDEZVOUS", 12.9)
+    assert heard.take() == _call("SimpleElasticAgent._rendezvous", 12)
+    agent._publish_step("START", 7)
+    agent._publish_state("healthy")
+    assert heard.take() == [*started, *look(3, "healthy")]
+    agent._publish_step("FAILED", 0)
+    assert heard.take() == look(3, "failed")
+    agent._publish_step("STOP", 5)
+    assert heard.take() == _call("LocalElasticAgent._stop_workers", 5)
+    agent._count_remaining(1)
+    agent._publish_step("START", 7)
+    assert heard.take() == [*started, *_call("SimpleElasticAgent._restart_workers", 7), *look(2, "healthy")]
+    agent._publish_run(is_success=False)
+    assert heard.take()[0] == ("SimpleElasticAgent.run.failure", 1)

@@ -15,7 +15,7 @@ from elastic_run.agent.background import _read_command
 from elastic_run.agent.driver.fault_injection import _find_child
 from elastic_run.agent.driver.watches import _is_uninterruptible
 from elastic_run.agent.driver.worker_readings import read_usage
-from elastic_run.diagnosis.doctor import host_checks
+from elastic_run.diagnosis import doctor_host
 from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.timer_file import FileTimerRequest
@@ -63,10 +63,10 @@ def test_a_process_that_ends_while_it_is_read_is_no_error(
     assert _read_command(sleeper.pid) == ""
     assert _find_child(os.getpid()) is None
     assert find_port_owner(port) == ""
-    assert host_checks.parse_processes(f"GPU-a, {sleeper.pid}, 3, /bin/x") == {
+    assert doctor_host.parse_processes(f"GPU-a, {sleeper.pid}, 3, /bin/x") == {
         "GPU-a": [f"process {sleeper.pid} (x, 3 MiB)"]
     }
-    assert host_checks._count_running() == 0
+    assert doctor_host._count_running() == 0
     assert countdowns.expired()[sleeper.pid][0].is_orphan
 
 
@@ -96,6 +96,6 @@ def test_the_command_line_of_a_process_in_the_kernel_is_not_read(monkeypatch: py
     monkeypatch.setattr(psutil.Process, "name", _raise(AssertionError()))
     monkeypatch.setattr(psutil.Process, "cmdline", _raise(AssertionError()))
     assert find_port_owner(port) == f"pid {os.getpid()}"
-    (found,) = host_checks.parse_processes(f"GPU-a, {os.getpid()}, 3, /bin/x")["GPU-a"]
+    (found,) = doctor_host.parse_processes(f"GPU-a, {os.getpid()}, 3, /bin/x")["GPU-a"]
     assert found.startswith(f"process {os.getpid()} (x of ")
     assert _is_uninterruptible(os.getpid())

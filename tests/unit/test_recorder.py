@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.diagnosis import recorder_hook, recorder_server
+from elastic_run.diagnosis import recorder
 from elastic_run.diagnosis.dumps import OPEN, Collective, Dump, find_dumps
-from elastic_run.diagnosis.recorder_server import count_collectives, serve, write_dump
+from elastic_run.diagnosis.recorder import count_collectives, serve, write_dump
 from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_findings import first_line
 
@@ -32,8 +32,8 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Give the names of the sockets at which this process answers; the module has not been imported."""
     names: list[str] = []
     (tmp_path / f"{_MODULE}.py").write_text("VALUE = 7\n")
-    monkeypatch.setattr(recorder_hook, "_TRIGGER", _MODULE)
-    monkeypatch.setattr(recorder_hook, "_serve", names.append)
+    monkeypatch.setattr(recorder, "_TRIGGER", _MODULE)
+    monkeypatch.setattr(recorder, "serve", names.append)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(contract.ENV_FLIGHT_RECORDER, "elastic-run-1")
@@ -44,7 +44,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def test_the_recorder_is_served_from_the_import_on(served: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the module's own code; other imports are left alone, and the variable does not reach a child."""
     finders = list(sys.meta_path)
-    recorder_hook.begin()
+    recorder.begin()
     assert contract.ENV_FLIGHT_RECORDER not in os.environ
     assert (served, sys.meta_path[1:]) == ([], finders)
     importlib.import_module("colorsys")
@@ -59,7 +59,7 @@ def test_a_fork_of_a_template_that_has_imported_it_serves_at_once(
 ) -> None:
     """There is no import to wait for."""
     monkeypatch.setitem(sys.modules, _MODULE, sys)
-    recorder_hook.begin()
+    recorder.begin()
     assert served == ["elastic-run-1"]
 
 
@@ -206,7 +206,7 @@ def test_a_dump_of_torch_is_not_replaced_by_an_empty_one(
     _replace_torch(monkeypatch, lambda *_: pickle.dumps({"entries": []}), [0, 1])
     monkeypatch.setenv(contract.ENV_RECORDER_PREFIX[0], str(tmp_path / "rank_"))
     monkeypatch.setenv(contract.ENV_RANK, "1")
-    monkeypatch.setattr(recorder_server, "_replaceable", [None])
+    monkeypatch.setattr(recorder, "_replaceable", [None])
     monkeypatch.setattr(atexit, "register", lambda _: None)
     if not is_torchs:
         (tmp_path / "rank_1").write_bytes(b"of torch")
@@ -229,7 +229,7 @@ def test_a_worker_that_ends_by_an_exception_leaves_its_stacks(
         written.append(has_stacks)
         return True
 
-    monkeypatch.setattr(recorder_server, "write_dump", write)
+    monkeypatch.setattr(recorder, "write_dump", write)
     monkeypatch.setattr(sys, "last_value", ValueError() if has_failed else None, raising=False)
-    recorder_server._write_at_exit()
+    recorder._write_at_exit()
     assert written == ([False, True] if has_failed else [False])

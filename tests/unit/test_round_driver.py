@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from elastic_run.agent import steps
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.core.agent import machine, messages
@@ -61,8 +60,8 @@ class _Driver:
 @pytest.mark.parametrize(
     ("stop_reason", "failure", "told"),
     [
-        (machine.AFTER_FAILURE, Failure(7), [(steps.FAILED, 0.0), (steps.STOP, 2500.0)]),
-        (machine.AFTER_HALT, None, [(steps.STOP, 2500.0)]),
+        (machine.AFTER_FAILURE, Failure(7), [("FAILED", 0.0), ("STOP", 2500.0)]),
+        (machine.AFTER_HALT, None, [("STOP", 2500.0)]),
         (machine.AFTER_SUCCESS, None, []),
     ],
 )

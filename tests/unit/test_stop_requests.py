@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,23 +16,13 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from elastic_run.agent.local_elastic_agent import LocalElasticAgent
-
-
-class _Agent:
-    def __init__(self) -> None:
-        self.stops: list[int] = []
-
-    def request_stop(self, number: int) -> None:
-        self.stops.append(number)
-
 
 def _launch() -> elastic_launch:
     return elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local"), "true")
 
 
-def _begin(launcher: elastic_launch, agent: _Agent) -> None:
-    launcher._take_agent(cast("LocalElasticAgent", agent))
+def _begin(launcher: elastic_launch, stops: list[int]) -> None:
+    launcher._stop_requests.connect(stops.append)
 
 
 def _call_with(first: Callable[[], None], second: Callable[[], None], line: int) -> bool:
@@ -62,19 +52,19 @@ def test_a_stop_at_the_moment_of_the_start_comes_once(is_stop_first: bool) -> No
     line, is_reached = 0, True
     while is_reached:
         line += 1
-        launcher, agent = _launch(), _Agent()
-        calls = partial(launcher.stop, signal.SIGINT), partial(_begin, launcher, agent)
+        launcher, stops = _launch(), list[int]()
+        calls = partial(launcher.stop, signal.SIGINT), partial(_begin, launcher, stops)
         first, second = calls if is_stop_first else reversed(calls)
         is_reached = _call_with(first, second, line)
-        assert agent.stops == [signal.SIGINT] * is_reached, line
+        assert stops == [signal.SIGINT] * is_reached, line
     assert line > 2
 
 
 def test_stops_before_the_start_and_after_it_come_in_their_order() -> None:
     """None is lost, and two requests are two."""
-    launcher, agent = _launch(), _Agent()
+    launcher, stops = _launch(), list[int]()
     launcher.stop(signal.SIGINT)
     launcher.stop(signal.SIGTERM)
-    _begin(launcher, agent)
+    _begin(launcher, stops)
     launcher.stop(signal.SIGINT)
-    assert agent.stops == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+    assert stops == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_a_dump_and_an_event_log_may_come_through_a_pipe(pipe: str, tmp_path: Pa
     attempt = tmp_path / "attempt_0"
     attempt.mkdir()
     path = str(Path(pipe).rename(attempt / "rank_2"))
-    with _filled(path, b'{"entries": []}'):
+    with _filled(path, pickle.dumps({"entries": []})):
         assert [dump.rank for dump in find_dumps([path]).dumps] == [2]
     with _filled(path, b"no event\n"):
         assert read_logs(path).files == [path]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
     from elastic_run.agent.driver.timers import WorkerTimers
-    from elastic_run.agent.http_ports import HealthPort, MetricsPort
+    from elastic_run.agent.http_ports import HttpPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.plugin_calls import PluginCalls
     from elastic_run.core.agent.faults import Fault
@@ -151,7 +151,7 @@ class AgentContext:
         self.guardian = Guardian(is_exec=not is_own)
         self.timers: WorkerTimers | None = None
         self.worker_pool: WorkerPool | None = None
-        self.health_port: HealthPort | None = None
+        self.health_port: HttpPort | None = None
         self.metrics_port: MetricsPort | None = None
         self.flight_recorder: FlightRecorder | None = None
         self.kept: KeptMemories | None = None

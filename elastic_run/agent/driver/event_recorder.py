@@ -65,7 +65,7 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
     if files:
         recorder.write_to(EventWriter(files))
     if context.metrics_port is not None:
-        recorder.sinks.append(context.metrics_port.metrics.count)
+        recorder.sinks.append(context.metrics_port.count)
     return recorder if recorder.sinks else None
 
 

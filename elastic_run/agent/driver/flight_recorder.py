@@ -16,7 +16,7 @@ from elastic_run.diagnosis.worker_sockets import make_name, send_request
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from elastic_run.core.failure.diagnose import RecorderFinding
     from elastic_run.loop import Loop
@@ -122,24 +122,23 @@ class FlightRecorder:
         """
         return RecorderQuestion(loop, self._sockets, contract.RECORDER_COUNT, _COUNT_WAIT, on_done)
 
-    def explain(self, *, is_whole_job: bool, aborted: Collection[int] = ()) -> RecorderFinding | None:
+    def explain(self, *, is_whole_job: bool) -> RecorderFinding | None:
         """Return the cause that the dumps of the last round show, or None.
 
-        A rank without a dump says nothing unless this node has all ranks of the job. The `aborted` ranks got data of
-        another size than their collective takes.
+        A rank without a dump says nothing unless this node has all ranks of the job.
         """
         from elastic_run.core.failure.diagnose import RecorderFinding
         from elastic_run.diagnosis.dumps import DumpError, find_dumps
         from elastic_run.diagnosis.trace_analysis import analyse
-        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, NO_SENDER, first_line
+        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, first_line
 
         try:
             found = find_dumps(list(self._fresh()))
         except DumpError:  # it was removed just now
             return None
-        analysis = analyse(found.dumps, aborted)
+        analysis = analyse(found.dumps)
         text = first_line(analysis)
-        if not text or (not is_whole_job and analysis.findings[0].kind in (ALONE, NO_DUMP, NO_SENDER)):
+        if not text or (not is_whole_job and analysis.findings[0].kind in (ALONE, NO_DUMP)):
             return None
         return RecorderFinding(text, analysis.findings[0].ranks, is_whole_job=is_whole_job)
 

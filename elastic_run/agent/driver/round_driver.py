@@ -9,7 +9,6 @@ import errno
 import gc
 import os
 
-from elastic_run.agent import steps
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.stack_reports import StackReports
 from elastic_run.agent.driver.watches import Watches
@@ -43,7 +42,7 @@ class RoundDriver:
         parts: The parts of the agent.
         launched: The first round's workers, if they were started already.
         background: Keeps processes that workers leave running.
-        on_step: Called with each step of a round (`agent.steps`), and its duration in milliseconds.
+        on_step: Called with torch's name of each step of a round, and its duration in milliseconds.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
 
     Attributes:
@@ -86,9 +85,9 @@ class RoundDriver:
 
     def start(self, command: messages.StartWorkers, *, joined_at: float) -> None:
         """Start the workers of a round that was asked for at `joined_at`, unless they were started, and watch them."""
-        self._record_step(steps.RENDEZVOUS, joined_at)
+        self._record_step("RENDEZVOUS", joined_at)
         # The rendezvous has brought the ranks of all nodes with it.
-        self._on_step(steps.ASSIGN_WORKER_RANKS, 0.0)
+        self._on_step("ASSIGN_WORKER_RANKS", 0.0)
         launched, self._launched = self._launched or self._launch(), None
         current = self._parts.current = Round(
             self._context,
@@ -112,7 +111,7 @@ class RoundDriver:
             program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
             self._parts.feed(explain_failed_start(command.round, error, program))
         else:
-            self._record_step(steps.START, launched.started)
+            self._record_step("START", launched.started)
             if faults := self._options.faults:
                 from elastic_run.agent.driver.fault_injection import inject_faults
 
@@ -255,9 +254,9 @@ class RoundDriver:
         ends, root = history.ends, history.root
         self._parts.observation.record(lambda recorder, moment: recorder.round_gone(moment, ends, root, len(survivors)))
         if failure is not None:
-            self._on_step(steps.FAILED, 0.0)
+            self._on_step("FAILED", 0.0)
         if self._parts.agent.stop_reason != machine.AFTER_SUCCESS:
-            self._record_step(steps.STOP, self._stopped_at)
+            self._record_step("STOP", self._stopped_at)
         self._parts.feed(messages.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
 
     def _record_step(self, step: str, began_at: float) -> None:

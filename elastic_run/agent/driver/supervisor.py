@@ -61,7 +61,7 @@ class Supervisor:
     Args:
         context: The workers and the user's settings; the group's ranks and states are kept up to date.
         early_start: The first round, if its workers were started already.
-        on_step: Called with each step of a round (`agent.steps`), and its duration in milliseconds.
+        on_step: Called with torch's name of each step of a round, and its duration in milliseconds.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
 
     Attributes:
@@ -141,9 +141,9 @@ class Supervisor:
         )
         self._control = ControlServer(self.parts, self.rounds.watches.describe_hang)
         if context.health_port is not None:
-            context.health_port.serve(self._loop, lambda: self.parts.agent.state)
+            context.health_port.serve_health(self._loop, lambda: self.parts.agent.state)
         if context.metrics_port is not None:
-            context.metrics_port.serve(self._loop, lambda: self.parts.agent.state, self.parts.find_silences)
+            context.metrics_port.serve_metrics(self._loop, lambda: self.parts.agent.state, self.parts.find_silences)
         if self._options.stop_time:
             watch_time_limit(self._loop, self._options, say=say, stop=self.request_stop)
         self._performers: dict[type[Command], Callable[[Any], None]] = {

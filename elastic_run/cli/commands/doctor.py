@@ -11,9 +11,8 @@ from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import whole_number
 from elastic_run.core.job.config import JobConfig, NodeConfig, Window
-from elastic_run.diagnosis.doctor.checks import run_checks
-from elastic_run.diagnosis.doctor.environment_checks import find_version
-from elastic_run.diagnosis.doctor.findings import (
+from elastic_run.diagnosis.doctor_checks import find_version, run_checks
+from elastic_run.diagnosis.doctor_report import (
     PROBLEM,
     Subject,
     describe_findings,
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from elastic_run.diagnosis.doctor.findings import Finding
+    from elastic_run.diagnosis.doctor_report import Finding
     from elastic_run.schedulers.slurm import Step
 
 _ENDPOINT = "address at which the nodes of the job will meet: its name and port are checked"
 _NODES = "number of nodes on which you run this command: they meet at the endpoint, and check the network between them"
 _TO_LOOK_UP = 3.0
-_PROBE = "elastic_run.diagnosis.doctor.probe_worker"
+_PROBE = "elastic_run.diagnosis.doctor_nodes"
 _TIMEOUT = "seconds in which the nodes have to meet (default: 60)"
 _LOG_DIR = "directory for log files: checks that it is writable (default: none)"
 

@@ -24,7 +24,7 @@ from stat import S_ISREG
 
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
-from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.control.client import RUN_HELP, find_job
 from elastic_run.control.socket_directory import SUFFIX
 from elastic_run.core.agent.machine import JOINING
 from elastic_run.errors import UsageError

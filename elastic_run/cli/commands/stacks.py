@@ -10,8 +10,7 @@ import os
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.commands.status import ask_nodes
-from elastic_run.control.client import Call, ask_all
-from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.control.client import RUN_HELP, ask_all, find_job
 from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, say
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from elastic_run.control.jobs import RunningJob
+    from elastic_run.control.client import RunningJob
 
 #: The document's version: it grows where a field changes its meaning.
 _VERSION = 1
@@ -113,7 +112,7 @@ def _show_native_stacks(job: RunningJob, rank: int | None, *, is_json: bool) -> 
 def _find_pids(job: RunningJob) -> dict[int, int]:
     """Return the pids of the workers that run on this machine, by rank."""
     found: dict[int, int] = {}
-    for answer in ask_all([agent.path for agent in job.agents], Call("status", {})):
+    for answer in ask_all([agent.path for agent in job.agents], "status"):
         if answer.document is None:
             say(answer.error)
             continue

@@ -13,8 +13,7 @@ import time
 
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
-from elastic_run.control.client import VERSION, Call, ask_all
-from elastic_run.control.jobs import NO_JOB, RUN_HELP, choose_job, find_job, find_jobs, name_job
+from elastic_run.control.client import NO_JOB, RUN_HELP, VERSION, ask_all, choose_job, find_job, find_jobs, name_job
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, replace_unknown, say
 from elastic_run.report.status_table import find_left_out, render_status
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from elastic_run.control.jobs import RunningJob
+    from elastic_run.control.client import RunningJob
 
 _HEADINGS = ("RUN", "PID", "STATE", "STARTED", "PROGRAM")
 #: Seconds between two tables of `top`, unless the user says otherwise, and at least: the agent measures for 0.1 s.
@@ -54,14 +53,14 @@ def ask_nodes(job: RunningJob, *, of_node: str, of_job: str) -> tuple[list[dict[
     asked = list(job.agents)
     if first.max_nodes > 1:
         limit = _ALL_NODES_LIMIT[of_job]
-        answer = next(iter(ask_all([first.path], Call(of_job, {}), wait_limit=limit)), None)
+        answer = next(iter(ask_all([first.path], of_job, wait_limit=limit)), None)
         if answer is not None and answer.document is not None:
             nodes = list(answer.document["nodes"])
             here = {node["pid"] for node in nodes if node["host"] == nodes[0]["host"]}
             asked = [agent for agent in others if agent.pid not in here]  # waiting nodes are asked less often
             missing, members = answer.document["missing"], answer.document["members"]
             errors = [f"{missing} of {members} nodes have not answered"] if missing else []
-    for answer in ask_all([agent.path for agent in asked], Call(of_node, {})):
+    for answer in ask_all([agent.path for agent in asked], of_node):
         if answer.document is not None:
             nodes.append(answer.document)
         else:

@@ -12,8 +12,7 @@ import time
 
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
-from elastic_run.control.client import WAIT_LIMIT, Call, ControlError, ask, ask_all
-from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.control.client import RUN_HELP, WAIT_LIMIT, ask_all, find_job
 from elastic_run.control.socket_directory import is_stale
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from elastic_run.control.jobs import RunningAgent, RunningJob
+    from elastic_run.control.client import RunningAgent, RunningJob
 
 #: A wait of poll(2), in seconds; the end may come in a later one.
 _LONGEST_WAIT = 3600.0
@@ -64,7 +63,7 @@ def stop_job(job: RunningJob, deadline: float | None, *, wait_limit: float = WAI
     """
     # Before anything is asked: a pid may belong to another process once its own has ended.
     waiting = {agent.path: _open_pidfd(agent) for agent in job.agents}
-    answers = ask_all([*waiting], Call("stop", {"pid": os.getpid()}), wait_limit=wait_limit)
+    answers = ask_all([*waiting], "stop", {"pid": os.getpid()}, wait_limit=wait_limit)
     refused = [answer for answer in answers if answer.error]
     for answer in refused:
         say(answer.error)
@@ -120,10 +119,10 @@ def run_drain(words: Sequence[str]) -> int:
     if job.agents[0].max_nodes == 1:
         message = f"job {job.label} has one node: `elastic-run stop {job.label}` ends it"
         raise UsageError(message)
-    try:
-        answer = ask(job.agents[0].path, Call("drain", {"node": args.node}), wait_limit=_ALL_NODES_LIMIT)
-    except ControlError as error:
-        raise UsageError(str(error)) from None
+    answers = ask_all([job.agents[0].path], "drain", {"node": args.node}, wait_limit=_ALL_NODES_LIMIT)
+    answer = answers[0].document if answers else None
+    if answer is None:
+        raise UsageError(answers[0].error if answers else f"job {job.label} has ended")
     nodes: list[dict[str, Any]] = answer["nodes"]
     leaving = [node for node in nodes if node["is_leaving"]]
     for node in leaving:

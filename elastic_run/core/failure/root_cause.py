@@ -227,11 +227,6 @@ def has_lost_rank(end: WorkerEnd) -> bool:
     return severity(end) == LOST_RANK
 
 
-def got_other_size(end: WorkerEnd) -> bool:
-    """Whether gloo has ended a worker because a peer sent more bytes than its collective takes."""
-    return end.signal == SIGABRT and any(_OTHER_SIZE in line for line in end.stderr_tail)
-
-
 def severity(end: WorkerEnd) -> int:
     """Rank a failure: `OWN_EXCEPTION`, `BARE_END`, `SECONDARY_FAILURE` or `LOST_RANK`."""
     exception = end.exception

@@ -55,10 +55,7 @@ def run_rank(scenario: str) -> None:
 
 
 def _dump_and_end(scenario: str, rank: int) -> None:
-    from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
-        _dump_fr_trace,
-        _dump_fr_trace_json,
-    )
+    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 
     time.sleep(_SETTLED)
     dump = pickle.loads(_dump_fr_trace())  # noqa: S301 - from this process
@@ -69,9 +66,6 @@ def _dump_and_end(scenario: str, rank: int) -> None:
                 path[path.find("/site-packages/") :] if "/site-packages/" in path else path.rpartition("/")[2]
             )
     (HERE / scenario / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
-    if scenario == "missing_rank":
-        (HERE / "json").mkdir(exist_ok=True)
-        (HERE / "json" / f"trace_{rank}.json").write_bytes(_dump_fr_trace_json())
     os._exit(0)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import stat
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,8 +17,7 @@ from elastic_run.agent import control_requests, http_server
 from elastic_run.agent.control_server import ControlServer
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control import client
-from elastic_run.control.client import Call, ControlError
-from elastic_run.control.jobs import find_job, find_jobs
+from elastic_run.control.client import find_job, find_jobs
 from elastic_run.control.socket_directory import find_sockets
 from elastic_run.errors import UsageError
 from elastic_run.loop import Loop
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 
 
 WAITING = "say('running')\nimport signal\nsignal.pause()\n"
-IDENTIFY = Call("identify", {})
-PING = Call("ping", {})
 
 
 def post(name: str, arguments: bytes = b"{}") -> bytes:
@@ -56,7 +51,7 @@ class Agent:
     @property
     def clients(self) -> list[Any]:
         """The open connections."""
-        return [] if self.server._server is None else [*self.server._server.clients]
+        return [] if self.server.server is None else [*self.server.server.clients]
 
     def connect(self) -> socket.socket:
         """Connect as a client that never blocks."""
@@ -95,7 +90,7 @@ class Agent:
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """An agent that knows the request `ping`."""
-    monkeypatch.setitem(control_requests.REQUESTS, "ping", lambda request: {"pong": request.arguments})
+    monkeypatch.setitem(control_requests.REQUESTS, "ping", lambda _, asked, reply: reply({"pong": asked}))
     with Loop() as loop:
         made = Agent(loop, tmp_path)
         yield made
@@ -142,7 +137,7 @@ def test_a_wrong_request_gets_an_error(agent: Agent, data: bytes, error: bytes) 
 def test_a_client_that_reads_nothing_never_stalls_the_loop(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer of 8 MB waits, others are answered at once, and then it is dropped."""
     monkeypatch.setattr(http_server, "WAIT_LIMIT", 0.5)
-    monkeypatch.setitem(control_requests.REQUESTS, "large", lambda _: {"text": "a" * (8 << 20)})
+    monkeypatch.setitem(control_requests.REQUESTS, "large", lambda *asked: asked[-1]({"text": "a" * (8 << 20)}))
     with agent.connect() as slow:
         slow.sendall(post("large"))
         agent.turn_until(lambda: any(each._unsent for each in agent.clients))
@@ -204,7 +199,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
 def test_an_agent_that_does_not_answer_is_told_after_a_moment(tmp_path: Path) -> None:
     """A stopped agent holds a command up for the given time only."""
     with listening(tmp_path / "a.sock"):
-        (answer,) = client.ask_all([str(tmp_path / "a.sock")], PING, wait_limit=0.1)
+        (answer,) = client.ask_all([str(tmp_path / "a.sock")], "ping", wait_limit=0.1)
     assert (answer.pid, answer.document) == (os.getpid(), None)
     assert "does not answer within 0.1 s" in answer.error
 
@@ -214,37 +209,28 @@ def test_a_job_is_found_asked_and_leaves_nothing(launch: Launch, worker: Worker,
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
     launcher = launch(worker(WAITING), env=environment)
     (path,) = wait_until(lambda: find_sockets(environment)[0], what="the control socket")
-    answer = client.ask(path, IDENTIFY)
-    assert (answer["pid"], answer["state"]) == (launcher.pid, "running")
-    assert answer["program"].endswith("worker1.py")
+    (answer,) = client.ask_all([path], "identify")
+    assert answer.document is not None
+    assert (answer.pid, answer.document["pid"], answer.document["state"]) == (launcher.pid, launcher.pid, "running")
+    assert answer.document["program"].endswith("worker1.py")
     assert find_job(environment, None).label == find_job(environment, str(launcher.pid)).label == str(launcher.pid)
     launcher.send(signal.SIGTERM)
     assert launcher.wait_exit() == 143
     assert find_sockets(environment) == ([], "")
 
 
-def test_an_agent_goes_on_when_the_directory_is_removed(agent: Agent) -> None:
-    """Such as by a cleaner of /tmp, just before the agent looks for what killed agents have left."""
-    shutil.rmtree(Path(agent.server.path).parent)
-    agent.server.settle()
-
-
-def test_a_killed_agents_socket_is_removed_by_who_finds_it(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A command, or the next agent."""
+def test_a_killed_agents_socket_is_removed_by_a_command_that_finds_it(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """Nobody listens there any more."""
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
-
-    def open_another() -> None:
-        with Loop() as loop:
-            Agent(loop, tmp_path).server.close()
-
-    for finds in (partial(find_jobs, environment), open_another):
-        launcher = launch(worker(WAITING), env=environment)
-        wait_until(lambda: find_sockets(environment)[0], what="the control socket")
-        launcher.send(signal.SIGKILL)
-        launcher.wait_exit()
-        assert find_sockets(environment)[0]
-        finds()
-        assert find_sockets(environment)[0] == []
+    launcher = launch(worker(WAITING), env=environment)
+    wait_until(lambda: find_sockets(environment)[0], what="the control socket")
+    launcher.send(signal.SIGKILL)
+    launcher.wait_exit()
+    assert find_sockets(environment)[0]
+    find_jobs(environment)
+    assert find_sockets(environment)[0] == []
 
 
 def test_a_job_runs_where_there_is_no_place_for_a_socket(launch: Launch, worker: Worker, tmp_path: Path) -> None:
@@ -264,7 +250,8 @@ def test_nodes_of_one_job_on_one_machine_are_one_job(launch: Launch, worker: Wor
     assert [(agent.pid, agent.state, agent.max_nodes) for agent in job.agents] == [(first.pid, "joining", 2)]
 
 
-def test_no_agent_is_an_error_of_one_line(tmp_path: Path) -> None:
-    """The path of an agent that has ended."""
-    with pytest.raises(ControlError, match="has ended"):
-        client.ask(str(tmp_path / "x.sock"), PING)
+def test_an_unknown_request_names_the_release(agent: Agent) -> None:
+    """An older agent says that it is older."""
+    with agent.connect() as connection:
+        connection.sendall(post("future"))
+        assert b"has no request '/v1/future'" in agent.read_to_end(connection)

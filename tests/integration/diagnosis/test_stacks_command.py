@@ -16,7 +16,7 @@ import pytest
 import elastic_run.compat
 from elastic_run.cli.commands import stacks
 from elastic_run.contract import ENV_CONTROL_DIR, ENV_RDZV_TOKEN
-from elastic_run.control.jobs import RunningJob
+from elastic_run.control.client import RunningJob
 from elastic_run.control.socket_directory import find_sockets
 from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.diagnosis import native_stacks

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_run.cli.commands.stop import stop_job
 from elastic_run.contract import ENV_CONTROL_DIR
-from elastic_run.control.jobs import RunningAgent, RunningJob
+from elastic_run.control.client import RunningAgent, RunningJob
 from elastic_run.control.socket_directory import find_sockets
 from elastic_run.files import open_own, replace_file
 from tests.support.launch import ELASTIC_RUN

@@ -1,4 +1,4 @@
-"""A failed job as programs that launch see it: torch's exceptions, and its record of each failed worker.
+"""How a job ended, as programs that launch see it: torch's states, exceptions, and record of each failed worker.
 
 Torch knows the exception that a worker recorded, or else its exit code. Our agent also has the worker's stderr, and
 knows which timer ended the worker.
@@ -6,19 +6,31 @@ knows which timer ended the worker.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-
-from elastic_run import contract
-from elastic_run.multiprocessing.errors.error_file import compose_error
-from elastic_run.multiprocessing.errors.error_handler import NOT_AVAILABLE
-from elastic_run.multiprocessing.errors.failures import ProcessFailure
+from enum import Enum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.report import JobResult
+
+
+class WorkerState(str, Enum):
+    """State of a worker group; the workers of a group change it together."""
+
+    UNKNOWN = "UNKNOWN"
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Whether workers in this state are processes that live."""
+        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
 
 
 def raise_unless_worker_failed(
@@ -33,6 +45,9 @@ def raise_unless_worker_failed(
             error has a number.
     """
     if job_result.signal is not None:
+        import os
+        import signal
+
         from elastic_run.multiprocessing.api import SignalException
 
         name = signal.Signals(job_result.signal)
@@ -48,27 +63,22 @@ def raise_unless_worker_failed(
         raise OSError(number, words) if number else OSError(words)
 
 
-def describe_failures(job_result: JobResult) -> dict[int, ProcessFailure]:
-    """Return the failures of all workers that have failed by themselves, by global rank."""
-    failed = [end for end in job_result.ends if end.exitcode != 0 and not end.was_stopped]
-    return {end.rank: describe_failure(end) for end in failed}
-
-
 def describe_failure(end: WorkerEnd) -> ProcessFailure:
     """Return a worker's failure: the error that it recorded, its exception from stderr in that form, or a sentence."""
+    from elastic_run.contract import TIMER_EXPIRED
+    from elastic_run.multiprocessing.errors.error_file import compose_error
+    from elastic_run.multiprocessing.errors.error_handler import NOT_AVAILABLE
+    from elastic_run.multiprocessing.errors.failures import ProcessFailure
+
     failure = ProcessFailure(end.local_rank, end.pid, end.exitcode, end.error_file)
-    if end.exception is not None and end.exception.type == contract.TIMER_EXPIRED:
+    if end.exception is not None and end.exception.type == TIMER_EXPIRED:
         failure.message = f"timer {end.exception.message}; {failure.message}"
     elif failure.error_file == NOT_AVAILABLE and end.exitcode > 0:
-        failure.message = _say(end) or failure.message
+        if end.exception is not None:
+            failure.message = compose_error(end)["message"]
+        elif last := next((line.strip() for line in reversed(end.stderr_tail) if line.strip()), ""):
+            failure.message = f"exit code {end.exitcode}; its stderr ends with: {last}"
     return failure
-
-
-def _say(end: WorkerEnd) -> object:
-    if end.exception is not None:
-        return compose_error(end)["message"]
-    last = next((line.strip() for line in reversed(end.stderr_tail) if line.strip()), "")
-    return last and f"exit code {end.exitcode}; its stderr ends with: {last}"
 
 
 def add_timer(failure: ProcessFailure) -> ProcessFailure:
@@ -76,7 +86,6 @@ def add_timer(failure: ProcessFailure) -> ProcessFailure:
     if "elastic_run.timer.countdowns" in sys.modules:
         from elastic_run.timer.countdowns import pop_expiry
 
-        text = pop_expiry(failure.pid)
-        if text:
+        if text := pop_expiry(failure.pid):
             failure.message = f"timer {text}; {failure.message}"
     return failure

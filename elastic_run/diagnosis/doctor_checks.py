@@ -1,6 +1,7 @@
-"""Checks of the environment: the interpreter that workers run in, the scheduler's variables, variables that break jobs.
+"""The doctor's checks of the environment, and the run of all families of checks. Nothing is changed on the machine.
 
-torch is not imported: its metadata has the version.
+A check can hang, on a dead network file system for one; so each family runs in a thread of its own, and a family that
+does not end in time is a finding. torch is not imported: its metadata has the version.
 """
 
 from __future__ import annotations
@@ -8,16 +9,24 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import threading
+import time
 
-from elastic_run.diagnosis.doctor.findings import problem, warning
+from elastic_run.diagnosis import doctor_host, doctor_network
+from elastic_run.diagnosis.doctor_report import PROBLEM, problem, warning
 from elastic_run.schedulers.slurm import StepError, count_idle_nodes, find_step, is_left_over
+from elastic_run.utils import describe_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from elastic_run.diagnosis.doctor.findings import Finding, Subject
+    from elastic_run.diagnosis.doctor_report import Finding, Subject
 
+    Check = Callable[[Subject], list[Finding]]
+
+#: Seconds for all families together.
+_DEADLINE = 40.0
 #: Names of modules that torch imports. A file of that name beside the script hides the module.
 _HIDEABLE = ("torch", "numpy", "random", "queue", "socket", "logging", "tempfile", "typing", "types", "signal", "json")
 
@@ -120,11 +129,10 @@ _SLOW = {
     "NCCL_IB_DISABLE": ("1", "nodes don't use InfiniBand"),
     "NCCL_SHM_DISABLE": ("1", "workers of a node don't use shared memory"),
 }
-_PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
 def check_variables(subject: Subject) -> list[Finding]:
-    """Check for leftovers of other jobs, settings for debugging, names with a typing error, proxies and paths."""
+    """Check for leftovers of other jobs, settings for debugging, and names with a typing error."""
     environ, found = subject.environ, _check_leftovers(subject.environ)
     found += [
         warning(f"{name}={environ[name]}: {effect}", "", f"unset {name}, unless you look for an error")
@@ -141,14 +149,6 @@ def check_variables(subject: Subject) -> list[Finding]:
             near = difflib.get_close_matches(name, known, 1)
             remedy = f"did you mean {near[0]}?" if near else f"unset {name}"
             found.append(problem(f"{name} is not a variable of elastic-run: its value is not used", "", remedy))
-    found += check_proxy(environ, [host for host, _ in subject.endpoints])
-    if environ.get("PYTHONHOME"):
-        what = "PYTHONHOME is set: interpreters of other environments don't find their own modules"
-        found.append(problem(what, _list(environ, ["PYTHONHOME"]), "unset PYTHONHOME"))
-    missing = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and not os.path.exists(path)]
-    if missing:
-        what = f"PYTHONPATH names {missing[0]}, which is not there"
-        found.append(warning(what, "", "correct PYTHONPATH, or mount the directory on this host"))
     return found
 
 
@@ -161,9 +161,8 @@ def _check_leftovers(environ: Mapping[str, str]) -> list[Finding]:
     found = []
     # The training operator of Kubeflow gives each pod all of them, for scripts without a launcher.
     if ranks := [name for name in _OF_A_WORKER if name in environ]:
-        what = (
-            f"{ranks[0]} is set, as if this were a worker: scripts started without the launcher would wait for others"
-        )
+        others = "scripts started without the launcher would wait for others"
+        what = f"{ranks[0]} is set, as if this were a worker: {others}"
         found.append(warning(what, _list(environ, ranks), f"unset {' '.join(ranks)}"))
     if places := [name for name in _OF_THE_PLACE if name in environ]:
         what = f"{' and '.join(places)} {'is' if len(places) == 1 else 'are'} set, perhaps by another job"
@@ -172,18 +171,60 @@ def _check_leftovers(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def check_proxy(environ: Mapping[str, str], hosts: list[str]) -> list[Finding]:
-    """Judge a proxy through which etcd would be asked."""
-    proxy = next((name for name in _PROXIES if environ.get(name)), "")
-    exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    words = [word.strip() for word in exempt.split(",")]
-    asked = [host for host in hosts if "*" not in words and not any(word and host.endswith(word) for word in words)]
-    if not (proxy and asked):
-        return []
-    what = f"{proxy} is set: an etcd endpoint at {asked[0]} would be asked through the proxy"
-    joined = ",".join([word for word in words if word] + asked)
-    return [warning(what, _list(environ, [proxy]), f"export no_proxy={joined}")]
-
-
 def _list(environ: Mapping[str, str], names: list[str]) -> str:
     return " ".join(f"{name}={environ[name]}" for name in names)
+
+
+# --- all families -----------------------------------------------------------------------------------------------------
+#: Families by the word that a user reads, in the order of the report.
+FAMILIES: dict[str, Check] = {
+    "names": doctor_network.check_names,
+    "ports": doctor_network.check_ports,
+    "interfaces": doctor_network.check_interfaces,
+    "shared memory": doctor_host.check_shared_memory,
+    "limits": doctor_host.check_limits,
+    "control groups": doctor_host.check_control_groups,
+    "directories": doctor_host.check_directories,
+    "Python": check_python,
+    "GPUs": doctor_host.check_gpus,
+    "scheduler": check_scheduler,
+    "variables": check_variables,
+}
+
+
+def run_checks(
+    subject: Subject, *, families: Mapping[str, Check] = FAMILIES, deadline: float = _DEADLINE
+) -> list[Finding]:
+    """Run all families; return problems first, otherwise in the families' order."""
+    found: dict[str, list[Finding]] = {}
+    threads = {}
+    end = time.monotonic() + deadline
+    for name, check in families.items():
+        thread = threading.Thread(target=_run, args=(name, check, subject, found), name=f"check of {name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            what = "no thread can be started, so that some checks were left out"
+            remedy = "raise the limit of processes: ulimit -u, pids.max of the control group, docker --pids-limit"
+            found[name] = [problem(what, str(error), remedy)]
+        else:
+            threads[name] = thread
+    for name, thread in threads.items():
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            what = f"the check of {name} hangs for more than {deadline:.0f} s"
+            remedy = (
+                "a network file system or a driver does not answer: look for state D in ps -eo pid,stat,wchan,cmd, "
+                "and at dmesg"
+            )
+            found[name] = [problem(what, "the check was left out", remedy)]
+    every = list(dict.fromkeys(finding for name in families for finding in found[name]))
+    return sorted(every, key=lambda finding: finding.severity != PROBLEM)
+
+
+def _run(name: str, check: Check, subject: Subject, found: dict[str, list[Finding]]) -> None:
+    try:
+        found[name] = check(subject)
+    except Exception as error:  # noqa: BLE001 - a check that fails must not hide what the others find
+        what = f"{name} can't be checked: {describe_exception(error)}"
+        found[name] = [warning(what, "a defect of elastic-run", "please report it")]

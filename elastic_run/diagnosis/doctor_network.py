@@ -1,4 +1,4 @@
-"""Checks of names, ports and interfaces.
+"""The doctor's checks of names, ports and interfaces.
 
 Unless a variable names an interface, gloo offers other nodes the address that its host's own name has. A name server
 that does not answer costs 5 s for each name that is not in /etc/hosts, and torch's own store looks up each peer's.
@@ -13,8 +13,7 @@ import time
 
 import psutil
 
-from elastic_run.cluster.limits import read_text
-from elastic_run.diagnosis.doctor.findings import problem, warning
+from elastic_run.diagnosis.doctor_report import problem, warning
 from elastic_run.records import dataclass
 from elastic_run.rendezvous.utils import can_bind
 from elastic_run.store.connecting import connect_once, resolve
@@ -25,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from elastic_run.diagnosis.doctor.findings import Finding, Subject
+    from elastic_run.diagnosis.doctor_report import Finding, Subject
 
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _LOOPBACK = "lo"
@@ -33,9 +32,6 @@ _LOOPBACK = "lo"
 # --- names ------------------------------------------------------------------------------------------------------------
 #: Seconds: a look-up that takes longer stalls a start.
 _SLOW = 1.0
-_DNS_PORT = 53
-#: A question for the name servers of the root (RFC 1035): each name server has an answer, if only a refusal.
-_QUESTION = b"\x45\x52\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class Lookup:
 
 
 def check_names(subject: Subject) -> list[Finding]:
-    """Look up this machine's own name and the endpoints' hosts, and ask each name server."""
+    """Look up this machine's own name and the endpoints' hosts."""
     own = _look_up(subject.hostname, subject.timeout)
     found = check_own_name(own, is_alone=subject.most_nodes == 1, interface=subject.environ.get(_GLOO, ""))
     for host in dict.fromkeys(host for host, _ in subject.endpoints):
@@ -60,14 +56,6 @@ def check_names(subject: Subject) -> list[Finding]:
         what = f"the endpoint's host {host} has no address (asked for {lookup.seconds:.1f} s)"
         remedy = "check the spelling, add it to /etc/hosts, or give its address: --rdzv-endpoint=ADDRESS:PORT"
         found.append(problem(what, lookup.failure, remedy))
-    lines = (line.split() for line in read_text(subject.path("etc/resolv.conf")).splitlines())
-    servers = [words[1] for words in lines if len(words) > 1 and words[0] == "nameserver"]
-    silent = [server for server in servers if not has_answered(server, subject.timeout)]
-    if silent:
-        what = f"the name server {' and '.join(silent)} does not answer in {subject.timeout:.1f} s"
-        evidence = "a look-up of a name that is not in /etc/hosts stalls 5 s for each such server"
-        remedy = "remove it from /etc/resolv.conf, or open UDP port 53 to it"
-        found.append((problem if silent == servers else warning)(what, evidence, remedy))
     return found
 
 
@@ -102,25 +90,7 @@ def _check_time(lookup: Lookup) -> list[Finding]:
     return [problem(what, f"it is {', '.join(lookup.addresses)}", remedy)]
 
 
-def has_answered(server: str, timeout: float) -> bool:
-    """Ask a name server, and return whether it has answered. A refusal is an answer, since it delays nothing."""
-    family = socket.AF_INET6 if ":" in server else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.settimeout(timeout)
-            asking.connect((server.partition("%")[0], _DNS_PORT))
-            asking.send(os.urandom(2) + _QUESTION[2:])
-            return bool(asking.recv(512))
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-
-
 # --- ports ------------------------------------------------------------------------------------------------------------
-_MANY = 32768  # Linux gives outgoing connections ports from here on
-
-
 def check_ports(subject: Subject) -> list[Finding]:
     """Try each endpoint that has a port: it is free if this host serves it, or it can be reached."""
     return [found for host, port in subject.endpoints if port > 0 for found in _check_port(host, port, subject)]
@@ -163,7 +133,7 @@ def _check_own_port(own: Sequence[tuple[int, tuple[object, ...]]], port: int, pl
         remedy = "end that process, or take another port in --rdzv-endpoint"
         return [problem(what, "the port can't be opened", remedy)]
     reason = os.strerror(failure)
-    remedy = f"take a port from 1024 to {_MANY - 1} in --rdzv-endpoint"
+    remedy = "take a port from 1024 to 32767 in --rdzv-endpoint"
     return [problem(f"{place} can't be opened: {reason}", reason, remedy)]
 
 

@@ -1,6 +1,15 @@
-"""Writes the dump of this process's flight recorder, on request and at the end. Runs in a worker, beside torch.
+"""Writes the dump of this process's flight recorder when the agent asks, and at the end. Runs in a worker, with torch.
 
-A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of collectives (no file, 0.2 ms).
+Rules
+- A line of the .pth file calls `begin` at Python's own start, where --flight-recorder has set the variable. Until the
+  worker imports torch.distributed nothing else happens: no thread, no import.
+- Then a thread waits on a socket. The main thread is usually in a collective, where no signal handler of Python runs;
+  it has given up the GIL there, which the stacks in a dump take. torch's own worker server needs no GIL, but its dump
+  of a gloo group has neither stacks nor the ranks of subgroups. NCCL's named pipe is looked at once a second, and gloo
+  has none.
+- A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of collectives (no file, 0.2 ms).
+- A worker that ends by an exception, or by itself, writes its dump on the way out: its peers may wait for it.
+- Only this process does so: the variable is taken out of the environment, and a fork closes the socket.
 
 The dump is torch's own, a pickle of primitives that torch's tools read, with two things more: the rank, and the ranks
 of every process group, which gloo's dumps lack. It is written under the name that torch would give it. A dump of
@@ -15,39 +24,78 @@ without stacks is written first, within milliseconds, and replaced by the one wi
 
 from __future__ import annotations
 
-import atexit
 import os
-import pickle
 import sys
-import threading
-from contextlib import suppress
-from functools import partial
+from _thread import allocate_lock, get_ident
 
 from elastic_run import contract
-from elastic_run.diagnosis.worker_sockets import is_own_user, listen
-from elastic_run.files import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
     from typing import Any
 
+_TRIGGER = "torch.distributed.distributed_c10d"
 #: Seconds that a client gets to send its request.
 _WAIT_LIMIT = 1.0
-
 #: torch's functions: those of NCCL's and XCCL's recorders, and the one of all other backends.
 _RECORDERS = ("_dump_nccl_trace", "_dump_xccl_trace", "_dump_fr_trace")
 #: Backends of torch 2.15 whose recorders stay when their process groups are gone.
 _HOOKED = ("nccl2", "nccl-lazy")
 
-_lock = threading.Lock()
+_lock = allocate_lock()
 #: The dumps that are this module's to replace: the one that was there when this process began, and its own.
 _replaceable: list[tuple[int, int, int] | None] = [None]
 
 
+def begin() -> None:
+    """Wait for the import of torch.distributed; called by the .pth file."""
+    name = os.environ.pop(contract.ENV_FLIGHT_RECORDER)
+    if _TRIGGER in sys.modules:
+        serve(name)  # in the fork of a template that has imported torch
+    else:
+        sys.meta_path.insert(0, _ImportWatch(name))
+
+
+class _ImportWatch:
+    """A finder that answers for one module, once, and lets it be loaded as always."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return torch's own spec of the module, with a call behind its execution; None for all other modules."""
+        if fullname != _TRIGGER:
+            return None
+        sys.meta_path.remove(self)
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(fullname, path, target)
+        loader = None if spec is None else spec.loader
+        if loader is None:
+            return spec
+        execute, name = loader.exec_module, self._name
+
+        def execute_and_serve(module: ModuleType) -> None:
+            execute(module)
+            serve(name)
+
+        loader.exec_module = execute_and_serve  # type: ignore[method-assign]
+        return spec
+
+
 def serve(name: str) -> None:
     """Answer requests in a thread, and write a dump when this process ends."""
+    import atexit
+    import threading
+
+    from elastic_run.diagnosis.worker_sockets import listen
+
     own = os.getpid()
     _replaceable.append(_stamp(_dump_path()))
     atexit.register(lambda: _write_at_exit() if os.getpid() == own else None)
@@ -66,7 +114,16 @@ def _write_at_exit() -> None:
 
 def _answer(listener: socket.socket) -> None:
     """Answer each connection; its end says that the answer is whole, or that the dump is written."""
-    _show_name()
+    import threading
+
+    from elastic_run.diagnosis.worker_sockets import is_own_user
+
+    try:
+        # The kernel gets this thread's name, as from Python 3.14: the agent doesn't count what it does.
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="ascii") as file:
+            file.write(contract.RECORDER_THREAD)
+    except OSError:
+        pass
     while True:
         try:
             connection, _ = listener.accept()
@@ -82,15 +139,7 @@ def _answer(listener: socket.socket) -> None:
                 return
 
 
-def _show_name() -> None:
-    """Give the kernel the name of this thread, as Python 3.14 does: the agent doesn't count what it does."""
-    try:
-        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="ascii") as file:
-            file.write(contract.RECORDER_THREAD)
-    except OSError:
-        pass
-
-
+# --- torch's recorders ------------------------------------------------------------------------------------------------
 def count_collectives() -> bytes:
     """Return how many collectives each group has enqueued, started and ended, or nothing if unknown; never raises."""
     try:
@@ -106,13 +155,28 @@ def count_collectives() -> bytes:
     return f"{'open' if is_open else 'done'} {' '.join(counts)}".encode() if counts else b""
 
 
+def _has_open_collective(dump: Callable[..., bytes]) -> bool:
+    """Whether one of the recorded collectives has not ended.
+
+    The counts do not tell: gloo's threads write the number of the last completed collective in any order, so it may be
+    that of an earlier one for as long as no other collective follows.
+    """
+    entries = _unpickle(dump(True, False, True)).get("entries", ())
+    return any(not entry["retired"] for entry in entries)
+
+
 def _unpickle(dump: bytes) -> dict[str, Any]:
+    import pickle
+
     document: dict[str, Any] = pickle.loads(dump)  # noqa: S301 - of this process
     return document
 
 
 def _recorders() -> list[Callable[..., bytes]]:
     """Return torch's functions that dump the recorders of this process."""
+    from contextlib import suppress
+    from functools import partial
+
     from torch._C import _distributed_c10d as c10d
 
     dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
@@ -127,16 +191,6 @@ def _recorders() -> list[Callable[..., bytes]]:
     return dumps
 
 
-def _has_open_collective(dump: Callable[..., bytes]) -> bool:
-    """Whether one of the recorded collectives has not ended.
-
-    The counts do not tell: gloo's threads write the number of the last completed collective in any order, so it may be
-    that of an earlier one for as long as no other collective follows.
-    """
-    entries = _unpickle(dump(True, False, True)).get("entries", ())
-    return any(not entry["retired"] for entry in entries)
-
-
 def write_dump(*, has_stacks: bool) -> bool:
     """Write the content of this process's recorder; return whether a file was written.
 
@@ -146,8 +200,19 @@ def write_dump(*, has_stacks: bool) -> bool:
     if not path:
         return False
     try:
+        import pickle
+
+        from torch.distributed import distributed_c10d
+
+        from elastic_run.files import replace_file
+
         with _lock:
-            document, groups = _read_recorders(has_stacks=has_stacks), _process_groups()
+            document = _read_recorders(has_stacks=has_stacks)
+            world = distributed_c10d._world  # noqa: SLF001 - it has no other list of all groups
+            groups = {
+                name: {"name": name, "desc": group.group_desc, "ranks": str(sorted(world.pg_group_ranks[group]))}
+                for group, name in world.pg_names.items()
+            }
             # A rank that has called no collective has an empty dump, which says so: its peers may wait in the first.
             if not document["entries"] and (not groups or _stamp(path) not in _replaceable):
                 return False
@@ -199,10 +264,10 @@ class _NoCompiler:
     """Stands for torch's compiler: for this thread it has nothing, and any other thread gets the compiler itself."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def __getattr__(self, name: str) -> object:
-        if threading.get_ident() == self._thread:
+        if get_ident() == self._thread:
             raise AttributeError(name)
         import importlib
 
@@ -222,13 +287,3 @@ def _dump(dump: Callable[..., bytes], *, has_stacks: bool) -> bytes:
     finally:
         if names.get("_inductor") is stand_in:
             del names["_inductor"]
-
-
-def _process_groups() -> dict[str, dict[str, str]]:
-    from torch.distributed import distributed_c10d
-
-    world = distributed_c10d._world  # noqa: SLF001 - it has no other list of all groups
-    return {
-        name: {"name": name, "desc": group.group_desc, "ranks": str(sorted(world.pg_group_ranks[group]))}
-        for group, name in world.pg_names.items()
-    }

@@ -1,4 +1,4 @@
-"""Checks of this machine: its clock, shared memory, limits, directories and GPUs.
+"""The doctor's checks of this machine: its shared memory, limits, directories and GPUs.
 
 nvidia-smi hangs with a sick driver, so it gets a deadline. It runs in a process of its own, which is killed then.
 """
@@ -9,34 +9,22 @@ import errno
 import os
 import resource
 import subprocess
-import time
 
 import psutil
 
 from elastic_run.cluster.devices import torch_build
 from elastic_run.cluster.limits import available_cpus, cgroup_limit, list_names, read_text
 from elastic_run.cluster.paths import find_program
-from elastic_run.diagnosis.doctor.findings import problem, warning
+from elastic_run.diagnosis.doctor_report import problem, warning
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from elastic_run.diagnosis.doctor.findings import Finding, Subject
+    from elastic_run.diagnosis.doctor_report import Finding, Subject
 
 _MIB = 1 << 20
-
-
-def check_clock(_: Subject) -> list[Finding]:
-    """Compare the time of day with the age of this file: certificates, logs and checkpoints need a possible one."""
-    day, year_2100 = 86400.0, 4_102_444_800.0
-    now, installed = time.time(), os.path.getmtime(__file__)
-    if installed - day <= now < year_2100:
-        return []
-    what = f"the clock is wrong: it says {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(now))}"
-    evidence = f"elastic-run was installed on {time.strftime('%Y-%m-%d', time.gmtime(installed))}"
-    return [problem(what, evidence, "timedatectl set-ntp true, or chronyc makestep")]
 
 
 # --- memory and limits ------------------------------------------------------------------------------------------------
@@ -49,8 +37,6 @@ _LEAST_PROCESSES, _LEAST_GROUP_PROCESSES = 512, 256
 _LEAST_LOCKED = 64 * _MIB
 _LEAST_MEMORY = 1024 * _MIB
 _UNLIMITED = resource.RLIM_INFINITY
-#: No limit, as version 1 of control groups writes it: the largest number of pages.
-_NO_LIMIT = 1 << 60
 
 
 def check_shared_memory(subject: Subject) -> list[Finding]:
@@ -76,11 +62,8 @@ def check_limits(subject: Subject) -> list[Finding]:
     files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != _UNLIMITED and files < _LEAST_OPEN_FILES:
         raised = "unlimited" if most_files == _UNLIMITED else str(most_files)
-        command = f"ulimit -n {raised}"
-        if most_files == files:
-            command = (
-                f"raise the hard limit to {_LEAST_OPEN_FILES} or more (root: ulimit -n, /etc/security/limits.conf)"
-            )
+        by_root = f"raise the hard limit to {_LEAST_OPEN_FILES} or more (root: ulimit -n, /etc/security/limits.conf)"
+        command = by_root if most_files == files else f"ulimit -n {raised}"
         what = f"only {files} open files are allowed: jobs die of 'Too many open files'"
         remedy = f"{command}; in Slurm sbatch --propagate=NONE, in systemd LimitNOFILE="
         found.append(problem(what, f"the hard limit is {raised}", remedy))
@@ -97,10 +80,6 @@ def check_limits(subject: Subject) -> list[Finding]:
         what = f"only {locked >> 10} KiB of memory may be locked: NCCL can't use InfiniBand"
         remedy = "ulimit -l unlimited; in Slurm PropagateResourceLimitsExcept=MEMLOCK, in docker --ulimit memlock=-1"
         found.append(problem(what, "/sys/class/infiniband has devices", remedy))
-    core_pattern = read_text(subject.path("proc/sys/kernel/core_pattern")).strip()
-    if resource.getrlimit(resource.RLIMIT_CORE)[0] == _UNLIMITED and not core_pattern.startswith("|"):
-        what = "core files have no limit: each crashed worker writes its whole memory to a disk"
-        found.append(warning(what, f"kernel.core_pattern is {core_pattern!r}", "ulimit -c 0"))
     return found
 
 
@@ -121,35 +100,30 @@ def check_control_groups(subject: Subject) -> list[Finding]:
         what = f"this container may use {cpus:g} CPUs of {len(available_cpus())}: workers are stopped again and again"
         remedy = "raise the CPU limit: docker --cpus, resources.limits.cpu of the pod, srun --cpus-per-task"
         found.append(problem(what, "cpu.max of the control group", remedy))
-    memory, kills = [], 0
-    for version, group in _find_groups(subject, "memory"):
-        names = ("memory.max", "memory.current") if version > 1 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        memory += _read_pair(group, *names)
-        kills = max(kills, _read_kills(group, "memory.events" if version > 1 else "memory.oom_control"))
+    memory = _read_limits(
+        subject, "memory", {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+    )
     memory_left = min((limit - used for limit, used in memory), default=_LEAST_MEMORY)
     if memory_left < _LEAST_MEMORY:
         what = f"only {memory_left // _MIB} MiB of memory are left: the kernel kills workers without a message"
         evidence = f"memory.max of the control group is {min(limit for limit, _ in memory) // _MIB} MiB"
         remedy = "raise the memory limit: docker --memory, resources.limits.memory of the pod, sbatch --mem"
         found.append(problem(what, evidence, remedy))
-    pairs = [
-        pair for _, group in _find_groups(subject, "pids") for pair in _read_pair(group, "pids.max", "pids.current")
-    ]
+    pairs = _read_limits(subject, "pids", dict.fromkeys((1, 2), ("pids.max", "pids.current")))
     processes_left = min((limit - used for limit, used in pairs), default=_LEAST_GROUP_PROCESSES)
     if processes_left < _LEAST_GROUP_PROCESSES:
         what = f"only {max(0, processes_left)} more processes or threads may be started"
         remedy = "raise the limit: docker --pids-limit, podPidsLimit of the kubelet, TasksMax of systemd"
         found.append(problem(what, "pids.max of the control group", remedy))
-    if kills:
-        what = f"the kernel has killed {kills} processes of this container because its memory was full"
-        remedy = "raise the memory limit, or use fewer DataLoader workers (dmesg names the processes)"
-        found.append(warning(what, "oom_kill in memory.events", remedy))
     return found
 
 
-def _find_groups(subject: Subject, controller: str) -> Iterator[tuple[int, str]]:
-    """Yield the version and the directory of each control group that limits this process, those above it included."""
-    mount = subject.path("sys/fs/cgroup")
+def _read_limits(subject: Subject, controller: str, names: Mapping[int, tuple[str, str]]) -> list[tuple[int, int]]:
+    """Return each limit that holds for this process, and the used part of it; the groups above its own limit it too.
+
+    `names` are the files of limit and use by the version of control groups.
+    """
+    pairs, mount = [], subject.path("sys/fs/cgroup")
     for line in read_text(subject.path("proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
@@ -158,20 +132,12 @@ def _find_groups(subject: Subject, controller: str) -> Iterator[tuple[int, str]]
         top = os.path.join(mount, controller) if controllers else mount
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
-            yield 1 if controllers else 2, os.path.join(top, *parts[:depth])
-
-
-def _read_pair(group: str, limit: str, used: str) -> list[tuple[int, int]]:
-    """Return a limit and the used part of it; nothing if there is no limit."""
-    most, current = (read_text(os.path.join(group, name)).strip() for name in (limit, used))
-    if not (most.isdecimal() and current.isdecimal()) or int(most) >= _NO_LIMIT:
-        return []
-    return [(int(most), int(current))]
-
-
-def _read_kills(group: str, name: str) -> int:
-    rows = (line.split() for line in read_text(os.path.join(group, name)).splitlines())
-    return next((int(row[1]) for row in rows if len(row) > 1 and row[0] == "oom_kill" and row[1].isdecimal()), 0)
+            group = os.path.join(top, *parts[:depth])
+            most, used = (read_text(os.path.join(group, name)).strip() for name in names[1 if controllers else 2])
+            # Version 1 writes the largest number of pages for no limit.
+            if most.isdecimal() and used.isdecimal() and int(most) < 1 << 60:
+                pairs.append((int(most), int(used)))
+    return pairs
 
 
 # --- directories ------------------------------------------------------------------------------------------------------
@@ -207,15 +173,15 @@ def _check_directory(path: str) -> list[Finding]:
         evidence = error.strerror or str(error)
         return [problem(f"the directory {path} {what}", evidence, remedy.format(path=path))]
     state = os.statvfs(place)
-    free, evidence = state.f_bavail * state.f_frsize, f"{state.f_bavail * state.f_frsize // _MIB} MiB are free"
+    free = state.f_bavail * state.f_frsize
     if state.f_files and state.f_favail < _LEAST_FILES:
         what = f"the file system of {path} is full: it has room for {state.f_favail} more files"
-        return [problem(what, evidence, f"remove files: df -i {path} counts them")]
+        return [problem(what, f"{free // _MIB} MiB are free", f"remove files: df -i {path} counts them")]
     if free >= _FEW_FREE:
         return []
     what = f"the file system of {path} is {'' if free < _LEAST_FREE else 'almost '}full"
     remedy = f"remove files there (du -x -d1 {path}), or {_OTHER_PLACE}"
-    return [(problem if free < _LEAST_FREE else warning)(what, evidence, remedy)]
+    return [(problem if free < _LEAST_FREE else warning)(what, f"{free // _MIB} MiB are free", remedy)]
 
 
 def _write_probe(place: str) -> OSError | None:
@@ -258,8 +224,14 @@ def check_gpus(subject: Subject) -> list[Finding]:
     """Check that the GPUs answer, and that no process of another job holds their memory."""
     program = find_program("nvidia-smi", subject.environ)
     has_driver = os.path.exists(subject.path("proc/driver/nvidia/version"))
+    if program is None and has_driver:
+        what = "this host has a GPU driver, but no nvidia-smi"
+        remedy = (
+            "docker --gpus=all with NVIDIA_DRIVER_CAPABILITIES=all; srun --gpus-per-node; nvidia.com/gpu of the pod"
+        )
+        return [warning(what, "/proc/driver/nvidia/version is there", remedy)]
     if program is None:
-        return [_describe_missing_program(subject)] if has_driver else check_mask(subject.environ, [])
+        return check_mask(subject.environ, [])
     text, failure = ask_smi(program, "--query-gpu=index,uuid,memory.used,memory.total")
     if failure:
         return [check_smi_failure(failure)]
@@ -271,15 +243,6 @@ def check_gpus(subject: Subject) -> list[Finding]:
         what = f"this host has {len(gpus)} GPUs, but the installed torch can't use them"
         found.append(problem(what, "it is built without CUDA", "install a build of torch with CUDA (pytorch.org)"))
     return found + check_mask(subject.environ, gpus)
-
-
-def _describe_missing_program(subject: Subject) -> Finding:
-    files = [name for name in list_names(subject.path("dev")) if name[:6] == "nvidia" and name[6:].isdecimal()]
-    if files:
-        what = "this host has a GPU driver, but no nvidia-smi"
-        return warning(what, f"/dev has {len(files)} GPUs", "start the container with NVIDIA_DRIVER_CAPABILITIES=all")
-    what = "this host has a GPU driver, but this process sees no GPU"
-    return problem(what, "/dev has no nvidia0", "docker --gpus=all; srun --gpus-per-node; nvidia.com/gpu of the pod")
 
 
 def ask_smi(program: str, query: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import os
 import textwrap
 
 from elastic_run.records import dataclass, field
+from elastic_run.report.text import count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,18 +71,15 @@ def render_report(hosts: Sequence[str], findings: Sequence[Finding], facts: Mapp
     if len(findings) > _SHOWN:
         lines.append(f"and {len(findings) - _SHOWN} more (--json has all)")
     problems = sum(finding.severity == PROBLEM for finding in findings)
-    lines.append(f"{_count(problems, 'problem')}, {_count(len(findings) - problems, 'warning')}")
+    numbers = (count(problems, "problem"), count(len(findings) - problems, "warning"))
+    lines.append(", ".join(f"no{text[1:]}" if text.startswith("0 ") else text for text in numbers))
     return "\n".join(lines) + "\n"
 
 
 def describe_findings(hosts: Sequence[str], findings: Sequence[Finding], facts: Mapping[str, str]) -> dict[str, object]:
     """Return the report as a document for JSON."""
-    return {
-        "version": 1,
-        "hosts": list(hosts),
-        "facts": dict(facts),
-        "findings": [{name: getattr(finding, name) for name in _FIELDS} for finding in findings],
-    }
+    rows = [{name: getattr(finding, name) for name in _FIELDS} for finding in findings]
+    return {"version": 1, "hosts": list(hosts), "facts": dict(facts), "findings": rows}
 
 
 def read_findings(document: Mapping[str, Any]) -> list[Finding]:
@@ -90,15 +88,7 @@ def read_findings(document: Mapping[str, Any]) -> list[Finding]:
 
 
 def _fill(label: str, text: str) -> list[str]:
+    indent = " " * 9
     return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=label,
-        subsequent_indent=" " * 9,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, _WIDTH, initial_indent=label, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'s' * (number != 1)}"
