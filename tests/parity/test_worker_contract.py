@@ -1,7 +1,6 @@
 """Every command line of the matrix under torchrun and elastic-run: what differs must be on the list of differences.
 
-torchrun takes two seconds of a CPU for each, so it runs ahead of the tests, two at a time, each case once; and what was
-seen then is kept for the next run of these tests, as long as it would be the same.
+torchrun takes two seconds of a CPU for each, so it runs ahead of the tests, two at a time, each case once.
 """
 
 from __future__ import annotations
@@ -28,18 +27,28 @@ def rehearsal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     selected = [getattr(item, "callspec", None) for item in request.session.items]
     cases = [spec.params["case"] for spec in selected if spec is not None and "case" in spec.params]
     ahead = [case for case in cases if isinstance(case, Case)]
-    opened = Rehearsal(tmp_path_factory.mktemp("parity"), ahead, getattr(request.config, "cache", None))
+    opened = Rehearsal(tmp_path_factory.mktemp("parity"), ahead)
     yield opened
     opened.close()
 
 
-#: The cases that run with `make test`, also for the differences that they show; the others take long.
+#: The cases that run with `make test`, and those that run with `make test-long`: each difference shows in one of them.
 _SHORT = {"plain", "restarted"}
+_LONG = {difference.seen_in for difference in DIFFERENCES} | {
+    *("static, named host", "c10d, settings", "module", "no Python", "local rank in arguments", "variables for flags"),
+    *("within a worker", "devices, named", "surroundings", "terminal", "redirects, map", "killed", "raises"),
+    *("recorded by torch", "recorded by elastic-run", "restarted in vain"),
+}
+
+
+def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the marks of a case."""
+    return () if name in _SHORT else (pytest.mark.long if name in _LONG else pytest.mark.soak,)
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case.name in _SHORT else pytest.mark.long) for case in CASES],
+    [pytest.param(case, marks=marks_of(case.name)) for case in CASES],
     ids=lambda case: case.name,
 )
 def test_a_job_runs_as_under_torchrun(case: Case, rehearsal: Rehearsal, environment_token: str) -> None:
@@ -54,7 +63,7 @@ def test_a_job_runs_as_under_torchrun(case: Case, rehearsal: Rehearsal, environm
 
 @pytest.mark.parametrize(
     "difference",
-    [pytest.param(each, marks=() if each.seen_in in _SHORT else pytest.mark.long) for each in DIFFERENCES],
+    [pytest.param(each, marks=marks_of(each.seen_in)) for each in DIFFERENCES],
     ids=lambda difference: difference.name,
 )
 def test_a_difference_is_still_there(difference: Difference, rehearsal: Rehearsal, environment_token: str) -> None:
