@@ -7,8 +7,8 @@ PYTEST :=
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
-# More than half of the tests' time is waiting, so six files at a time keep two processors busy, four of those that
-# start servers, and three of those that take long and measure; the longest files come first.
+# More than half of the tests' time is waiting, so five files at a time keep two processors busy, eight of those that
+# start servers, and five of those that take long; the longest files come first.
 TESTING := $(PYTHON_IN_VENV) -m pytest --dist loadfile --no-loadscope-reorder
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
 CHAOS :=
@@ -31,7 +31,7 @@ demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lo
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
 test: setup-test ## the tests that need git, make and Python only, and don't take long; 5 minutes on two processors
-	$(TESTING) -n 6 -m "not long and not system and not soak" $(PYTEST)
+	$(TESTING) -n 5 -m "not long and not system and not soak" $(PYTEST)
 
 test-long: setup ## the tests that take long: type checkers, many kills in a row, times beside torchrun's
 	$(TESTING) -n 5 -m "long and not system and not soak" $(PYTEST)

@@ -157,9 +157,8 @@ def test_logs_of_an_older_torch_name_no_filtered_files(filters: Sequence[str], l
     assert [(tmp_path / f"tee{rank}").read_text() for rank in range(2)] == ["rank 0\n", "rank 1\n"]
 
 
-@pytest.mark.parametrize(
-    "name", ["own", *(pytest.param(name, marks=pytest.mark.long) for name in ("default", "derived"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["own", "default", "derived"])
 def test_logs_specs_of_torchs_classes_lay_out_the_same_files(
     name: str, site: Path, launch: Launch, launch_torchrun: Launch, tmp_path: Path
 ) -> None:

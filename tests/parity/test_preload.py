@@ -95,7 +95,7 @@ def compare(cold: list[dict[str, Any]], warm: list[dict[str, Any]]) -> None:
     [
         ("script.py", "a", "${local_rank}"),
         pytest.param(("-m", "packaged.worker", "a b"), marks=pytest.mark.long),
-        ("-m", "packaged"),
+        pytest.param(("-m", "packaged"), marks=pytest.mark.long),
         pytest.param(("folder", "--x=${local_rank}"), marks=pytest.mark.long),
         pytest.param(("archive.zip",), marks=pytest.mark.long),
         pytest.param(("--run-path", "script.py", "a"), marks=pytest.mark.long),
@@ -327,8 +327,12 @@ def test_each_failure_is_as_of_an_executed_worker(rehearse: Callable[..., list[A
 
 @pytest.mark.parametrize(
     "program",
-    [_HAPPENINGS, "x = 1\nif x\n    pass\n", "# coding: nonsense\n", ""],
-    ids=["happenings", "syntax", "encoding", "empty"],
+    [
+        pytest.param(_HAPPENINGS, id="happenings"),
+        pytest.param("x = 1\nif x\n    pass\n", id="syntax", marks=pytest.mark.long),
+        pytest.param("# coding: nonsense\n", id="encoding", marks=pytest.mark.long),
+        pytest.param("", id="empty", marks=pytest.mark.long),
+    ],
 )
 def test_a_program_runs_as_an_executed_one(program: str, rehearse: Callable[..., list[Any]], tmp_path: Path) -> None:
     """Every byte that a program writes is the same, also in its children, at its exit, and where it can't be read."""

@@ -121,6 +121,7 @@ launch("127.0.0.1:0", {}, "sh", "-c", f": > {FIFO}; exec sleep 10", nodes=1)
 """
 
 
+@pytest.mark.long
 def test_the_classes_are_torchs(tmp_path: Path) -> None:
     """A store that isn't there, nodes that don't come and a stop signal are caught as torch's exceptions are."""
     program = _LAUNCH + _PROGRAM.replace("{PORT}", str(free_port()))
@@ -188,6 +189,7 @@ launcher.elastic_launch(config, "bash")("-c", command)
 """
 
 
+@pytest.mark.long
 def test_steps_are_told_as_by_torch(tmp_path: Path) -> None:
     """The events come in torch's order with its fields, and every metric of torch's methods has its name and values."""
     found = {}

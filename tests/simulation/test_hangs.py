@@ -22,8 +22,8 @@ def _train(hours: int, *, timeout: float, first_seed: int) -> int:
 
 @pytest.mark.parametrize("timeout", [300.0, 0.0], ids=["300", "auto"])
 def test_a_normal_training_is_no_hang(timeout: float) -> None:
-    """Evaluation, checkpoints, compilation, loading and waits for data are none, in 200 hours."""
-    assert _train(200, timeout=timeout, first_seed=0) > 0
+    """Evaluation, checkpoints, compilation, loading and waits for data are none, in 100 hours."""
+    assert _train(100, timeout=timeout, first_seed=0) > 0
 
 
 @pytest.mark.soak
@@ -33,7 +33,7 @@ def test_a_normal_training_is_no_hang_for_years(timeout: float) -> None:
     assert _train(10_000, timeout=timeout, first_seed=1000) > 0
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.soak] * (seed > 4)) for seed in range(20)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.soak] * (seed > 2)) for seed in range(20)])
 @pytest.mark.parametrize(("kind", "delay"), [("hang", 300.0), ("loop", 3000.0)])
 def test_a_hang_is_found_in_each_of_these_jobs(kind: str, delay: float, seed: int) -> None:
     """Rank 0 is stuck, and the others wait: the verdict comes after the timeout, and after ten if its loader loops."""

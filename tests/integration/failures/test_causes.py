@@ -312,18 +312,12 @@ dist.all_reduce(torch.ones(1), group=group)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("handler", "sent", "named"),
     [
-        pytest.param(
-            "signal.SIG_DFL",
-            "SIGSTOP",
-            "cause rank 1 is stopped (SIGSTOP, or a shell's job control): it did not stop",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"), marks=pytest.mark.long
-        ),
+        ("signal.SIG_DFL", "SIGSTOP", "cause rank 1 is stopped (SIGSTOP, or a shell's job control): it did not stop"),
+        ("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"),
         ("save_checkpoint", "SIGCONT", "cause rank 0 on "),
     ],
     ids=["stopped", "asleep", "saves"],

@@ -119,9 +119,8 @@ def sweep(begin, module, name, error):
 """
 #: All of these begin workers. Each takes seconds, so `make test` has the two that differ most.
 _BEGIN = [
-    "tee",
     "job",
-    *(pytest.param(begin, marks=pytest.mark.long) for begin in ("command", "by_fork", "by_spawn", "plain")),
+    *(pytest.param(begin, marks=pytest.mark.long) for begin in ("tee", "command", "by_fork", "by_spawn", "plain")),
 ]
 _REFUSED = "OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))"
 _NO_DESCRIPTOR = "OSError(errno.EMFILE, os.strerror(errno.EMFILE))"

@@ -84,6 +84,7 @@ def test_workers_do_not_get_the_jobs_secret(method: str, program: Program, host:
     assert job.wait_exit() == 0, job.stderr
 
 
+@pytest.mark.long
 @all_methods
 def test_large_results_and_arguments(method: str, program: Program, host: Host) -> None:
     """Arguments of 20 MB and results of 100 MB of each worker go through, side by side."""

@@ -282,8 +282,18 @@ def test_others_are_refused(launch: Launch, worker: Worker, other: int) -> None:
     ("program", "flags", "code"),
     [
         ("raise ValueError('bad batch')", [], 1),
-        ("import time; time.sleep(600)", ["--hang-timeout=1", "--hang-action=fail", "--shutdown-timeout=1"], 212),
-        ("import time; print('trains', flush=True); time.sleep(600)", [], contract.EXIT_SIGNAL_BASE + signal.SIGTERM),
+        pytest.param(
+            "import time; time.sleep(600)",
+            ["--hang-timeout=1", "--hang-action=fail", "--shutdown-timeout=1"],
+            212,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "import time; print('trains', flush=True); time.sleep(600)",
+            [],
+            contract.EXIT_SIGNAL_BASE + signal.SIGTERM,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["failure", "hang", "stop"],
 )

@@ -244,6 +244,7 @@ def test_a_worker_looks_like_its_command(launch: Launch, worker: Worker, module:
 
 
 # --- limits and odd surroundings --------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_a_low_limit_of_descriptors_makes_nobody_cold(launch: Launch, worker: Worker, module: Module) -> None:
     """A template that may open 64 files forks 100 workers, in parts, and each of them has that limit."""
     path = worker("import resource\n" + SAYS_HOW + "say('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])")

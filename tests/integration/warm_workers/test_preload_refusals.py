@@ -45,7 +45,14 @@ _HAZARDS = {
 }
 
 
-@pytest.mark.parametrize(("body", "told"), _HAZARDS.items())
+#: Each second one takes long, for what it adds.
+_MARKED = [
+    pytest.param(body, told, marks=[pytest.mark.long] * (number % 2))
+    for number, (body, told) in enumerate(_HAZARDS.items())
+]
+
+
+@pytest.mark.parametrize(("body", "told"), _MARKED)
 def test_a_module_that_cant_be_preloaded_is_named_once(
     body: str, told: str, launch: Launch, worker: Worker, module: Module
 ) -> None:

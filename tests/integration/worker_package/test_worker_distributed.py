@@ -94,7 +94,9 @@ def a_worker(rank: int, world_size: int, launcher: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("launcher", ["elastic-run", pytest.param("torchrun", marks=pytest.mark.long), "none"])
+@pytest.mark.parametrize(
+    "launcher", ["elastic-run", *(pytest.param(launcher, marks=pytest.mark.long) for launcher in ("torchrun", "none"))]
+)
 def test_the_same_script_runs_everywhere(launch: Launch, script: Worker, tmp_path: Path, launcher: str) -> None:
     """Under elastic-run, torchrun and plain python a script learns what it is, and leaves without a word."""
     count = 1 if launcher == "none" else 2

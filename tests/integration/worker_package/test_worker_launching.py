@@ -53,6 +53,7 @@ def test_plain_python_starts_the_workers(launch: Launch, script: Worker) -> None
     assert job.stdout == "{0: [0, 2, 'elastic-run', 5.0], 1: [1, 2, 'elastic-run', 5.0]}\n"
 
 
+@pytest.mark.long
 def test_a_configuration_says_how(launch: Launch, script: Worker) -> None:
     """A LaunchConfig is taken as it is: here with the start method and the number of workers."""
     path = script("""
