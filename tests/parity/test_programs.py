@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.launch import clean_environment
 from tests.support.sessions import free_port
 from tests.support.torchrun import run_on, with_hosts_file, write_hosts_file

@@ -117,7 +117,7 @@ def sweep(begin, module, name, error):
         if not is_refused and nth > 12:
             return
 """
-#: All of these begin workers. Each takes seconds, so `make test` has the two that differ most.
+#: All of these begin workers. Each takes seconds, so `make test` has one, the whole job.
 _BEGIN = [
     "job",
     *(pytest.param(begin, marks=pytest.mark.long) for begin in ("tee", "command", "by_fork", "by_spawn", "plain")),
