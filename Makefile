@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # More than half of the tests' time is waiting, so five files at a time keep two processors busy, eight of those that
 # start servers, and five of those that take long; the longest files come first.
 TESTING := $(PYTHON_IN_VENV) -m pytest --dist loadfile --no-loadscope-reorder
+TESTING_CLIENTS := .venv-clients/bin/python -m pytest -p no:anyio -n 3 --dist worksteal tests/clients
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
 CHAOS :=
 # Packages to change, all unless given, and options: make mutate MUTATE="report store --sample 30 --seed 2"
@@ -38,7 +39,9 @@ test-long: setup ## the tests that take long: type checkers, many kills in a row
 
 soak: setup ## all of the families of tests of which CI runs a sample: kinds of failures, kills, lives among faults; an hour, as root
 	@tools/test-tools.sh
+	@tools/setup-clients.sh
 	$(TESTING) -n 4 -m soak $(PYTEST)
+	$(TESTING_CLIENTS) -m soak $(PYTEST)
 
 test-system: setup ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs
 	@tools/test-tools.sh
@@ -46,7 +49,7 @@ test-system: setup ## the tests that need root, a compiler or a server (etcd, Sl
 
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
-	.venv-clients/bin/python -m pytest -p no:anyio -n 2 --dist loadfile tests/clients $(PYTEST)
+	$(TESTING_CLIENTS) -m "not soak" $(PYTEST)
 
 test-gpu: ## NCCL, CUDA and the driver on this machine's NVIDIA GPU; needs a torch with CUDA: make test-gpu PYTHON=python3
 	$${PYTHON:-$(PYTHON_IN_VENV)} -m pytest -p no:benchmark -n 6 --timeout=90 tests/gpu $(PYTEST)

@@ -51,7 +51,7 @@ def torchrun_first(tmp_path: Path) -> dict[str, str]:
     return {"PATH": os.pathsep.join([str(directory), os.environ["PATH"]])}
 
 
-@pytest.mark.parametrize("nodes", ["1x2", "2x1"])
+@pytest.mark.parametrize("nodes", ["1x2", pytest.param("2x1", marks=pytest.mark.soak)])
 def test_dist_ddp_runs_on_our_torchrun(
     nodes: str, launch: Launch, torchrun_first: dict[str, str], tmp_path: Path, free_port: int
 ) -> None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.clients.conftest import PROGRAMS
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def test_accelerate_launch_fails_as_it_does_under_torchrun(with_compat: Launch) 
     assert "ChildFailedError" in job.stderr
 
 
+@pytest.mark.soak
 def test_accelerate_launch_is_stopped(with_compat: Launch) -> None:
     """SIGTERM to `accelerate launch` stops its workers as well, at once."""
     job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py", "wait")
@@ -57,6 +60,7 @@ def test_accelerate_launch_is_stopped(with_compat: Launch) -> None:
     assert "SignalException" in job.stderr
 
 
+@pytest.mark.soak
 def test_accelerate_launch_trains_with_the_variable(launch: Launch, tmp_path: Path) -> None:
     """`ELASTIC_RUN_COMPAT=1 accelerate launch …` does the same, without a word before the command."""
     name, *words = LAUNCH
@@ -84,6 +88,7 @@ def test_notebook_launcher_runs_a_function(with_compat: Launch) -> None:
     assert lines == [*(f"rank {rank} of 2, sum 3, elastic-run" for rank in range(2)), "the notebook goes on"]
 
 
+@pytest.mark.soak
 def test_notebook_launcher_raises_what_a_worker_raised(with_compat: Launch) -> None:
     """A worker's exception reaches the notebook as ChildFailedError, with its text."""
     job = with_compat(PROGRAMS / "notebook.py", "fail")
@@ -106,6 +111,7 @@ def test_fabric_run_trains(with_compat: Launch, free_port: int) -> None:
     ]
 
 
+@pytest.mark.soak
 def test_fabric_run_fails_as_it_does_under_torchrun(with_compat: Launch, free_port: int) -> None:
     """`fabric run` calls torchrun's `main`, which raises: it ends with 1, and what was raised tells the cause."""
     job = with_compat(*FABRIC_RUN, f"--main-port={free_port}", PROGRAMS / "fabric_script.py", "fail")
