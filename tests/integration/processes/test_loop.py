@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import loop as loop_module
+from elastic_run.contract import LONGEST_TIME
 from elastic_run.loop import UNKNOWN_EXIT_CODE, Loop
 
 if TYPE_CHECKING:
@@ -220,3 +221,15 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
+
+
+def test_a_timer_beyond_the_kernel_s_range() -> None:
+    """A loop that waits for a time in years makes its other calls meanwhile."""
+    with Loop() as loop:
+        never: list[int] = []
+        loop.call_later(LONGEST_TIME, lambda: never.append(1))
+        seen: list[int] = []
+        assert loop._timeout(loop.now(), None) == pytest.approx(86400.0)
+        loop.call_later(0.0, lambda: seen.append(1))
+        assert loop.run_until(lambda: bool(seen), loop.now() + 20)
+        assert not never

@@ -349,3 +349,43 @@ except ChildFailedError as error:
 """)
     done = subprocess.run([_PYTHON, program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "{1: 5}", done.stderr
+
+
+# --- grace periods that are very large, and those that are none -------------------------------------------------------
+#: Saves a checkpoint when it is told to stop, which takes until somebody writes to the FIFO.
+SAVING = """
+def save(number, _):
+    say("saving")
+    open({gate!r}).read()
+    say("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+say("ready")
+while True:
+    signal.pause()
+"""
+#: Seconds: more milliseconds than 31 bits hold, more than a float holds.
+LONG = ("2700000", "9" * 400)
+
+
+@pytest.mark.parametrize("given", LONG)
+def test_a_long_grace_period_is_kept(launch: Launch, worker: Worker, tmp_path: Path, given: str) -> None:
+    """Workers that save a checkpoint are not killed because --shutdown-timeout is very large."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    job = launch("--standalone", f"--shutdown-timeout={given}", worker(SAVING.format(gate=str(gate))))
+    job.wait_line("ready")
+    job.send(signal.SIGTERM)
+    job.wait_line("saving")
+    gate.write_text("")
+    assert job.wait_exit() == 143
+    assert "saved" in job.stdout
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "-1"])
+def test_a_grace_period_that_is_none_is_refused(launch: Launch, text: str) -> None:
+    """The command names flag and value, and starts nothing."""
+    job = launch(f"--shutdown-timeout={text}", "--no-python", sys.executable, "-c", "print('ran')")
+    assert job.wait_exit() == 2
+    assert "--shutdown-timeout" in job.stderr
+    assert "ran" not in job.stdout
