@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import types
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +14,12 @@ import pytest
 
 import elastic_run.compat
 from elastic_run.cli.commands import stacks
-from elastic_run.contract import ENV_CONTROL_DIR, ENV_RDZV_TOKEN
 from elastic_run.control.client import RunningJob
-from elastic_run.control.socket_directory import find_sockets
 from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.diagnosis import native_stacks
 from elastic_run.errors import UsageError
 from elastic_run.report.stack_lines import summary
 from tests.support.launch import launch as start
-from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -110,39 +106,6 @@ def test_the_document(job: Launched) -> None:
     assert [worker["rank"] for worker in document["workers"]] == [0, 1, 2]
     assert (document["version"], document["run"]) == (1, str(job.pid))
     assert "load_batch" in document["workers"][1]["text"]
-
-
-def has_socket(environment: dict[str, str]) -> bool:
-    """Whether an agent has opened its control socket there."""
-    return bool(find_sockets(environment)[0])
-
-
-@pytest.mark.parametrize("token", [None, "secret of this job"], ids=["no token", "token"])
-def test_the_ranks_of_all_nodes_are_shown_on_each(
-    token: str | None, launch: Launch, worker: Worker, tmp_path: Path
-) -> None:
-    """Each node has a directory of sockets of its own, as another machine has, so the store is the only way."""
-    place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j", "--nnodes=2")
-    directories = [tmp_path / "0", tmp_path / "1"]
-    nodes, path = [], worker(_SLEEPS)
-    for rank, directory in enumerate(directories):
-        directory.mkdir()
-        env = {ENV_CONTROL_DIR: str(directory), ENV_RDZV_TOKEN: token}
-        nodes.append(launch("--nproc-per-node=2", f"--node-rank={rank}", *place, path, env=env))
-    for node in nodes:
-        node.wait_lines("ready", count=2)
-    for directory in directories:
-        place_of_sockets = {ENV_CONTROL_DIR: str(directory)}
-        wait_until(partial(has_socket, place_of_sockets), what="the control socket")
-        first, *_ = _stacks(env=place_of_sockets).stdout.splitlines()
-        assert first.startswith("ranks 0, 2-3 are in step (worker1.py:")
-        assert "; rank 1 is in load_batch (worker1.py:" in first
-        assert _stacks("--rank=3", env=place_of_sockets).stdout.startswith("rank 3 is in step")
-    nodes[1].send(signal.SIGSTOP)
-    asked = _stacks(env={ENV_CONTROL_DIR: str(directories[0])})
-    nodes[1].send(signal.SIGCONT)
-    assert asked.stderr == "elastic-run: 1 of 2 nodes have not answered\n"
-    assert "rank 1 is in load_batch" in asked.stdout
 
 
 def test_the_silence_of_a_rank_is_told() -> None:
