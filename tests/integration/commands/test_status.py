@@ -197,10 +197,11 @@ def test_the_workers_of_all_nodes_are_shown_on_each(
         assert run("stacks", env={ENV_CONTROL_DIR: str(directory)}).stdout.startswith("ranks 0-3 are in <module> (")
     # A node that does not answer is missing, and is said to be. It is cut off before it is given up.
     nodes[1].send(signal.SIGSTOP)
-    refused = status("j", env={ENV_CONTROL_DIR: str(directories[0])})
-    asked = run("stacks", env={ENV_CONTROL_DIR: str(directories[0])})
+    with start("stacks", env={ENV_CONTROL_DIR: str(directories[0])}) as stacks:
+        refused = status("j", env={ENV_CONTROL_DIR: str(directories[0])})
+        stacks.wait_exit()
     nodes[1].send(signal.SIGCONT)
-    assert asked.stderr == "elastic-run: 1 of 2 nodes have not answered\n"
+    assert stacks.stderr == "elastic-run: 1 of 2 nodes have not answered\n"
     assert "1 of 2 nodes have not answered" in refused.stderr
     assert "rank 0 waits" in refused.stdout
 
