@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.config import AgentConfig
     from elastic_run.core.job.config import JobConfig, NodeConfig
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
+    from elastic_run.multiprocessing.api import Std
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
     from elastic_run.multiprocessing.functions.spawn import spawn
     from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs, LogsSpecs
-    from elastic_run.multiprocessing.output.std import Std
 
 __all__ = [
     "AgentConfig",
@@ -47,7 +47,7 @@ _HOMES = {
     "spawn": "multiprocessing.functions.spawn",
     "DefaultLogsSpecs": "multiprocessing.output.logs",
     "LogsSpecs": "multiprocessing.output.logs",
-    "Std": "multiprocessing.output.std",
+    "Std": "multiprocessing.api",
 }
 
 

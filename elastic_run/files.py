@@ -1,8 +1,10 @@
-"""Files that the user names, and files in directories to which other users may write.
+"""Files that the user names, and files and directories below directories to which other users may write.
 
 A named pipe to which nothing is written is given up; a shell's `<(command)` is a pipe as well, and may take any time.
 Files are made anew or replaced by a rename, so that a write never goes through a link of another user's to a file
 elsewhere. A file, a named pipe or a device that belongs to this user or to root is used as it is.
+
+Directories are made and removed without tempfile and shutil: workers would wait for these imports.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from io import BufferedReader
     from typing import Any
 
@@ -21,6 +24,12 @@ if TYPE_CHECKING:
 _WRITER_WAIT = 5.0
 #: Bytes of a file of TOML, and dots of a line in it, at most.
 _LONGEST_TOML, _MOST_DOTS = 256 << 10, 100
+#: Where temporary directories are made: places that the environment names, and others. /dev/shm is there when the disk
+#: is full.
+_TEMPORARY_VARIABLES = ("TMPDIR", "TEMP", "TMP")
+_TEMPORARY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - names are random, directories private
+_GROUP_READS = stat.S_IRGRP | stat.S_IXGRP
+_OTHERS_READ = stat.S_IROTH | stat.S_IXOTH
 
 
 def read_user_file(path: str, most: int) -> bytes:
@@ -62,8 +71,8 @@ def _open_without_wait(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_toml(path: str) -> tuple[dict[str, Any], str]:
-    """Return what stands in a file of TOML, and its text.
+def read_toml(path: str) -> dict[str, Any]:
+    """Return what stands in a file of TOML.
 
     Python's parser takes a time that grows with the square of a key's parts (`a.a.a…`): 30 s for 200 KB. No line of a
     sensible file has a hundred dots, so a longer one is refused before it is parsed.
@@ -84,11 +93,13 @@ def read_toml(path: str) -> tuple[dict[str, Any], str]:
         message = f"{place}: the line has more than {_MOST_DOTS} dots"
         raise ValueError(message)
     try:
-        return toml.loads(text), text
+        document: dict[str, Any] = toml.loads(text)
     except ValueError as error:
         message = f"{path}: is not TOML: {' '.join(str(error).split())}"
     except RecursionError:
         message = f"{path}: its lists or tables are nested too deeply"
+    else:
+        return document
     raise ValueError(message)
 
 
@@ -139,3 +150,85 @@ def replace_file(path: str, data: bytes) -> None:
     except OSError:
         os.unlink(draft)
         raise
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+def random_name() -> str:
+    """Return eight hexadecimal digits."""
+    return os.urandom(4).hex()
+
+
+def make_directory(path: str) -> None:
+    """Make a directory which others may read as far as they may read the directory above, and never write to.
+
+    Where others may write to the directory above, it is for this user alone; for its group, too, if files there get the
+    directory's group (setgid): such a directory was made for a group on purpose.
+    """
+    above = os.stat(os.path.dirname(path.rstrip("/")) or ".").st_mode
+    readers = above & (_GROUP_READS | _OTHERS_READ)
+    if above & (stat.S_IWGRP | stat.S_IWOTH):
+        readers &= _GROUP_READS if above & stat.S_ISGID else 0
+    os.mkdir(path, stat.S_IRWXU | readers)
+
+
+def make_new(directory: str, name: str) -> str:
+    """Make a directory that wasn't there, and return its path; if the name is taken, ``.1``, ``.2`` … follow it."""
+    number = 0
+    while True:
+        path = os.path.join(directory, f"{name}.{number}" if number else name)
+        try:
+            make_directory(path)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def make_directories(path: str) -> None:
+    """Make a directory and those above it, as far as they are missing.
+
+    Raises:
+        OSError: It can't be made. If a file stands in the place of a directory, the error names this file.
+    """
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path.rstrip("/"))
+    if parent:
+        make_directories(parent)
+    try:
+        make_directory(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        if not os.path.isdir(path):  # else another launcher was faster
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
+
+
+def make_temporary(prefix: str) -> str | None:
+    """Make a private directory, and return its path; None where temporary directories are read-only, or full."""
+    places = (os.environ.get(variable) for variable in _TEMPORARY_VARIABLES)
+    for place in (*filter(None, places), *_TEMPORARY_PLACES):
+        path = os.path.join(os.path.abspath(place), prefix + random_name())
+        try:
+            os.mkdir(path, 0o700)
+        except OSError:
+            continue
+        return path
+    return None
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory with all that is in it, as far as that is possible; links in it are removed, not followed."""
+    for place, directories, files in os.walk(directory, topdown=False):
+        for name in files:
+            attempt(os.unlink, os.path.join(place, name))
+        for name in directories:
+            path = os.path.join(place, name)
+            attempt(os.unlink if os.path.islink(path) else os.rmdir, path)
+    attempt(os.rmdir, directory)
+
+
+def attempt(action: Callable[[str], None], path: str) -> None:
+    """Do something to a path; harmless where that can't be done."""
+    try:
+        action(path)
+    except OSError:
+        pass

@@ -263,7 +263,7 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
     if job_result.log_dir:
         job_result.failure_file = write_failure_file(job_result, job_result.log_dir, console.say)
     lines = render(job_result, width=console.columns, color=shows_colors(2, os.environ))
-    from elastic_run.report.failure import find_annotation
+    from elastic_run.report.closing_report import find_annotation
 
     if annotation := find_annotation(job_result, os.environ):
         lines.append(annotation)

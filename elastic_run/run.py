@@ -33,7 +33,7 @@ from elastic_run.cli.request import (
 )
 from elastic_run.cli.values import node_range
 from elastic_run.cli.workers import count_workers
-from elastic_run.errors import PluginHungError, UsageError
+from elastic_run.errors import PluginHungError, UsageError, find_foreign_place
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.notices import say
 from elastic_run.records import replace
@@ -249,7 +249,6 @@ def _report_error(error: Exception, origins: Mapping[str, Origin]) -> int:
         cause = f": {error.__cause__}" if error.__cause__ is not None else ""
         say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
         return contract.EXIT_RENDEZVOUS
-    from elastic_run.multiprocessing.errors.error_handler import find_foreign_place
     from elastic_run.multiprocessing.output.logs import LogsPluginError
     from elastic_run.utils import describe_exception
 

@@ -87,9 +87,7 @@ class History:
             import elastic_run.core.failure.traceback_text
             import elastic_run.core.failure.uncaught
             import elastic_run.multiprocessing.errors.error_file
-            import elastic_run.multiprocessing.output.outlet
-            import elastic_run.multiprocessing.output.remainder
-            import elastic_run.report.failure
+            import elastic_run.report.closing_report
             import elastic_run.report.failure_documents
             import elastic_run.report.failure_sections  # noqa: F401
 

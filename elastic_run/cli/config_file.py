@@ -45,7 +45,7 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
     known = {flag.dest: flag for flag in flags if not flag.prints_text}
     values: dict[str, tuple[Any, Origin]] = {}
     try:
-        document = read_toml(path)[0]
+        document = read_toml(path)
     except ValueError as error:
         message = f"--config: {error}"
         raise ValueError(message) from None

@@ -7,7 +7,9 @@ from elastic_run import lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.multiprocessing.api import SignalException as SignalException
+    from elastic_run.multiprocessing.api import Std as Std
     from elastic_run.multiprocessing.api import get_std_cm as get_std_cm
+    from elastic_run.multiprocessing.api import to_map as to_map
     from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
     from elastic_run.multiprocessing.functions.contexts import PContext as PContext
     from elastic_run.multiprocessing.functions.contexts import RunProcsResult as RunProcsResult
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs as DefaultLogsSpecs
     from elastic_run.multiprocessing.output.logs import LogsDest as LogsDest
     from elastic_run.multiprocessing.output.logs import LogsSpecs as LogsSpecs
-    from elastic_run.multiprocessing.output.std import Std as Std
-    from elastic_run.multiprocessing.output.std import to_map as to_map
 
 _HOMES = {
     "DefaultLogsSpecs": "output.logs",
@@ -30,10 +30,10 @@ _HOMES = {
     "RunProcsResult": "functions.contexts",
     "SignalException": "api",
     "get_std_cm": "api",
-    "Std": "output.std",
+    "Std": "api",
     "SubprocessContext": "functions.start_processes",
     "start_processes": "functions.start_processes",
-    "to_map": "output.std",
+    "to_map": "api",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names

@@ -7,11 +7,10 @@ neither the loop nor multiprocessing.
 from __future__ import annotations
 
 import os
-import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output.log_directories import make_directory
-from elastic_run.multiprocessing.output.wiring import is_log
+from elastic_run.files import make_directory
+from elastic_run.multiprocessing.output.logs import is_log
 from elastic_run.multiprocessing.process import process_table, stack_pipe
 from elastic_run.multiprocessing.process.fork_exec import (
     SpawnOptions,
@@ -24,15 +23,11 @@ from elastic_run.records import dataclass, field
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     from elastic_run.multiprocessing.functions.launch import Functions, StartedFunction
     from elastic_run.multiprocessing.output.logs import LogsDest
     from elastic_run.multiprocessing.output.wiring import Wiring
     from elastic_run.multiprocessing.process.guardian import Guardian
-
-#: Place of the variables in the arguments of `Popen._execute_child` behind the command and the executable.
-_ENVIRONMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +81,8 @@ class WorkerStarter:
         options = self._options(local_rank, env)
         try:
             kept = () if options.stacks < 0 else (options.stacks,)
-            argv, whole_env = apply_tracer(
-                argv, {**self.inherited, **options.env, **stack_pipe.variables(options.stacks)}
-            )
-            streams = (options.stdout, options.stderr, *kept)
-            pid = take_fork and take_fork(local_rank, argv, whole_env, streams)
+            whole_env = {**self.inherited, **options.env, **stack_pipe.variables(options.stacks)}
+            pid = take_fork and take_fork(local_rank, argv, whole_env, (options.stdout, options.stderr, *kept))
             if not pid:
                 pid = start_process(
                     argv,
@@ -137,17 +129,7 @@ class WorkerStarter:
         logs = self.logs
         if self.makes_directories and is_log(logs.error_files[rank]):
             make_directory(os.path.dirname(logs.error_files[rank]))
-        # torch's class, whose instances plug-ins return, doesn't have these fields.
-        kept_stdouts, kept_stderrs = getattr(logs, "kept_stdouts", {}), getattr(logs, "kept_stderrs", {})
-        stdout, stderr = self.wiring.open(
-            rank,
-            stdout=logs.stdouts[rank],
-            stderr=logs.stderrs[rank],
-            tee_stdout=is_log(logs.tee_stdouts.get(rank, "")),
-            tee_stderr=is_log(logs.tee_stderrs.get(rank, "")),
-            kept_stdout=kept_stdouts.get(rank, ""),
-            kept_stderr=kept_stderrs.get(rank, ""),
-        )
+        stdout, stderr = self.wiring.open(rank, logs)
         replaced = [fd for fd, paths in ((1, logs.stdouts), (2, logs.stderrs)) if paths[rank]]
         stacks = self.wiring.open_stacks(rank) if self.has_stacks else -1
         return SpawnOptions(own, stdout, stderr, replaced, self.affinities.get(rank), self.closed, stacks)
@@ -156,34 +138,3 @@ class WorkerStarter:
         born = process_table.start_time(pid)
         self.guardian.watch(pid, born)
         return StartedWorker(pid, born, function)
-
-
-def apply_tracer(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return a command and its whole environment as a tracer such as viztracer has changed them.
-
-    Such a tracer follows child processes: it replaces `subprocess.Popen.__init__` by a function that puts the tracer in
-    front of the command, and calls the original. Workers are not started by Popen, so it would not see them. Here Popen
-    gets the command all the same, in a subclass that keeps what the tracer has made of it, and starts no process.
-    """
-    subprocess: Any = sys.modules.get("subprocess")
-    if subprocess is None or not _is_wrapped(subprocess):
-        return argv, env
-    found: list[tuple[Sequence[str], Mapping[str, str]]] = []
-
-    class Kept(subprocess.Popen):  # type: ignore[misc]  # the class is known at run time only
-        def _execute_child(self, args: Any, _executable: object, *rest: Any) -> None:
-            # Every Python since 3.3 calls it by position; gevent replaces it as well.
-            self.pid = 0
-            found.append((args if isinstance(args, (list, tuple)) else [args], rest[_ENVIRONMENT]))
-
-    Kept(list(argv), env=dict(env))
-    return found[-1] if found else (argv, env)
-
-
-def _is_wrapped(subprocess: Any) -> bool:
-    """Whether Popen is not the standard class; a wrapper's other attributes may all be copies of the original's."""
-    popen = subprocess.Popen
-    if not isinstance(popen, type):
-        return False
-    begin: Any = popen.__init__  # type: ignore[misc]
-    return type(begin) is not type(_is_wrapped) or begin.__globals__ is not vars(subprocess)

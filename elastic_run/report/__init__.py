@@ -6,7 +6,7 @@ from elastic_run import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.report.failure import render as render
+    from elastic_run.report.closing_report import render as render
     from elastic_run.report.failure_documents import failure_document as failure_document
     from elastic_run.report.failure_documents import write_failure_file as write_failure_file
     from elastic_run.report.job_result import Attempt as Attempt
@@ -16,7 +16,7 @@ _HOMES = {
     "Attempt": "job_result",
     "JobResult": "job_result",
     "failure_document": "failure_documents",
-    "render": "failure",
+    "render": "closing_report",
     "write_failure_file": "failure_documents",
 }
 

@@ -255,36 +255,15 @@ _LINES_LIMIT = 10_000
 _NEWLINE = b"\n"
 
 
-def open_event_file(path: str, *, is_own: bool) -> int:
-    """Open a file to append lines; make it if it is missing.
-
-    Raises:
-        OSError: The file can't be opened for writing.
-    """
-    # O_NONBLOCK: a pipe without a reader, or with a slow reader, must not block. It has no effect on a file.
-    flags = os.O_APPEND | os.O_NONBLOCK
-    opened = open_own if is_own else _open_any
-    try:
-        return opened(path, os.O_RDWR | flags)
-    except PermissionError:
-        return opened(path, os.O_WRONLY | flags)
-
-
-def _open_any(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
-
-
 class EventFile:
-    """One file of events.
+    """One file of events, made if it is missing.
 
-    Args:
-        path: Path of the file.
-        describe_gap: Returns the line that tells how many lines are missing.
-        on_loss: Called once, in the writer's thread, with the path and the error of the first line that is lost.
-        is_own: See `open_event_file`.
+    `describe_gap` returns the line that tells how many lines are missing. `on_loss` is called once, in the writer's
+    thread, with the path and the error of the first line that is lost. A file that `is_own` follows no other user's
+    link.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: It can't be opened for writing.
     """
 
     def __init__(
@@ -296,7 +275,13 @@ class EventFile:
         is_own: bool = False,
     ) -> None:
         self.path = path
-        self._fd = open_event_file(path, is_own=is_own)
+        # O_NONBLOCK: a pipe without a reader, or with a slow reader, must not block. It has no effect on a file.
+        flags = os.O_APPEND | os.O_NONBLOCK
+        opened = open_own if is_own else _open_any
+        try:
+            self._fd = opened(path, os.O_RDWR | flags)
+        except PermissionError:
+            self._fd = opened(path, os.O_WRONLY | flags)
         self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
         self._describe_gap = describe_gap
         self._on_loss: Callable[[str, OSError], None] | None = on_loss
@@ -340,12 +325,12 @@ class EventFile:
         os.close(self._fd)
 
 
-class EventWriter:
-    """Writes lines to files, in their order and without holding up the caller.
+def _open_any(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
 
-    Args:
-        files: Where; they are closed with the writer.
-    """
+
+class EventWriter:
+    """Writes lines to files, in their order and without holding up the caller; closes the files with itself."""
 
     def __init__(self, files: list[EventFile]) -> None:
         self._files = files

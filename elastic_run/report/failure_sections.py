@@ -27,7 +27,7 @@ _FRAME_LINE = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+)(?:,? in (
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?(?=/python3))/")
 #: Where `@record` stands, ours and torch's: in every traceback, and never the reason.
 _RECORDERS = (
-    "elastic_run/multiprocessing/errors/handlers.py",
+    "elastic_run/multiprocessing/errors/error_handler.py",
     "torch/distributed/elastic/multiprocessing/errors/__init__.py",
 )
 #: Lines of code of one frame, and frames of libraries, that are shown.

@@ -32,8 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_run.report.history_logs import Logs
-    from elastic_run.report.job_history import Agent, Event, Job, Member, Round, Worker
+    from elastic_run.report.job_history import Agent, Event, Job, Logs, Member, Round, Worker
 
 #: Numbers that the page shows at most: cards, first and last rounds, names.
 _CARDS = 20

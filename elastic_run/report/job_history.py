@@ -1,22 +1,175 @@
-"""The history of a job from its event logs: launchers, rounds, members, workers.
+"""The history of a job from the event logs below a directory: launchers, rounds, members, workers.
 
-Pure: events go in, records come out. A log may lack any part; the events of each launcher are taken in their order, and
-the parts of a round on several nodes are joined by the round's number and id. Times are wall clocks of the nodes, in
-seconds since the epoch, for display.
+A log may end in the middle of a line, lack any part, and contain anything: none of that is an error, and lines that are
+not events are counted and named. The events of each launcher are taken in their order, and the parts of a round on
+several nodes are joined by the round's number and id. Times are wall clocks of the nodes, in seconds since the epoch,
+for display.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import stat
+
+from elastic_run.contract import EVENTS_FILE
+from elastic_run.files import open_user_file, read_user_file
 from elastic_run.records import dataclass, field
+from elastic_run.report.event_log import find_mistake
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from io import BufferedReader
     from typing import Any, TypeAlias
 
     Event: TypeAlias = dict[str, Any]
 
+# --- reading ----------------------------------------------------------------------------------------------------------
+#: Bytes that are read of a line at most; no line of an event log is longer.
+LINE_LIMIT = 1 << 16
 
+
+@dataclass(slots=True)
+class Mistakes:
+    """Lines of a file that are not events."""
+
+    file: str  # Name of the file
+    count: int  # Number of such lines
+    first_line: int  # Number of the first such line
+    reason: str  # Why that line is no event
+
+
+def read_lines(file: BufferedReader) -> Iterator[bytes]:
+    """Return the lines of an event log; a line that is longer than any event is cut."""
+    while line := file.readline(LINE_LIMIT + 1):
+        yield line
+        while len(line) > LINE_LIMIT and not line.endswith(b"\n"):
+            line = file.readline(LINE_LIMIT + 1)
+
+
+def read_events(lines: Iterable[bytes], file: str) -> tuple[list[Event], Mistakes | None]:
+    """Return the events of lines, and the lines that are not events; empty lines don't count."""
+    events, mistakes = [], None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        document, reason = _parse(line)
+        if not reason:
+            events.append(document)
+        elif mistakes is None:
+            mistakes = Mistakes(file, 1, number, reason)
+        else:
+            mistakes.count += 1
+    return events, mistakes
+
+
+def _parse(line: bytes) -> tuple[Event, str]:
+    if len(line) > LINE_LIMIT:
+        return {}, "is longer than any event"
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, "is not a whole line of JSON"
+    return document, find_mistake(document)
+
+
+#: Depth of the search below the user's directory: runs, attempts, ranks.
+_DEPTH = 3
+#: Bytes of an event log that are read, its last ones. A longer log is of years, or a copy of it has a hole.
+_LONGEST = 128 << 20
+#: Files of stacks that the page shows, and bytes of each.
+_STACKS = 20
+_STACK_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Logs:
+    """The event logs and stacks of a directory."""
+
+    files: list[str] = field(default_factory=list)  # Paths of the event logs that could be read
+    events: list[Event] = field(default_factory=list)  # Their events, file by file
+    mistakes: list[Mistakes] = field(default_factory=list)  # Lines that are not events
+    problems: list[str] = field(default_factory=list)  # Files that could not be read, or only in part, a clause each
+    stacks: list[tuple[str, str]] = field(default_factory=list)  # Path and text of each file of stacks
+
+
+def read_logs(place: str) -> Logs:
+    """Read an event log, or all below a directory.
+
+    Raises:
+        OSError: The place isn't there, or may not be read.
+    """
+    logs = Logs()
+    if not os.path.isdir(place):
+        _check_kind(place, allows_pipe=True)  # as the shell's <(command)
+        _read_events(place, logs)
+        return logs
+    os.listdir(place)
+    for path in sorted(_find_files(place, 0)):
+        name = os.path.basename(path)
+        if name == EVENTS_FILE:
+            _read_log(path, logs)
+        elif len(logs.stacks) < _STACKS:
+            _read_stacks(path, logs)
+    return logs
+
+
+def _find_files(directory: str, depth: int) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            if depth < _DEPTH:
+                yield from _find_files(entry.path, depth + 1)
+        elif entry.name == EVENTS_FILE or (entry.name.startswith("stacks") and entry.name.endswith(".txt")):
+            yield entry.path
+
+
+def _read_log(path: str, logs: Logs) -> None:
+    try:
+        _check_kind(path)
+        _read_events(path, logs)
+    except OSError as error:
+        logs.problems.append(f"{path} can't be read: {error.strerror}")
+
+
+def _check_kind(path: str, *, allows_pipe: bool = False) -> None:
+    """Raise OSError for a device, which may have no end, and for a pipe that the user has not named."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or (allows_pipe and stat.S_ISFIFO(mode))):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def _read_events(path: str, logs: Logs) -> None:
+    with open_user_file(path) as file:
+        size = os.fstat(file.fileno()).st_size  # of a pipe 0
+        if size > _LONGEST:
+            file.seek(size - _LONGEST)
+            next(read_lines(file), None)  # the rest of a line
+            logs.problems.append(f"{path} has {size >> 20} MiB: only the last {_LONGEST >> 20} MiB are read")
+        events, mistakes = read_events(read_lines(file), path)
+    logs.files.append(path)
+    logs.events += events
+    if mistakes is not None:
+        logs.mistakes.append(mistakes)
+
+
+def _read_stacks(path: str, logs: Logs) -> None:
+    try:
+        _check_kind(path)
+        data = read_user_file(path, _STACK_BYTES + 1)
+    except OSError as error:
+        logs.problems.append(f"{path} can't be read: {error.strerror}")
+        return
+    cut = "\n..." if len(data) > _STACK_BYTES else ""
+    logs.stacks.append((path, data[:_STACK_BYTES].decode(errors="replace") + cut))
+
+
+# --- the records ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The resources that a worker had used at one moment."""
@@ -152,6 +305,26 @@ def _join(folds: list[_AgentFold]) -> Job:
     return Job(agents[0].run_id, agents, ordered)
 
 
+#: What events say of a node's part in a round, and of a worker: for each field of the record the key in the event.
+_OF_MEMBER = {
+    "workers_started": {"started_at": "time", "recovery_s": "recovery_s"},
+    "workers_stopping": {
+        "stopping_at": "time",
+        "stop_reason": "reason",
+        "detail": "detail",
+        "detected_s": "detected_s",
+    },
+    "workers_stopped": {"stopped_at": "time"},
+}
+_OF_WORKER = {
+    "worker_started": {"started_at": "time", "is_output_seen": "is_output_seen"},
+    "first_output": {"first_output_s": "after_s"},
+    "silence": {},
+    "worker_exited": {"ended_at": "time", "was_stopped": "was_stopped", "exit_code": "exit_code", "signal": "signal"},
+    "worker_failed": {},
+}
+
+
 class _AgentFold:
     """Folds the events of one launcher."""
 
@@ -159,91 +332,59 @@ class _AgentFold:
         self.agent = Agent(first["agent"], first["node"], first["run_id"], first["time"], first["time"])
         self.rounds: list[Round] = []
         self._latest: Member | None = None
-        self._member: Member | None = None
 
     def add(self, event: Event) -> None:
         """Take the next event."""
-        self.agent.last_at = max(self.agent.last_at, event["time"])
-        # Of another round: the line that begins it is missing.
-        is_of_latest = bool(self.rounds) and event["round"] in (None, self.rounds[-1].number)
-        self._member = self._latest if is_of_latest else None
-        add = getattr(self, f"_add_{event['event']}", None)
-        if add is not None:
-            add(event)
-        if self._member is not None and event["event"] not in ("rendezvous_started", "agent_ended"):
-            self._member.last_at = event["time"]
+        name, agent = event["event"], self.agent
+        agent.last_at = max(agent.last_at, event["time"])
+        if name == "agent_started":
+            agent.started = event
+        elif name == "agent_ended":
+            agent.ended = event
+        elif name == "lines_lost":
+            agent.lost_lines += event["lines"]
+        elif name == "round_formed":
+            self._add_round(event)
+        if name in ("rendezvous_started", "agent_ended"):
+            return
+        # An event of another round: the line that begins its round is missing.
+        if self._latest is not None and event["round"] in (None, self.rounds[-1].number):
+            self._latest.last_at = event["time"]
+            _add_to_member(self._latest, name, event)
 
-    def _add_agent_started(self, event: Event) -> None:
-        self.agent.started = event
-
-    def _add_agent_ended(self, event: Event) -> None:
-        self.agent.ended = event
-
-    def _add_lines_lost(self, event: Event) -> None:
-        self.agent.lost_lines += event["lines"]
-
-    def _add_round_formed(self, event: Event) -> None:
+    def _add_round(self, event: Event) -> None:
+        node_rank = event["node_rank"]
         self.agent.job = event["job"]
-        self._latest = self._member = Member(
-            self.agent.name, self.agent.node, event["node_rank"], event["time"], event["rendezvous_s"]
-        )
+        self._latest = Member(self.agent.name, self.agent.node, node_rank, event["time"], event["rendezvous_s"])
         found = Round(
-            event["round"] or 0,
-            event["round_id"],
-            event["restart"],
-            event["nodes"],
-            event["workers"],
-            event["reason"],
-            {event["node_rank"]: self._member},
+            number=event["round"] or 0,
+            round_id=event["round_id"],
+            restart=event["restart"],
+            nodes=event["nodes"],
+            workers=event["workers"],
+            reason=event["reason"],
+            members={node_rank: self._latest},
         )
         self.rounds.append(found)
 
-    def _add_workers_started(self, event: Event) -> None:
-        if self._member is not None:
-            self._member.started_at, self._member.recovery_s = event["time"], event["recovery_s"]
 
-    def _add_workers_stopping(self, event: Event) -> None:
-        if self._member is not None:
-            self._member.stopping_at, self._member.stop_reason = event["time"], event["reason"]
-            self._member.detail, self._member.detected_s = event["detail"], event["detected_s"]
-
-    def _add_workers_stopped(self, event: Event) -> None:
-        if self._member is not None:
-            self._member.stopped_at = event["time"]
-
-    def _find_worker(self, event: Event) -> Worker:
-        # Without a member the line of the round is missing.
-        workers = {} if self._member is None else self._member.workers
-        return workers.setdefault(event["rank"], Worker(event["rank"], event["pid"]))
-
-    def _add_worker_started(self, event: Event) -> None:
-        worker = self._find_worker(event)
-        worker.started_at, worker.is_output_seen = event["time"], event["is_output_seen"]
-
-    def _add_first_output(self, event: Event) -> None:
-        self._find_worker(event).first_output_s = event["after_s"]
-
-    def _add_silence(self, event: Event) -> None:
-        self._find_worker(event).silences.append((event["time"], event["silence_s"]))
-
-    def _add_resources(self, event: Event) -> None:
-        workers = {} if self._member is None else self._member.workers
+def _add_to_member(member: Member, name: str, event: Event) -> None:
+    for field_name, key in _OF_MEMBER.get(name, {}).items():
+        setattr(member, field_name, event[key])
+    if name == "hang_found":
+        member.hang = event
+    elif name == "resources":
         for rank, cpu, memory in zip(event["ranks"], event["cpu_s"], event["memory_mib"], strict=False):
-            if rank in workers:
-                workers[rank].readings.append(Reading(event["time"], cpu, memory))
-
-    def _add_hang_found(self, event: Event) -> None:
-        if self._member is not None:
-            self._member.hang = event
-
-    def _add_worker_exited(self, event: Event) -> None:
-        worker = self._find_worker(event)
-        worker.ended_at, worker.was_stopped = event["time"], event["was_stopped"]
-        worker.exit_code, worker.signal = event["exit_code"], event["signal"]
-        worker.silences.append((event["time"], event["silence_s"]))
-
-    def _add_worker_failed(self, event: Event) -> None:
-        self._find_worker(event).failure = event
+            if rank in member.workers:
+                member.workers[rank].readings.append(Reading(event["time"], cpu, memory))
+    elif name in _OF_WORKER:
+        worker = member.workers.setdefault(event["rank"], Worker(event["rank"], event["pid"]))
+        for field_name, key in _OF_WORKER[name].items():
+            setattr(worker, field_name, event[key])
+        if name in ("silence", "worker_exited"):
+            worker.silences.append((event["time"], event["silence_s"]))
+        elif name == "worker_failed":
+            worker.failure = event
 
 
 def _follow_monotonic_clocks(events: Iterable[Event]) -> Iterator[Event]:

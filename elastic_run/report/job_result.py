@@ -95,7 +95,6 @@ class JobResult:
 
 
 _KEYS, _OPTIONAL = ("match", "help"), ("decision",)
-_HEADER = re.compile(r"^\s*\[\[\s*rule\s*\]\]")
 _BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
 
 
@@ -111,27 +110,17 @@ def read_rules(path: str, *, keys: Sequence[str] = _OPTIONAL) -> tuple[Rule, ...
     """Read a file of rules.
 
     Raises:
-        ValueError: The file can't be read, or a rule is wrong; the message names the file and the line.
+        ValueError: The file can't be read, or a rule is wrong; the message names the file and the rule.
     """
-    document, text = read_toml(path)
-    _check_keys(document, path, text)
-    entries: list[Any] = document["rule"]
-    lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
-    lines += [0] * (len(entries) - len(lines))
-    places = [f"{path}:{line}" if line else path for line in lines]
-    return tuple(_rule(entry, place, keys) for entry, place in zip(entries, places, strict=False))
-
-
-def _check_keys(document: dict[str, Any], path: str, text: str) -> None:
-    """Refuse a file without rules, or with other keys."""
+    document = read_toml(path)
     if unknown := sorted(set(document) - {"rule"}):
-        key = re.compile(rf"^[\s\[\"']*{re.escape(unknown[0])}\b")
-        line = next((f":{number}" for number, line in enumerate(text.splitlines(), 1) if key.match(line)), "")
-        message = f"{path}{line}: {unknown[0]!r} is not a key outside of rules; each rule begins with [[rule]]"
+        message = f"{path}: {unknown[0]!r} is not a key outside of rules; each rule begins with [[rule]]"
         raise ValueError(message)
-    if not isinstance(document.get("rule"), list) or not document["rule"]:
+    entries = document.get("rule")
+    if not isinstance(entries, list) or not entries:
         message = f"{path}: there is no [[rule]], a table with match and help"
         raise ValueError(message)
+    return tuple(_rule(entry, f"{path}, rule {number}", keys) for number, entry in enumerate(entries, 1))
 
 
 def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:

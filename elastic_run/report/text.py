@@ -36,6 +36,7 @@ _WHOLE = re.compile(
 #: Paths and commands of a text's middle that are kept.
 _MOST_KEPT = 2
 _SURROGATES = range(0xDC80, 0xDD00)
+_ZERO_WIDTH = "\u200b\u200c\u200d\ufeff"
 
 
 def printable(text: str) -> str:
@@ -134,12 +135,9 @@ def _visible(character: str) -> str:
         return character
     if character.isspace():
         return " "
-    code = ord(character)
-    if code in _SURROGATES:
-        return f"\\x{code - 0xDC00:02x}"
-    if code in (0x200B, 0x200C, 0x200D, 0xFEFF):
-        return ""
-    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004 - as Python writes them
+    if ord(character) in _SURROGATES:  # a byte that is no UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return "" if character in _ZERO_WIDTH else character.encode("unicode_escape").decode("ascii")
 
 
 #: The place in C++ code that gloo and NCCL put before their messages.

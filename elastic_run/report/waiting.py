@@ -1,11 +1,11 @@
 """What a waiting node says: which nodes are there, which are missing, how long is left, or why no store answers.
 
-A waiting node asks the coordinator for the status after two seconds (in a large job a bit later, not all nodes at
-once), then at every keep-alive interval, or in a large job every ten seconds if the agent does not show it as one line
-that it rewrites. On a terminal the agent rewrites one line, so each text has forms of different length; elsewhere it
-writes ordinary lines. All agents of a Slurm job write to one file: 64 agents that repeat a line every ten seconds for
-ten minutes write 3,840 lines there. So a line that says the same is shown after pauses that grow. A spare node says
-once that it is a spare. Lines of other threads of the program (log records) pass through the console meanwhile.
+A waiting node asks the coordinator for the status after two seconds, then at every keep-alive interval, or in a large
+job every ten seconds if the agent does not show it as one line that it rewrites. On a terminal the agent rewrites one
+line, so each text has forms of different length; elsewhere it writes ordinary lines. All agents of a Slurm job write to
+one file: 64 agents that repeat a line every ten seconds for ten minutes write 3,840 lines there. So a line that says
+the same is shown after pauses that grow. A spare node says once that it is a spare. Lines of other threads of the
+program (log records) pass through the console meanwhile.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def describe_missing(
     hosts: Sequence[str], present: int, wanted: int, left: float | None, *, starts: bool = False
 ) -> str:
     """Say which nodes are there, such as ``waiting: 10/11 nodes (node[0-3,5-10]), gives up in 9:50``."""
-    shown = ", ".join(hosts)
-    end = _describe_end(left, "starts" if starts else "gives up")
-    return f"waiting: {present}/{wanted} nodes{f' ({shown})' if shown else ''}{end}"
+    shown = f" ({', '.join(hosts)})" if hosts else ""
+    return f"waiting: {present}/{wanted} nodes{shown}{_describe_end(left, 'starts' if starts else 'gives up')}"
 
 
 def describe_trouble(store: str, trouble: str, silent_for: float, left: float | None) -> str:
@@ -70,28 +69,11 @@ def describe_trouble(store: str, trouble: str, silent_for: float, left: float | 
     return f"waiting: {fact}: {trouble}{_describe_end(left)}"
 
 
-def missing_texts(
-    hosts: Sequence[str], present: int, wanted: int, left: float | None, *, starts: bool = False
-) -> tuple[str, ...]:
-    """Return the forms of `describe_missing`, the longest first; the arguments are the same."""
-    return tuple(describe_missing(shown, present, wanted, left, starts=starts) for shown in (hosts, ()))
-
-
 def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None, *, reason: str) -> tuple[str, ...]:
     """Return the forms of `describe_trouble`, the longest first."""
     end = _describe_end(left)
-    return (
-        describe_trouble(store, trouble, silent_for, left),
-        f"waiting: store {store}: {reason}{end}",
-        f"waiting: store: {reason}{end}",
-    )
-
-
-def describe_spare(present: int, wanted: int) -> str:
-    """Say that the job runs, and this node isn't in it."""
-    if present > wanted:
-        return f"waiting: as a spare, until one of the job's {wanted} nodes is lost"
-    return "waiting: the job runs, and adds this node soon"
+    shorter = (f"waiting: store {store}: {reason}{end}", f"waiting: store: {reason}{end}")
+    return describe_trouble(store, trouble, silent_for, left), *shorter
 
 
 def _describe_end(left: float | None, verb: str = "gives up") -> str:
@@ -122,10 +104,6 @@ class WaitNotices:
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
         spare_hint: A line for a node that comes to a job that runs already, or "".
-        delay: Seconds by which the first look is later than the first line is due.
-
-    Attributes:
-        described: Which nodes were there at the last look of the current wait, and which are missing; otherwise "".
     """
 
     def __init__(
@@ -136,9 +114,7 @@ class WaitNotices:
         shows_waiting: bool,
         deliver: Callable[[Notice | Waiting], None],
         spare_hint: str = "",
-        delay: float = 0.0,
     ) -> None:
-        self._first = FIRST + delay
         self._state = state
         self._doubt = doubt
         self._shows_waiting = shows_waiting
@@ -152,22 +128,23 @@ class WaitNotices:
         self._is_shown = False
         self._shown_spare = ""
         self._shown_lost: tuple[str, ...] = ()
+        #: Which nodes were there at the last look of the current wait, and which are missing; otherwise "".
         self.described = ""
 
     def first_due(self, now: float) -> float:
         """Return the monotonic time of the first look of a wait, infinity where none is due; a wait may begin."""
-        if not self._is_waiting:
+        if self._state() is None:
             self._since = self._status_at = None
             return math.inf
         if self._since is None:
             self._since = now
             self._repetition = Repetition()
-        return math.inf if self._status_at is not None else max(self._since + self._first, self._last_look + _AGAIN)
+        return math.inf if self._status_at is not None else max(self._since + FIRST, self._last_look + _AGAIN)
 
     def next_look(self, now: float, interval: float) -> float:
         """Return the monotonic time at which to ask for the status, infinity while this node waits for nobody."""
         due = self.first_due(now)
-        if not self._is_waiting:
+        if self._state() is None:
             self._shown_spare = self.described = ""
             self._is_shown = False  # the line is over with the event that ends the wait
         if self._status_at is None:
@@ -180,72 +157,59 @@ class WaitNotices:
 
     def take(self, status: WaitStatus, now: float) -> None:
         """Tell the agent what the status says, if that is due."""
+        state = self._state()
         # Before it has heard of any node the coordinator, elected just now, knows nothing.
-        if status.present and self._is_waiting:
-            self._status_at = now
-            self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
-            self._show_status(status, now)
-
-    @property
-    def _is_waiting(self) -> bool:
-        return self._state() is not None
-
-    def _show_status(self, status: WaitStatus, now: float) -> None:
-        is_spare = status.phase in _RUNNING and self._state() != READY
+        if not status.present or state is None:
+            return
+        self._status_at = now
+        self._looks_often = self._shows_waiting or status.max_nodes <= _OFTEN
         self.described = ""
         if status.phase == _GATHERING:
             self._shown_spare = ""
             self._show_missing(status, now)
-        elif is_spare:
-            self._show_spare(describe_spare(status.present, status.max_nodes))
-        else:
-            self._hide()
+        elif status.phase in _RUNNING and state != READY:
+            self._show_spare(is_full=status.present > status.max_nodes, wanted=status.max_nodes)
+        elif self._is_shown:
+            self._is_shown = False
+            self._deliver(Waiting(None, is_for_nodes=True))
 
     def _show_missing(self, status: WaitStatus, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
-        starts = status.starts
-        doubt = self._doubt(present == 1)
         lost = f"not in the job: {', '.join(status.lost)}" if status.lost else ""
-        remarks = tuple(filter(None, (doubt, status.missing, lost)))
+        remarks = tuple(filter(None, (self._doubt(present == 1), status.missing, lost)))
         self.described = "; ".join((describe_missing(hosts, present, wanted, None), *remarks))
-        if not self._shows_waiting:
-            if self._repetition.is_due(self.described, now):
-                line = describe_missing(hosts, present, wanted, left, starts=starts)
-                self._deliver(Notice("; ".join((line, *remarks))))
-            return
-        self._show_lost(status.lost)
-        until = None if left is None else now + left
 
         def texts(at: float) -> tuple[str, ...]:
-            forms = missing_texts(hosts, present, wanted, None if until is None else until - at, starts=starts)
-            return "; ".join((forms[0], *remarks)), *forms
+            rest = None if left is None else left - (at - now)
+            whole, short = (
+                describe_missing(shown, present, wanted, rest, starts=status.starts) for shown in (hosts, ())
+            )
+            return "; ".join((whole, *remarks)), whole, short
 
-        self._show(Waiting(texts, is_for_nodes=True))
-
-    def _show_lost(self, clauses: tuple[str, ...]) -> None:
-        """Tell of each node that is missing in a line that stays, once: a line that is rewritten may have no room."""
-        for clause in clauses:
-            if clause not in self._shown_lost:
-                self._deliver(Notice(f"not in the job: {clause}"))
-        self._shown_lost = clauses
-
-    def _show_spare(self, line: str) -> None:
         if self._shows_waiting:
-            self._show(Waiting(lambda _: (line,), is_for_nodes=True))
+            for clause in status.lost:
+                if clause not in self._shown_lost:
+                    # Once in a line that stays: a line that is rewritten may have no room.
+                    self._deliver(Notice(f"not in the job: {clause}"))
+            self._shown_lost = status.lost
+            self._show(texts)
+        elif self._repetition.is_due(self.described, now):
+            self._deliver(Notice(texts(now)[0]))
+
+    def _show_spare(self, *, is_full: bool, wanted: int) -> None:
+        line = f"waiting: as a spare, until one of the job's {wanted} nodes is lost"
+        line = line if is_full else "waiting: the job runs, and adds this node soon"
+        if self._shows_waiting:
+            self._show(lambda _: (line,))
         elif line != self._shown_spare:
             self._deliver(Notice(line))
         if not self._shown_spare and self._spare_hint:
             self._deliver(Notice(self._spare_hint))
         self._shown_spare = line
 
-    def _show(self, waiting: Waiting) -> None:
+    def _show(self, texts: Texts) -> None:
         self._is_shown = True
-        self._deliver(waiting)
-
-    def _hide(self) -> None:
-        if self._is_shown:
-            self._is_shown = False
-            self._deliver(Waiting(None, is_for_nodes=True))
+        self._deliver(Waiting(texts, is_for_nodes=True))
 
 
 _NAME = "elastic-run: "

@@ -1,7 +1,8 @@
 """A launcher reduced to its output: a loop, a console, and workers that are one line of Python each.
 
 Run as ``python -m tests.support.output_job SPEC``, a JSON object:
-- ``workers``: for each ``code``, and ``streams``, the keyword arguments of `Wiring.open` and its ``prefix``;
+- ``workers``: for each ``code``, and ``streams``: the paths ``stdout`` and ``stderr``, whether they are tee'd
+  (``tee_stdout``, ``tee_stderr``), and the ``prefix``;
 - ``capture``: as of `Wiring`; ``filters``: ``stdout`` and ``stderr``, files, and for each its ``_filters``;
 - ``notes``: a directory. It gets ``pid`` and ``pid<rank>`` at the start, ``usr1`` whenever the loop sees SIGUSR1, and
   ``tail<rank>`` and the process's ``status`` at the end;
@@ -62,9 +63,13 @@ class Job:
 
     def start(self, rank: int, worker: dict[str, Any]) -> None:
         """Start one worker."""
-        streams = dict(worker["streams"])
-        self.prefixes[rank] = streams.pop("prefix", "")
-        stdout, stderr = self.wiring.open(rank, **streams)
+        streams = worker["streams"]
+        self.prefixes[rank] = streams.get("prefix", "")
+        logs = LogsDest({rank: streams["stdout"]}, {rank: streams["stderr"]})
+        for name, tees in (("tee_stdout", logs.tee_stdouts), ("tee_stderr", logs.tee_stderrs)):
+            if streams.get(name):
+                tees[rank] = streams[name.removeprefix("tee_")] or "console"
+        stdout, stderr = self.wiring.open(rank, logs)
         argv = [sys.executable, "-S", "-E", "-u", "-c", "import os, sys\n" + worker["code"]]
         pid = start_process(argv, os.environ, stdout=stdout, stderr=stderr)
         self.wiring.started(rank)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from elastic_run.multiprocessing.output.console import Stream
-from elastic_run.multiprocessing.output.outlet import Lines, PassThrough
 from elastic_run.multiprocessing.output.sink import Sink
+from elastic_run.multiprocessing.output.sources import Lines, PassThrough
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +107,7 @@ class Bench:
 
     def pass_through(self) -> PassThrough:
         """Make a source that passes bytes on."""
-        return PassThrough(cast("Loop", self.loop), self.stream)
+        return PassThrough(self.stream)
 
     def lines(self, prefix: bytes, *, limit: int = 100, backlog: Backlog | None = None) -> Lines:
         """Make a source of whole lines."""

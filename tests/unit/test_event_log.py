@@ -15,9 +15,8 @@ from elastic_run.agent.driver.event_recorder import open_recorder
 from elastic_run.core.agent.config import AgentConfig
 from elastic_run.loop import Loop
 from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, EventWriter, find_mistake
-from elastic_run.report.history_logs import LINE_LIMIT, read_events
 from elastic_run.report.history_page import find_failures
-from elastic_run.report.job_history import fold
+from elastic_run.report.job_history import LINE_LIMIT, fold, read_events
 
 _VALUES: dict[str, Any] = {"text": "text", "count": 1, "seconds": 1.5, "yes or no": True, "numbers": [0]}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.report import history_logs
+from elastic_run.report import job_history
 from elastic_run.report.event_log import find_mistake
 from elastic_run.report.history_charts import (
     RUNNING,
@@ -19,9 +19,20 @@ from elastic_run.report.history_charts import (
     draw_rows,
     find_span,
 )
-from elastic_run.report.history_logs import _DEPTH, _STACK_BYTES, LINE_LIMIT, read_lines, read_logs
 from elastic_run.report.history_page import _clock, _describe_round, _share_out, find_failures
-from elastic_run.report.job_history import Agent, Job, Member, Round, Worker, fold
+from elastic_run.report.job_history import (
+    _DEPTH,
+    _STACK_BYTES,
+    LINE_LIMIT,
+    Agent,
+    Job,
+    Member,
+    Round,
+    Worker,
+    fold,
+    read_lines,
+    read_logs,
+)
 from tests.unit.test_event_log import encode, event
 
 if TYPE_CHECKING:
@@ -91,7 +102,7 @@ def test_of_a_long_log_the_last_part_is_read(tmp_path: Path, monkeypatch: pytest
     lines = [encode([event("resources", round=number, monotonic=number)]) for number in range(100)]
     lines[95] = b"no event\n"
     size = len(lines[50])
-    monkeypatch.setattr(history_logs, "_LONGEST", 20 * size)
+    monkeypatch.setattr(job_history, "_LONGEST", 20 * size)
     (tmp_path / "events.jsonl").write_bytes(b"".join(lines[:20]))
     assert (len(read_logs(path).events), read_logs(path).problems) == (20, [])
     whole = b"".join(lines)

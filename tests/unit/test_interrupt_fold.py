@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elastic_run.multiprocessing.output.console import QUEUE_LIMIT
-from elastic_run.multiprocessing.output.outlet import InterruptFold, Lines
-from elastic_run.multiprocessing.output.sink import Backlog, FilteredCopy, LogFile
+from elastic_run.multiprocessing.output.sink import Backlog, LogFile
+from elastic_run.multiprocessing.output.sources import InterruptFold
 from elastic_run.multiprocessing.output.wiring import open_log
 from tests.support.stream_bench import Bench
 
@@ -29,13 +29,13 @@ _COLOURED = _TRACE.replace(b"KeyboardInterrupt", b"\x1b[1;35mKeyboardInterrupt\x
 def show(*streams: tuple[bytes, ...]) -> tuple[bytes, list[tuple[str, list[int]]]]:
     """Let ranks write pieces, one rank after the other, and end; return the console and what was folded."""
     bench = Bench()
-    fold = InterruptFold()
-    for rank, pieces in enumerate(streams):
-        outlet = bench.pass_through()
-        outlet.fold(fold, rank)
+    sources = [bench.pass_through() for _ in streams]
+    fold = InterruptFold(cast("Loop", bench.loop), {source: rank for rank, source in enumerate(sources)})
+    for source, pieces in zip(sources, streams, strict=True):
         for piece in pieces:
-            outlet.take(piece)
-        outlet.end()
+            fold.add(source, piece)
+        fold.release(source)
+        source.end()
         bench.loop.turn()
     return bytes(bench.got), fold.list_folded()
 
@@ -79,46 +79,34 @@ def test_a_tee_that_is_behind_shows_every_byte(tmp_path: Path) -> None:
     """A traceback that comes while the console catches up from the log file is shown in its place."""
     bench = Bench()
     log = LogFile(open_log(str(tmp_path / "log")), lambda _: None)
-    outlet = bench.lines(b"", backlog=Backlog(log))
-    outlet.fold(InterruptFold(), 0)
+    source = bench.lines(b"", backlog=Backlog(log))
+    fold = InterruptFold(cast("Loop", bench.loop), {source: 0})
     bench.reader.room = 0
     for piece in (b"x" * QUEUE_LIMIT, b"y" * QUEUE_LIMIT):
         log.write(piece)
-        outlet.take(piece)
+        fold.add(source, piece)
     bench.reader.room = 1 << 30
     (drain,) = bench.loop.writers.values()
     drain()
     for piece in (b"end\nbar 40%\n" + _TRACE, b"saved\n"):
         log.write(piece)
-        outlet.take(piece)
+        fold.add(source, piece)
     bench.loop.turn()
-    outlet.end()
+    fold.release(source)
+    source.end()
     bench.loop.turn()
     log.close()
     assert bench.got == (tmp_path / "log").read_bytes()
 
 
-def test_a_filter_sees_every_traceback(tmp_path: Path) -> None:
-    """The file of --duplicate-stderr-filters has the lines of all ranks, also of equal tracebacks."""
-    bench, fold, path = Bench(), InterruptFold(), tmp_path / "filtered"
-    copy = FilteredCopy(LogFile(open_log(str(path)), lambda _: None), ["Keyboard"])
-    for rank in range(2):
-        outlet = Lines(cast("Loop", bench.loop), bench.stream, b"[%d]:" % rank, limit=100, copy=copy)
-        outlet.fold(fold, rank)
-        outlet.take(_TRACE)
-        outlet.end()
-    copy.close()
-    assert path.read_bytes() == b"[0]:KeyboardInterrupt\n[1]:KeyboardInterrupt\n"
-
-
 def test_a_worker_that_goes_on_is_shown_after_half_a_second() -> None:
     """A program that lives on after a traceback is not held: its lines are shown while it runs."""
     bench = Bench()
-    outlet = bench.pass_through()
-    outlet.fold(InterruptFold(), 0)
-    outlet.take(_TRACE[:40])
+    source = bench.pass_through()
+    fold = InterruptFold(cast("Loop", bench.loop), {source: 0})
+    fold.add(source, _TRACE[:40])
     assert bench.got == b""
     bench.loop.advance(0.6)
     assert bench.got == _TRACE[:40]
-    outlet.take(_TRACE[40:])
+    fold.add(source, _TRACE[40:])
     assert bench.got == _TRACE

@@ -50,6 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     "schedulers": {"contract", "errors", "core", "cluster", "rendezvous.addresses"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {
+        "errors",
+        "files",
         "schedulers.actions",
         "worker.kept_checkpoint",
         "worker.kept_server",

@@ -18,13 +18,13 @@ def test_the_line_goes_when_something_is_written() -> None:
     assert bench.stream.show_line(b"waiting for 1 node")
     bench.reader.got = b""
     source = bench.lines(b"")
-    source.take(b"a line\n")
+    source.add(b"a line\n")
     assert bench.got == _ERASED + b"a line\n"
 
 
 def test_no_line_is_shown_within_a_line_of_a_worker() -> None:
     """Nor while the terminal takes nothing."""
     bench = Bench()
-    bench.pass_through().take(b"half a line")
+    bench.pass_through().add(b"half a line")
     assert not bench.stream.show_line(b"waiting for 2 nodes")
     assert bench.got == b"half a line"

@@ -6,18 +6,13 @@ import os
 import random
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from elastic_run.multiprocessing.output.console import QUEUE_LIMIT, Source
-from elastic_run.multiprocessing.output.outlet import PassThrough
 from elastic_run.multiprocessing.output.sink import Backlog, LogFile
+from elastic_run.multiprocessing.output.sources import PassThrough
 from tests.support.stream_bench import Bench
-
-if TYPE_CHECKING:
-    from elastic_run.loop import Loop
-    from elastic_run.multiprocessing.output.outlet import Outlet
 
 
 @pytest.fixture
@@ -26,10 +21,10 @@ def bench() -> Bench:
     return Bench()
 
 
-def give(outlet: Outlet, *pieces: bytes) -> None:
+def give(source: Source, *pieces: bytes) -> None:
     """Let a source write."""
     for piece in pieces:
-        outlet.take(piece)
+        source.add(piece)
 
 
 def test_two_writes_make_one_line(bench: Bench) -> None:
@@ -61,7 +56,7 @@ def test_the_wait_ends(bench: Bench) -> None:
 
 def test_lines_stay_whole_where_nobody_watches(bench: Bench) -> None:
     """In a file or a pipe the others wait for a quarter of a second, also where the line grows all the time."""
-    slow, other = PassThrough(cast("Loop", bench.loop), bench.stream, is_watched=False), bench.pass_through()
+    slow, other = PassThrough(bench.stream, is_watched=False), bench.pass_through()
     give(slow, b"text")
     give(other, b"other\n")
     bench.loop.advance(0.2)
@@ -202,10 +197,10 @@ def test_the_dead_speak_first(bench: Bench) -> None:
     worker, living = bench.pass_through(), bench.pass_through()
     bench.reader.room = 0
     give(living, b"x" * (QUEUE_LIMIT + 1))
-    living.when_clear(lambda: living.take(b"living\n"))
+    living.when_clear(lambda: living.add(b"living\n"))
     give(worker, b"last ", b"words\n")
     worker.end()
-    bench.stream.wait(Source(), lambda: bench.stream.write(Source(), b"report\n", starts_line=True))
+    give(Source(bench.stream), b"report\n")
     bench.reader.room = 1 << 30
     bench.loop.drain()
     said = bench.got.lstrip(b"x")
@@ -245,13 +240,13 @@ class Logged(LogFile):
 @pytest.mark.parametrize("seed", range(40))
 def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes when, however slow the reader: every tee'd line is whole, each byte comes once and in order."""
-    monkeypatch.setattr("elastic_run.multiprocessing.output.outlet._SILENCE", 60.0)  # nobody is silent for so long
+    monkeypatch.setattr("elastic_run.multiprocessing.output.sources._SILENCE", 60.0)  # nobody is silent for so long
     chance = random.Random(seed)  # noqa: S311 - not a secret
     tees = {name: bench.lines(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
     logs = {name: Logged(tmp_path / "log", chance) for name in (b"D", b"E", b"F")}
     tees |= {name: bench.lines(b"[%s]:" % name, limit=50, backlog=Backlog(log)) for name, log in logs.items()}
     passers = {name: bench.pass_through() for name in (b"x", b"y")}
-    sources: dict[bytes, Outlet] = {**tees, **passers}
+    sources: dict[bytes, Source] = {**tees, **passers}
     sent = dict.fromkeys(sources, b"")
     bench.reader.room = 0
     for _ in range(400):

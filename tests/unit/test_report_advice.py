@@ -192,34 +192,37 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "rules.toml: there is no [[rule]], a table with match and help"),
-        ("# mine\nx = 1", "rules.toml:2: 'x' is not a key outside of rules; each rule begins with [[rule]]"),
-        ('\n[[ "rules" ]]\nmatch = "a"', "rules.toml:2: 'rules' is not a key outside of rules; each rule begins"),
-        ("rule = []\n[a.b]", "rules.toml:2: 'a' is not a key outside of rules"),
-        ("rule = [1]", "rules.toml: a rule is a table"),
+        ("# mine\nx = 1", "rules.toml: 'x' is not a key outside of rules; each rule begins with [[rule]]"),
+        ('\n[[ "rules" ]]\nmatch = "a"', "rules.toml: 'rules' is not a key outside of rules; each rule begins"),
+        ("rule = []\n[a.b]", "rules.toml: 'a' is not a key outside of rules"),
+        ("rule = [1]", "rules.toml, rule 1: a rule is a table"),
         ("[[rule]]\nmatch = [", "rules.toml: is not TOML"),
-        ('[[rule]]\nmatch = "a"\nhelp = "b"\n\n[[rule]]\nmatch = "c"\n', "rules.toml:5: the rule's help is missing"),
-        ('\n[[rule]]\nmatch = "("\nhelp = "b"\n', "rules.toml:2: match is not a regular expression"),
+        (
+            '[[rule]]\nmatch = "a"\nhelp = "b"\n\n[[rule]]\nmatch = "c"\n',
+            "toml, rule 2: the rule's help is missing",
+        ),
+        ('\n[[rule]]\nmatch = "("\nhelp = "b"\n', "rules.toml, rule 1: match is not a regular expression"),
         (
             '[[rule]]\nmatch = "a"\nhelp = "b"\ndecision = "stp"',
-            "rules.toml:1: the rule's decision is 'stp', which is none",
+            "rules.toml, rule 1: the rule's decision is 'stp', which is none",
         ),
         (
             '[[rule]]\nmatch = "a"\nhelp = "b"\ndecision = 1',
-            "rules.toml:1: the rule's decision is missing, empty or no",
+            "rules.toml, rule 1: the rule's decision is missing, empty or no",
         ),
-        ('[[rule]]\nmatch = "a"\nhelp = "b"\nmacth = "c"\n', "rules.toml:1: 'macth' is not a key of a rule"),
-        ('[[rule]]\nmatch = "a"\nhelps = "b"\n', "rules.toml:1: 'helps' is not a key of a rule"),
+        ('[[rule]]\nmatch = "a"\nhelp = "b"\nmacth = "c"\n', "rules.toml, rule 1: 'macth' is not a key of a rule"),
+        ('[[rule]]\nmatch = "a"\nhelps = "b"\n', "rules.toml, rule 1: 'helps' is not a key of a rule"),
         ("rule = " + "[" * 100_000, "rules.toml: its lists or tables are nested too deeply"),
         ("\n" + "a." * 100_000 + "a = 1", "rules.toml:2: the line has more than 100 dots"),
         (
             f'[[rule]]\nmatch = "{"(" * 5_000}{")" * 5_000}"\nhelp = "b"',
-            "rules.toml:1: match is not a regular expression",
+            "rules.toml, rule 1: match is not a regular expression",
         ),
-        ('[[rule]]\nmatch = "a{99999999999}"\nhelp = "b"', "rules.toml:1: match is not a regular expression"),
+        ('[[rule]]\nmatch = "a{99999999999}"\nhelp = "b"', "rules.toml, rule 1: match is not a regular expression"),
     ],
 )
-def test_an_error_in_a_file_of_rules_names_its_line(text: str, message: str, tmp_path: Path) -> None:
-    """A wrong rule is refused in one line with file, line and reason."""
+def test_an_error_in_a_file_of_rules_names_the_rule(text: str, message: str, tmp_path: Path) -> None:
+    """A wrong rule is refused in one line with file, number and reason."""
     path = tmp_path / "rules.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(message)) as caught:

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from elastic_run.multiprocessing.output.wiring import is_log
+from elastic_run.multiprocessing.output.logs import is_log
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.process.workers import Workers
 from elastic_run.records import dataclass

@@ -15,7 +15,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
+from elastic_run.files import make_temporary, random_name
 from elastic_run.signals import signal_name
 from elastic_run.timer.countdowns import Countdowns, pop_expiry, record_expiry
 from elastic_run.timer.timer_file import TimerFile, has_reader

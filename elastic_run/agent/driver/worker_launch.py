@@ -13,8 +13,8 @@ import time
 
 from elastic_run import contract
 from elastic_run.agent.driver.round_join import RoundJoin
-from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from elastic_run.multiprocessing.output.wiring import STDOUT, Wiring, is_log, is_read_in_lines
+from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs, is_log
+from elastic_run.multiprocessing.output.wiring import STDOUT, Wiring, is_read_in_lines
 from elastic_run.multiprocessing.starter import WorkerStarter
 from elastic_run.records import dataclass, field
 from elastic_run.signals import block_signals, restore_signals, signal_name

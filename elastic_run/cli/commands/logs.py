@@ -30,7 +30,7 @@ from elastic_run.core.agent.machine import JOINING
 from elastic_run.errors import UsageError
 from elastic_run.notices import give_up_stdout, say
 from elastic_run.records import dataclass
-from elastic_run.report.history_logs import read_lines
+from elastic_run.report.job_history import read_lines
 from elastic_run.report.text import ranks
 
 TYPE_CHECKING = False

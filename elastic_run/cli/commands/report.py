@@ -11,16 +11,14 @@ from elastic_run.cli.commands import CommandParser
 from elastic_run.errors import UsageError
 from elastic_run.files import replace_file
 from elastic_run.notices import escape_unprintable, print_text
-from elastic_run.report.history_logs import read_logs
 from elastic_run.report.history_page import render_page
-from elastic_run.report.job_history import fold
+from elastic_run.report.job_history import fold, read_logs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.report.history_logs import Logs
-    from elastic_run.report.job_history import Job
+    from elastic_run.report.job_history import Job, Logs
 
 _PAGE = "report.html"
 _STDOUT = "-"

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.errors.error_file import read_error_file as read_error_file
     from elastic_run.multiprocessing.errors.error_file import write_parent_error_file as write_parent_error_file
     from elastic_run.multiprocessing.errors.error_handler import ErrorHandler as ErrorHandler
+    from elastic_run.multiprocessing.errors.error_handler import get_error_handler as get_error_handler
+    from elastic_run.multiprocessing.errors.error_handler import record as record
     from elastic_run.multiprocessing.errors.failures import ChildFailedError as ChildFailedError
     from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
-    from elastic_run.multiprocessing.errors.handlers import get_error_handler as get_error_handler
-    from elastic_run.multiprocessing.errors.handlers import record as record
 
 _HOMES = {
     "ChildFailedError": "failures",
@@ -30,15 +30,20 @@ _HOMES = {
     "ErrorHandler": "error_handler",
     "ProcessFailure": "failures",
     "find_exception": "error_file",
-    "get_error_handler": "handlers",
+    "get_error_handler": "error_handler",
     "read_error_file": "error_file",
-    "record": "handlers",
+    "record": "error_handler",
     "write_parent_error_file": "error_file",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
 
 #: Names that torch's module has beside its public ones, and that programs take from there.
-_BORROWED = {"GlobalRank": "failures", "JSON": "failures", "get_logger": "elastic_run.utils"}
+_BORROWED = {
+    "GlobalRank": "failures",
+    "JSON": "failures",
+    "get_logger": "elastic_run.utils",
+    "handlers": "error_handler:",
+}
 
 __getattr__ = lazy_names(__name__, _HOMES | _BORROWED, logger="logger")

@@ -1,4 +1,4 @@
-"""Writes an exception where the launcher finds it: the file that TORCHELASTIC_ERROR_FILE names.
+"""Writes an exception where the launcher finds it: the file that TORCHELASTIC_ERROR_FILE names; and `record`.
 
 The class, its methods and the file's format are torch 2.15's (torch.distributed.elastic.multiprocessing.errors); the
 file of one may be read by the other. Different on purpose: where the file can't be written or read, that is a warning
@@ -7,6 +7,7 @@ and never an exception that takes the place of the one to be recorded.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -19,8 +20,12 @@ __getattr__ = lazy_names(__name__, {}, logger="logger")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
-    from typing import Any
+    from typing import Any, ParamSpec, TypeVar
+
+    R = TypeVar("R")
+    P = ParamSpec("P")
 
 #: torch's word where there is no error file.
 NOT_AVAILABLE = "<N/A>"
@@ -30,11 +35,6 @@ _MOST = 128 * 1024
 #: Characters of an overwritten file that are logged.
 _LOGGED = 16 * 1024
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_ROOT = os.path.dirname(_PACKAGE.rstrip(os.sep)) + os.sep
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_INSTALLED = ("site-packages" + os.sep, "dist-packages" + os.sep)
-#: Packages that our own code calls.
-_DEPENDENCIES = ("etcd", "prometheus_client", "psutil", "urllib3")
 
 
 class ErrorHandler:
@@ -84,7 +84,10 @@ class ErrorHandler:
         path = self._get_error_file_path()
         if not path:
             return
-        extra = {"py_callstack": _cut(_format(e)), "timestamp": str(int(time.time()))}
+        import traceback
+
+        callstack = "".join(traceback.format_exception(type(e), e, skip_own_frames(e)))
+        extra = {"py_callstack": _cut(callstack), "timestamp": str(int(time.time()))}
         message = _cut(f"{type(e).__name__}: {_text(e)}")
         self._write_error_file(path, json.dumps({"message": {"message": message, "extraInfo": extra}}))
 
@@ -115,7 +118,14 @@ class ErrorHandler:
         if not path:
             _log().info("no error file of our own to copy %s to", rootcause_error_file)
             return
-        error = _load(rootcause_error_file)
+        from elastic_run.multiprocessing.errors.error_file import read_error_file
+
+        file = read_error_file(rootcause_error_file)
+        error = file.data
+        if error is None:
+            extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
+            said = f"{rootcause_error_file}: {file.problem or 'there is none'}"
+            error = {"message": {"message": said, "extraInfo": extra}}
         if error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, error, error_code)
         self._rm(path)
@@ -139,22 +149,6 @@ class ErrorHandler:
             os.remove(my_error_file)
         except OSError:
             return  # usually there is none; and where it can't be removed, writing will say why
-
-
-def _load(path: str) -> dict[str, Any]:
-    from elastic_run.multiprocessing.errors.error_file import read_error_file
-
-    file = read_error_file(path)
-    if file.data is not None:
-        return file.data
-    extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
-    return {"message": {"message": f"{path}: {file.problem or 'there is none'}", "extraInfo": extra}}
-
-
-def _format(error: BaseException) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
 
 
 def _cut(text: str) -> str:
@@ -189,27 +183,61 @@ def skip_own_frames(error: BaseException) -> TracebackType | None:
     return error.__traceback__ if trace is None else trace
 
 
-def find_foreign_place(error: BaseException) -> str:
-    """Return the ``FILE:LINE`` where code that is not ours, such as a plug-in's, raised an exception, or "".
+def get_error_handler() -> ErrorHandler:
+    """Return the error handler of this process.
 
-    The standard library and our dependencies count to the code that called them.
+    Returns:
+        A new handler.
     """
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if path.startswith(_ROOT):
-            place = ""
-        elif not _is_neutral(path):
-            place = f"{path}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    return ErrorHandler()
 
 
-def _is_neutral(path: str) -> bool:
-    if path.startswith("<"):  # code that was made from a text, such as a constructor
-        return True
-    for directory in _INSTALLED:
-        _, found, below = path.rpartition(os.sep + directory)
-        if found:
-            return below.partition(os.sep)[0] in _DEPENDENCIES
-    return path.startswith(_STANDARD_LIBRARY)
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
+    """Record an exception that leaves a function, for the launcher; use it on the main function.
+
+    elastic-run reports exceptions without it too. It is for launchers and schedulers that read error files.
+
+    Args:
+        fn: The function.
+        error_handler: The handler that records; None for the handler of `get_error_handler`.
+
+    Returns:
+        The function. It raises what `fn` raises, except that `SystemExit(0)` becomes a return of None, as with torch.
+    """
+    handler = error_handler or get_error_handler()
+
+    @functools.wraps(fn)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        _call_hook(handler, "set_entrypoint_fn_name", getattr(fn, "__qualname__", None))
+        handler.initialize()
+        try:
+            result = fn(*args, **kwargs)
+        except SystemExit as end:
+            if end.code == 0:
+                return None
+            raise
+        except Exception as error:
+            failure = _first_failure(error)
+            if failure is None:
+                handler.record_exception(error)
+            elif failure.error_file != NOT_AVAILABLE:
+                handler.dump_error_file(failure.error_file, failure.exitcode)
+            raise
+        _call_hook(handler, "record_success")  # out here, so that what it raises is not recorded as the function's
+        return result
+
+    return wrapper
+
+
+def _call_hook(handler: ErrorHandler, name: str, *args: str | None) -> None:
+    """Call a hook that handlers made for torch before 2.15 don't have."""
+    hook = getattr(handler, name, None)
+    if hook is not None:
+        hook(*args)
+
+
+def _first_failure(error: Any) -> Any:
+    """Return the root cause of children that this process has launched, with our launcher or with torch's; or None."""
+    if not any(cls.__name__ == "ChildFailedError" for cls in type(error).__mro__):
+        return None
+    return error.get_first_failure()[1]

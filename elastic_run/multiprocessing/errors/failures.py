@@ -23,6 +23,10 @@ GlobalRank = int
 #: torch's word where there is no data from an error file.
 _NO_DATA = "<NONE>"
 _MOST_WIDTH = 60
+#: Failures beside the root cause that the text tells one by one.
+_MOST_OTHERS = 8
+#: Characters of a message, and of each line of a traceback, that the text shows.
+_LONGEST = 4000
 #: What programs look for where no traceback was recorded.
 _HOW_TO_RECORD = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
@@ -55,33 +59,26 @@ class ProcessFailure:
         self.timestamp = int(time.time())
         self.error_file_data = {"message": _NO_DATA}
         self.message = ""
-        problem = ""
+        clause = ""
         if self.error_file and os.path.exists(self.error_file):
-            problem = self._read_error_file()
+            from elastic_run.multiprocessing.errors.error_file import read_error_file
+
+            file = read_error_file(self.error_file)
+            clause = f" ({file.problem})" if file.problem else ""
+            if file.data is not None:
+                self.error_file_data, self.message = file.data, file.data["message"]
+            if file.timestamp is not None:
+                self.timestamp = file.timestamp
         else:
             self.error_file = NOT_AVAILABLE
-        if not self.message:
-            self.message = self._own_message(problem)
-
-    def _read_error_file(self) -> str:
-        from elastic_run.multiprocessing.errors.error_file import read_error_file
-
-        file = read_error_file(self.error_file)
-        if file.data is None:
-            return file.problem
-        self.error_file_data = file.data
-        self.message = file.data["message"]
-        if file.timestamp is not None:
-            self.timestamp = file.timestamp
-        return ""
-
-    def _own_message(self, problem: str) -> str:
-        clause = f" ({problem})" if problem else ""
+        if self.message:
+            return
         if self.exitcode < 0:
-            return f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}{clause}"
-        # torch's marks for a scheduler that looks for them.
-        self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
-        return f"exit code {self.exitcode}; what it said stands on its stderr{clause}. {_HOW_TO_RECORD}"
+            self.message = f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}{clause}"
+        else:
+            # torch's marks for a scheduler that looks for them.
+            self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
+            self.message = f"exit code {self.exitcode}; what it said stands on its stderr{clause}. {_HOW_TO_RECORD}"
 
     def signal_name(self) -> str:
         """Return the name of the signal that ended the worker.
@@ -156,11 +153,9 @@ class ChildFailedError(Exception):
         described = {
             rank: _describe(index, rank, failure) for index, (rank, failure) in enumerate(self.failures.items())
         }
-        root = described.pop(root_rank)
-        others = list(described.values())
+        root, others = described.pop(root_rank), [*described.values()]
         title = f"{self.name} FAILED"
-        shown = [title, *root, *(line for other in others for line in other)]
-        width = min(_MOST_WIDTH, max(map(len, shown)))
+        width = min(_MOST_WIDTH, max(map(len, (title, *root, *(line for other in others for line in other)))))
         return "\n".join(
             [
                 "",
@@ -177,12 +172,6 @@ class ChildFailedError(Exception):
                 boarder_delim * width,
             ]
         )
-
-
-#: Failures beside the root cause that the text tells one by one.
-_MOST_OTHERS = 8
-#: Characters of a message, and of each line of a traceback, that the text shows.
-_LONGEST = 4000
 
 
 def _describe(index: int, rank: int, failure: ProcessFailure) -> list[str]:
@@ -206,7 +195,7 @@ def _describe(index: int, rank: int, failure: ProcessFailure) -> list[str]:
 
 
 def _traceback(failure: ProcessFailure) -> list[str]:
-    """Return what is known of the failure: a traceback, else a message."""
+    """Return what is known of the failure: a traceback, else a message; the failure's own message has all of it."""
     said = failure.message
     if isinstance(said, dict):
         extra = said.get("extraInfo")
@@ -214,14 +203,18 @@ def _traceback(failure: ProcessFailure) -> list[str]:
         said = callstack or said.get("message", NOT_AVAILABLE)
     if failure.exitcode < 0:
         said = _enrich(str(said), failure.error_file)
-    return [_shorten(line) for line in str(said).rstrip().splitlines()]
+    half = _LONGEST // 2
+    return [
+        f"{line[:half]} ... {len(line) - 2 * half} more characters ... {line[-half:]}" if len(line) > _LONGEST else line
+        for line in str(said).rstrip().splitlines()
+    ]
 
 
 def _enrich(message: str, error_file: str) -> str:
     """Let a handler of the program's own add to what a failure by a signal says."""
-    from elastic_run.multiprocessing.errors import handlers
+    from elastic_run.multiprocessing.errors import error_handler
 
-    handler = handlers.get_error_handler()
+    handler = error_handler.get_error_handler()
     try:
         return str(handler.maybe_enrich_signal_failure_message(message, error_file))
     except Exception:  # any program's code; the failure has to be told
@@ -229,11 +222,3 @@ def _enrich(message: str, error_file: str) -> str:
 
         logging.getLogger(__name__).warning("%s adds nothing to a failure", type(handler).__name__, exc_info=True)
         return message
-
-
-def _shorten(text: str) -> str:
-    """Cut the middle out of what nobody reads; the failure's own message has all of it."""
-    if len(text) <= _LONGEST:
-        return text
-    half = _LONGEST // 2
-    return f"{text[:half]} ... {len(text) - 2 * half} more characters ... {text[-half:]}"

@@ -3,14 +3,14 @@
 Rules
 - No other module writes to descriptors 1 and 2. If both are the same open file (a terminal, ``2>&1``), they are one
   stream, so that their lines keep their order. A line of the launcher never interrupts a line of a worker.
-- Nothing blocks. Bytes that the descriptor does not take at once are queued. Above `QUEUE_LIMIT` the sources are told
-  to wait. Then they stop reading, and their workers block, as they would on a terminal: so memory is bounded.
+- Nothing blocks. Bytes that the descriptor does not take at once are queued. Above `QUEUE_LIMIT` the sources wait: they
+  stop reading, and their workers block, as they would on a terminal. So memory is bounded.
 - A source that has written a part of a line *holds* the stream until the line's end, and other sources wait. Otherwise
   two workers whose `print` makes two writes, text and newline, would mix. The hold ends early if the source has written
   nothing for its `wait_limit` although the descriptor took everything, or if its line takes longer than its `hold_time`
   or is longer than its `hold_limit`: a progress bar, a prompt, or an endless line must not silence the other sources.
-- Sources wait in a queue. A source whose worker has ended goes to the front, so that its last lines come before the
-  launcher's line about its death.
+- Sources wait in a queue, and a turn lasts up to the end of a line. A source whose worker has ended goes to the front,
+  so that its last lines come before the launcher's line about its death.
 - On a terminal there may be a live line below all other lines. It is removed before anything else is written. The
   cursor waits at its beginning, so that it can be erased even after a narrower window has wrapped it into several rows.
 - If the reader is gone (EPIPE, a hung-up terminal), the stream is closed: further data is dropped, and the user is told
@@ -52,8 +52,6 @@ class Console:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        #: The launcher writes whole lines, so as a source it never holds a stream.
-        self._launcher = Source()
         self.is_shared = is_same_file(STDOUT, STDERR)
         stderr = self._open(STDERR)
         try:
@@ -61,6 +59,7 @@ class Console:
         except OSError:
             stderr.close()
             raise
+        self._launcher = {fd: Source(stream) for fd, stream in self._streams.items()}
 
     def _open(self, fd: int) -> Stream:
         sink = open_sink(fd, lambda error: self._report_loss(fd, error))
@@ -73,16 +72,11 @@ class Console:
     def write(self, fd: int, data: bytes) -> None:
         """Write whole lines of the launcher's own, without ever blocking.
 
-        It begins on a line of its own, after all that ended workers have left to say and, for a moment, after the
-        line that another one is just writing.
+        They begin on a line of their own, after all that ended workers have left to say and, for a moment, after the
+        line that another worker is just writing.
         """
-        if not data:
-            return
-        stream, launcher = self._streams[fd], self._launcher
-        if stream.may_write(launcher):
-            stream.write(launcher, data, starts_line=True)
-        else:
-            stream.wait(launcher, lambda: stream.write(launcher, data, starts_line=True))
+        if data:
+            self._launcher[fd].add(data)
 
     def say(self, text: str) -> None:
         """Write one line of the launcher to stderr."""
@@ -124,7 +118,7 @@ class Console:
 
     def close(self) -> None:
         """Give back the descriptors of our own; what is still queued is dropped."""
-        for stream in {id(stream): stream for stream in self._streams.values()}.values():
+        for stream in {*self._streams.values()}:
             stream.close()
 
     def _report_closed(self, fd: int, error: OSError) -> None:
@@ -140,7 +134,11 @@ class Console:
 
 
 class Source:
-    """A writer of a stream."""
+    """A writer of a stream. This class writes whole lines, the launcher's; `sources` has those that pass on a worker's.
+
+    Its pieces wait here until the stream gives it a turn. A source without pieces may wait for a turn, too: only then
+    its worker's pipe is read, so that not all workers fill the launcher's memory at once.
+    """
 
     #: Seconds of silence within a line after which others may write.
     wait_limit = 0.0
@@ -148,6 +146,54 @@ class Source:
     hold_time = float("inf")
     #: Bytes of a single line after which others may write.
     hold_limit = 0
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.pieces: list[bytes] = []
+        #: Whether its worker has ended, so that nothing more follows.
+        self.is_ended = False
+        self._on_clear: Callable[[], None] | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it needs another turn."""
+        return bool(self.pieces) or self._on_clear is not None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing is kept back, and more may be written now."""
+        return not self.pieces and self.stream.may_write(self)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether more may be added now without growing."""
+        return self.is_clear
+
+    def when_clear(self, callback: Callable[[], None]) -> None:
+        """Call once, in the first turn in which there is nothing left to write."""
+        self._on_clear = callback
+        self.stream.wait(self)
+
+    def add(self, data: bytes) -> None:
+        """Accept the next bytes; never fails, never blocks."""
+        self.pieces.append(data)
+        self.stream.offer(self)
+
+    def end(self) -> None:
+        """Accept that nothing follows."""
+        self.is_ended = True
+        self._on_clear = None
+        self.stream.offer(self)
+
+    def refill(self) -> None:
+        """Get more to write; called once in a turn, if there is nothing, so that sources take turns."""
+        if self._on_clear is not None:
+            on_clear, self._on_clear = self._on_clear, None
+            on_clear()
+
+    def write_piece(self) -> None:
+        """Write the first of the pieces."""
+        self.stream.write(self, self.pieces.pop(0), starts_line=True)
 
 
 class Stream:
@@ -159,12 +205,13 @@ class Stream:
         self._on_closed = on_closed
         self._queue: list[bytes | bytearray | memoryview] = []
         self._queued = 0
-        self._waiting: list[tuple[Source, Callable[[], None]]] = []
+        #: The sources that wait for a turn, and the source that has it.
+        self._waiting: list[Source] = []
+        self._served: Source | None = None
         self._holder: Source | None = None
         self._held_since = 0.0
         self._held_at = 0.0
         self._held_bytes = 0
-        self._served: Source | None = None
         self._is_mid_line = False
         self._is_service_due = False
         self._timer: Timer | None = None
@@ -190,8 +237,9 @@ class Stream:
         """Whether a source is within a line."""
         return self._holder is source
 
+    # --- whose turn it is --------------------------------------------------------------------------------------------
     def may_write(self, source: Source) -> bool:
-        """Whether it is a source's turn."""
+        """Whether it is a source's turn, or nobody's."""
         if self.is_closed:
             return True
         if self.is_full:
@@ -201,6 +249,77 @@ class Stream:
             return True
         return not self._waiting and (holder is None or self._is_overdue(holder))
 
+    def offer(self, source: Source) -> None:
+        """Let a source write what it has, now or when it is its turn."""
+        if source is self._served:
+            return  # its turn goes on
+        if not self.may_write(source):
+            self.wait(source)
+            return
+        self._give_turn(source)
+        self._plan()
+
+    def wait(self, source: Source) -> None:
+        """Give a source a turn later."""
+        if source in self._waiting:
+            if not source.is_ended:
+                return
+            self._waiting.remove(source)
+        self._waiting.insert(0 if source.is_ended else len(self._waiting), source)
+        self._plan()
+
+    def _give_turn(self, source: Source) -> None:
+        if source in self._waiting:
+            self._waiting.remove(source)
+        before, self._served = self._served, source
+        try:
+            if not source.pieces:
+                source.refill()
+            while source.pieces and not self.is_full:
+                source.write_piece()
+                if self._waiting and self._holder is not source:
+                    break  # a turn is over with the line
+        finally:
+            self._served = before
+        if source.has_more:
+            self.wait(source)
+        elif source.is_ended and self._holder is source:
+            self._holder = None
+
+    def _plan(self) -> None:
+        """Make sure that the waiting sources get turns: in the next turn of the loop, by a timer, or by the drain."""
+        if not self._waiting or self.is_full:
+            return
+        holder = self._holder
+        if holder is None or holder in self._waiting or self._is_overdue(holder):
+            if not self._is_service_due:
+                self._is_service_due = True
+                self._loop.call_soon(self._serve)
+        elif not self._queued and self._timer is None:
+            self._timer = self._loop.call_at(self._hold_ends(holder), self._on_hold_ended)
+
+    def _on_hold_ended(self) -> None:
+        self._timer = None
+        self._serve()
+
+    def _serve(self) -> None:
+        """Give the waiting sources a turn each, as long as a source may write."""
+        self._is_service_due = False
+        for _ in range(len(self._waiting)):
+            source = self._next_source()
+            if source is None:
+                break
+            self._give_turn(source)
+        self._plan()
+
+    def _next_source(self) -> Source | None:
+        if not self._waiting or self.is_full:
+            return None
+        if self._holder is not None and not self._is_overdue(self._holder):
+            return self._holder if self._holder in self._waiting else None
+        self._holder = None
+        return self._waiting[0]
+
     def _is_overdue(self, holder: Source) -> bool:
         if self._held_bytes > holder.hold_limit:
             return True
@@ -209,8 +328,9 @@ class Stream:
     def _hold_ends(self, holder: Source) -> float:
         return min(self._held_at + holder.wait_limit, self._held_since + holder.hold_time)
 
+    # --- writing -----------------------------------------------------------------------------------------------------
     def write(self, source: Source, data: bytes | memoryview, *, starts_line: bool) -> None:
-        """Write, or queue, data that is not empty; the caller has asked `may_write`.
+        """Write, or queue, data that is not empty, in a turn of the source.
 
         The source holds the stream if the data ends within a line. `starts_line` says that the data must be at the
         beginning of a line: an unfinished line of another source is ended first.
@@ -221,37 +341,15 @@ class Stream:
         is_holder = self._holder is source
         if starts_line and self._is_mid_line and not is_holder:
             self._put(b"\n")
-        self._put(data)
-        if data[-1] == _NEWLINE:
-            self._is_mid_line = False
-            self._holder = None
-            if self._waiting:
-                self._served = None  # a turn is over with the line
-                self._serve_soon()
-        else:
-            self._is_mid_line = True
+        self._is_mid_line = data[-1] != _NEWLINE
+        if self._is_mid_line:
             self._held_at = self._loop.now()
             self._held_bytes = self._held_bytes + len(data) if is_holder else len(data)
             if not is_holder or (isinstance(data, bytes) and b"\n" in data):  # another line has begun
                 self._held_since = self._held_at
-            self._holder = source
-            if self._waiting and self._held_bytes > source.hold_limit:
-                self._serve_soon()
-
-    def release(self, source: Source) -> None:
-        """End a source's hold, also within a line."""
-        if self._holder is source:
-            self._holder = None
-            if self._waiting:
-                self._serve_soon()
-
-    def wait(self, source: Source, callback: Callable[[], None], *, is_first: bool = False) -> None:
-        """Call a source back once, when it is its turn: `may_write` is true for it then."""
-        if is_first:
-            self._waiting.insert(0, (source, callback))
-        else:
-            self._waiting.append((source, callback))
-        self._provide_service()
+        is_too_long = self._waiting and self._held_bytes > source.hold_limit
+        self._holder = source if self._is_mid_line and not is_too_long else None
+        self._put(data)
 
     def _put(self, data: bytes | memoryview) -> None:
         if self.is_closed:
@@ -278,7 +376,8 @@ class Stream:
         except BlockingIOError:
             return 0
         except OSError as error:
-            self._end(error)
+            self._drop()
+            self._on_closed(error)
             return 0
 
     def _drain(self) -> None:
@@ -295,12 +394,8 @@ class Stream:
         if not self._queue:
             self._held_at = self._held_since = self._loop.now()  # it is silent only from now on
             self._loop.remove_writer(self._sink.fd)
-        if self._waiting and self._queued <= _QUEUE_LOW:
+        if self._queued <= _QUEUE_LOW:
             self._serve()
-
-    def _end(self, error: OSError) -> None:
-        self._drop()
-        self._on_closed(error)
 
     def _drop(self) -> None:
         self.is_closed = True
@@ -308,16 +403,16 @@ class Stream:
         self._queued = 0
         self._holder = None
         self._loop.remove_writer(self._sink.fd)
-        if self._waiting:
-            self._serve_soon()
+        self._plan()
 
     def close(self) -> None:
-        """Drop the queue and give the descriptor back; the waiting sources are called."""
+        """Drop the queue and give the descriptor back; the waiting sources get their turns, and write to nowhere."""
         self._drop()
         while self._waiting:
-            self._waiting.pop(0)[1]()
+            self._serve()
         self._sink.close()
 
+    # --- the live line -----------------------------------------------------------------------------------------------
     def show_line(self, data: bytes) -> bool:
         """Show a line that fits the terminal until something else is written, in place of the live line before.
 
@@ -334,48 +429,3 @@ class Stream:
         if self._has_live_line:
             self._has_live_line = False
             self._put(_RETURN + _ERASE)
-
-    def _serve_soon(self) -> None:
-        if not self._is_service_due:
-            self._is_service_due = True
-            self._loop.call_soon(self._serve)
-
-    def _serve(self) -> None:
-        """Call the waiting sources in their order, once each, as long as a source may write."""
-        self._is_service_due = False
-        for _ in range(len(self._waiting)):
-            if (turn := self._next_turn()) is None:
-                break
-            source, callback = self._waiting[turn]
-            del self._waiting[turn]
-            self._served = source
-            try:
-                callback()
-            finally:
-                self._served = None
-        if self._waiting:
-            self._provide_service()
-
-    def _next_turn(self) -> int | None:
-        if not self._waiting or (self.is_full and not self.is_closed):
-            return None
-        holder = self._holder
-        if holder is None or self._is_overdue(holder):
-            self._holder = None
-            return 0
-        return next((index for index, (source, _) in enumerate(self._waiting) if source is holder), None)
-
-    def _provide_service(self) -> None:
-        """Make sure that the waiting sources are called: by the drain, by a timer, or in the next turn of the loop."""
-        if self.is_full and not self.is_closed:
-            return
-        holder = self._holder
-        if holder is None or self._is_overdue(holder) or any(source is holder for source, _ in self._waiting):
-            self._serve_soon()
-        elif not self._queued and self._timer is None:
-            self._timer = self._loop.call_at(self._hold_ends(holder), self._look_at_holder)
-
-    def _look_at_holder(self) -> None:
-        self._timer = None
-        if self._waiting:
-            self._serve()

@@ -16,22 +16,20 @@ Differences from torch
 from __future__ import annotations
 
 import os
+import stat
+import time
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output.log_directories import (
-    link_latest,
+from elastic_run.files import (
+    attempt,
     make_directories,
     make_directory,
     make_new,
     make_temporary,
-    name_host,
-    name_run,
     random_name,
-    remove_empty,
     remove_tree,
 )
-from elastic_run.multiprocessing.output.wiring import is_log
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -42,7 +40,8 @@ if TYPE_CHECKING:
     Streams = int | Mapping[int, int]
 #: Digits at the end of a directory's name, which keep jobs of one minute apart; `make_new` does where they are equal.
 _RANDOM_DIGITS = 4
-_LATEST = "latest"
+#: Bytes of a job's name in the name of a directory, which may have 255 bytes.
+_NAME_LENGTH = 200
 #: `Std.OUT` and `Std.ERR`: starting workers needs no `enum`, so plain numbers do here.
 _OUT = 1
 _ERR = 2
@@ -51,13 +50,7 @@ _NEEDED = ("stdouts", "stderrs")
 
 
 def parse_streams(text: str) -> int | dict[int, int]:
-    """Read the value of --redirects or --tee.
-
-    Args:
-        text: ``0`` to ``3`` for all workers, or a map of local ranks to those: ``0:3,12:1``.
-
-    Returns:
-        One value of `Std` as a number, or one by local rank.
+    """Read the value of --redirects or --tee: ``0`` to ``3`` for all workers, or a map of local ranks to those.
 
     Raises:
         ValueError: It is neither.
@@ -96,6 +89,11 @@ class LogsDest:
     filtered_stderr: str = field(default_factory=str)
     kept_stdouts: dict[int, str] = field(default_factory=dict)
     kept_stderrs: dict[int, str] = field(default_factory=dict)
+
+
+def is_log(path: str) -> bool:
+    """Whether a path of `LogsDest` is a log file: an empty path is the console, and the null device keeps nothing."""
+    return path not in ("", os.devnull)
 
 
 class LogsSpecs(ABC):
@@ -201,13 +199,13 @@ class DefaultLogsSpecs(LogsSpecs):
     @property
     def is_temporary(self) -> bool:
         """Whether the directory holds only error files, so that it is removed with the launcher."""
-        is_asked_for = self._root_log_dir is not None or any((*_values(self._redirects), *_values(self._tee)))
-        return self._has_own_directory and not is_asked_for
+        return self._has_own_directory and self._root_log_dir is None and not self._has_streams
 
     @property
-    def _keeps_all(self) -> bool:
-        """Whether files get a copy of all output: a log directory is given without redirects and tee."""
-        return self._root_log_dir is not None and not any((*_values(self._redirects), *_values(self._tee)))
+    def _has_streams(self) -> bool:
+        """Whether any stream was chosen for a file; a log directory without that gets a copy of all output."""
+        settings = (self._redirects, self._tee)
+        return any(any((each,) if isinstance(each, int) else each.values()) for each in settings)
 
     @property
     def _has_own_directory(self) -> bool:
@@ -218,7 +216,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def _latest(self) -> str:
         """The name of the link to the newest run; nodes that share a directory have a link each."""
         # Without an underscore, so that the pattern `logs/*_*` has the runs alone.
-        return _LATEST + name_host(self.host).replace("_", "-")
+        return f"latest-{self.host.replace('/', '-').replace('_', '-')}" if self.host else "latest"
 
     def cleanup(self) -> None:
         """Remove the directory if it is temporary, otherwise only the empty directories in it."""
@@ -230,18 +228,16 @@ class DefaultLogsSpecs(LogsSpecs):
         """Remove what holds nothing, the run's directory included; files stay, also in a temporary directory."""
         if self._run_log_dir is None or not self._has_own_directory:
             return
-        remove_empty(self._run_log_dir, os.path.join(os.path.dirname(self._run_log_dir), self._latest))
+        for place, _, _ in os.walk(self._run_log_dir, topdown=False):
+            attempt(os.rmdir, place)
+        link = os.path.join(os.path.dirname(self._run_log_dir), self._latest)
+        if os.path.islink(link) and not os.path.exists(link):
+            attempt(os.unlink, link)
         if not os.path.lexists(self._run_log_dir):
             self._run_log_dir = None
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Lay out one attempt, and make its directories.
-
-        Args:
-            envs: Each worker's environment by local rank.
-
-        Returns:
-            The paths of all streams.
+        """Lay out one attempt, and make its directories; see `LogsSpecs.reify`.
 
         Raises:
             OSError: The directories can't be made.
@@ -262,36 +258,23 @@ class DefaultLogsSpecs(LogsSpecs):
         self.make_run_log_dir(first.get(contract.ENV_RUN_ID, "test_run_id"))
         if self._run_log_dir is None:
             return self._lay_out("", envs)
-        attempt = contract.ATTEMPT_DIR_PREFIX + first.get(contract.ENV_RESTART_COUNT, "0")
-        return self._lay_out(make_new(self._run_log_dir, attempt), envs)
+        name = contract.ATTEMPT_DIR_PREFIX + first.get(contract.ENV_RESTART_COUNT, "0")
+        return self._lay_out(make_new(self._run_log_dir, name), envs)
 
     def make_run_log_dir(self, run_id: str) -> None:
         """Make the directory of this run, unless it is there or can't be.
-
-        Args:
-            run_id: Name of the job.
 
         Raises:
             OSError: It can't be made.
         """
         self._run_id = run_id
         if self._run_log_dir is not None and not os.path.isdir(self._run_log_dir):
-            self._replace_removed(self._run_log_dir)
+            # A user, or a cleaner of old temporary files, has removed it. Another user may have made its name again.
+            self._run_log_dir = None
+            self._root_log_dir = None if self.is_unnamed else self._root_log_dir
         if self._run_log_dir is None and not self._has_no_place and self._root_log_dir != os.devnull:
             self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
             self._has_no_place = self._run_log_dir is None
-
-    def _replace_removed(self, directory: str) -> None:
-        """Make the run's directory again that a user, or a cleaner of old temporary files, has removed.
-
-        A temporary directory gets a new name: another user may have made a directory with the old name.
-        """
-        if self.is_unnamed:
-            self._root_log_dir = self._run_log_dir = None
-            return
-        make_directories(directory)
-        if self._has_own_directory:
-            self._link_latest(directory)
 
     def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
         redirects, tees = streams_by_rank(self._redirects, envs), streams_by_rank(self._tee, envs)
@@ -299,6 +282,7 @@ class DefaultLogsSpecs(LogsSpecs):
             filtered_stdout=os.path.join(directory, contract.FILTERED_STDOUT_LOG),
             filtered_stderr=os.path.join(directory, contract.FILTERED_STDERR_LOG),
         )
+        keeps_all = self._root_log_dir is not None and not self._has_streams
         for rank, env in envs.items():
             own = os.path.join(directory, str(rank)) if directory else ""
             is_shown = not self._local_ranks_filter or rank in self._local_ranks_filter
@@ -310,23 +294,15 @@ class DefaultLogsSpecs(LogsSpecs):
                 paths[rank] = os.path.join(own, name) if is_in_file else "" if is_shown else os.devnull
                 if tees[rank] & stream and is_shown:
                     tee_paths[rank] = paths[rank]
-                if self._keeps_all:
+                if keeps_all:
                     kept[rank] = os.path.join(own, name)
             logs.error_files[rank] = env[contract.ENV_ERROR_FILE] = own and os.path.join(own, contract.ERROR_FILE)
         return logs
 
     def _make_log_dir(self, log_dir: str | None, rdzv_run_id: str) -> str:
-        """Make the directory of this run; torch's hook for subclasses.
+        """Make the directory of this run in the one that all runs share, or None; torch's hook for subclasses.
 
-        Args:
-            log_dir: The directory that all runs share; None for a temporary one.
-            rdzv_run_id: Name of the job.
-
-        Returns:
-            The path; empty where nobody asked for files and there is no place for temporary ones.
-
-        Raises:
-            OSError: It can't be made.
+        Returns the path; empty where nobody asked for files and there is no place for temporary ones.
         """
         program = self.program if rdzv_run_id == self._run_id else ""  # a subclass may have a name of its own
         name = name_run(rdzv_run_id, program=program, host=self.host)
@@ -338,11 +314,8 @@ class DefaultLogsSpecs(LogsSpecs):
         make_directories(log_dir)
         directory = make_new(log_dir, f"{name}_{random_name()[:_RANDOM_DIGITS]}")
         if is_shared:
-            self._link_latest(directory)
+            self.notice = link_latest(directory, os.path.join(log_dir, self._latest))
         return directory
-
-    def _link_latest(self, directory: str) -> None:
-        self.notice = link_latest(os.path.dirname(directory), os.path.basename(directory), self._latest)
 
     def __repr__(self) -> str:
         return (
@@ -351,20 +324,11 @@ class DefaultLogsSpecs(LogsSpecs):
         )
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DefaultLogsSpecs):
-            return False
-        return (self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter) == (
-            other._root_log_dir,
-            other._redirects,
-            other._tee,
-            other._local_ranks_filter,
-        )
+        names = ("_root_log_dir", "_redirects", "_tee", "_local_ranks_filter")
+        is_alike = isinstance(other, DefaultLogsSpecs)
+        return is_alike and all(getattr(self, name) == getattr(other, name) for name in names)
 
     __hash__ = None  # type: ignore[assignment] # as torch's: equal by value, and changing
-
-
-def _values(setting: Streams) -> tuple[int, ...]:
-    return (setting,) if isinstance(setting, int) else tuple(setting.values())
 
 
 def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -396,12 +360,42 @@ def check_logs(specs: LogsSpecs, logs: object, local_ranks: Collection[int]) -> 
     if not all(hasattr(logs, name) for name in _NEEDED):
         message = f"{method} {logs!r:.200}, which is no LogsDest"
         raise LogsPluginError(message)
-    left_out = {name: [rank for rank in local_ranks if rank not in getattr(logs, name)] for name in _NEEDED}
-    missing = [f"no {name} for {_name_ranks(ranks)}" for name, ranks in left_out.items() if ranks]
-    if missing:
-        message = f'{method} {" and ".join(missing)}; "" is the console'
-        raise LogsPluginError(message)
+    for name in _NEEDED:
+        if missing := [str(rank) for rank in local_ranks if rank not in getattr(logs, name)]:
+            message = f'{method} no {name} for local rank {", ".join(missing)}; "" is the console'
+            raise LogsPluginError(message)
 
 
-def _name_ranks(ranks: Collection[int]) -> str:
-    return f"local rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+def name_run(run_id: str, *, program: str, host: str) -> str:
+    """Return the name of a run's directory without its random part: `job7_20261122-0917` or `20261122-0917_train`.
+
+    The job's id stands first, as under torchrun. A program's name, unless it is "", takes the place of the id, behind
+    the moment. `host` is the node's name where several nodes write to one directory, or "".
+    """
+    end = f"_{host.replace('/', '_')}" if host else ""
+    text = (program or run_id).replace("/", "_").encode(errors="surrogateescape")
+    # Valid UTF-8 also where the file system's names have another encoding: in the locale C of an old configuration.
+    name = os.fsdecode(text[: _NAME_LENGTH - len(end.encode())].decode(errors="ignore").encode())
+    moment = time.strftime("%Y%m%d-%H%M")
+    return "_".join((moment, name) if program else (name, moment)) + end
+
+
+def link_latest(directory: str, link: str) -> str:
+    """Let a link point to the newest of the directories beside it; harmless where that can't be done.
+
+    A file or directory of the link's name that is no link is left alone. Returns a line for the user if another user's
+    link has that name, else an empty string.
+    """
+    name = os.path.basename(directory)
+    try:
+        status = os.lstat(link)
+    except OSError:
+        status = None
+    if status is not None and not stat.S_ISLNK(status.st_mode):
+        return ""
+    if status is not None and status.st_uid != os.geteuid():
+        return f"the link {link} belongs to another user (uid {status.st_uid}), and does not lead to this run: {name}"
+    temporary = f"{link}.{random_name()}"
+    attempt(lambda new: os.symlink(name, new), temporary)
+    attempt(lambda new: os.replace(new, link), temporary)
+    return ""

@@ -22,19 +22,15 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-_PIPE_STEP = select.PIPE_BUF
 _TERMINAL_STEP = rb"[^\b\t\n\r]{1,128}|[\b\t\n\r]"
-_NEWLINE = 10
 
 
 def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
-    """Choose the way of writing to a descriptor without blocking; the descriptor stays open and in its mode.
+    """Choose the way of writing to a shared descriptor without blocking; the descriptor stays open and in its mode.
 
-    Args:
-        fd: Shared with other processes.
-        on_loss: Called once when a file can't take more (a full disk).
+    `on_loss` is called once when a file can't take more (a full disk).
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
@@ -91,7 +87,7 @@ class CautiousSink(Sink):
         while done < len(view) and self._poll.poll(0):
             found = None if self._step is None else self._step.match(view, done)
             try:
-                done += os.write(self.fd, view[done : done + _PIPE_STEP if found is None else found.end()])
+                done += os.write(self.fd, view[done : done + select.PIPE_BUF if found is None else found.end()])
             except BlockingIOError:
                 break  # somebody has set O_NONBLOCK, and others were quicker to take the room
         if not done:
@@ -150,49 +146,6 @@ class LogFile(Sink):
         return len(data)
 
 
-class FilteredCopy:
-    """A file of --duplicate-stdout-filters or --duplicate-stderr-filters: lines of all tee'd ranks that hold a text.
-
-    Each line stands after its rank's prefix. Of a line longer than the limit of tee'd lines the first part decides.
-    """
-
-    def __init__(self, file: LogFile, filters: Iterable[str]) -> None:
-        self._file = file
-        self._needles = tuple(text.encode("utf-8", "surrogateescape") for text in filters)
-        #: The sources that are within a long line, and whether that line is copied.
-        self._inside: dict[object, bool] = {}
-
-    def take(self, source: object, prefix: bytes, data: bytes) -> None:
-        """Look through the next lines of a source."""
-        text = b""
-        if source in self._inside:
-            end = data.find(b"\n") + 1 or len(data)
-            text = data[:end] if self._inside[source] else b""
-            if data[end - 1] == _NEWLINE:
-                del self._inside[source]
-            data = data[end:]
-        if data and (data[-1] != _NEWLINE or self._is_wanted(data)):
-            text += self._matching(source, prefix, data)
-        if text:
-            self._file.write(text)
-
-    def _is_wanted(self, text: bytes) -> bool:
-        return any(needle in text for needle in self._needles)
-
-    def _matching(self, source: object, prefix: bytes, data: bytes) -> bytes:
-        lines = data.split(b"\n")
-        last = lines.pop()
-        text = b"".join([prefix + line + b"\n" for line in lines if self._is_wanted(line)])
-        if last:
-            self._inside[source] = self._is_wanted(last)
-            text += prefix + last if self._inside[source] else b""
-        return text
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
 class Backlog:
     """The part of a worker's stream that the console has not shown yet, for a stream that also goes to a log file.
 
@@ -205,10 +158,15 @@ class Backlog:
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
-        self._fd = -1
         #: Ranges of the file, first byte and the one after the last, and what isn't in it.
         self._pieces: list[range | bytes] = []
-        self._is_readable: bool | None = None
+        self._fd = -1
+        try:
+            if stat.S_ISREG(os.fstat(file.fd).st_mode):
+                # The same file, wherever it is moved to, or if it is deleted.
+                self._fd = os.open(f"/proc/self/fd/{file.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            pass  # no /proc, or a file that we may only write
 
     def __bool__(self) -> bool:
         """Whether anything waits."""
@@ -217,18 +175,7 @@ class Backlog:
     @property
     def is_sound(self) -> bool:
         """Whether more may be added without taking memory."""
-        if self._is_readable is None:
-            self._is_readable = self._open()
-        return self._is_readable and not self._file.lost and not (self._pieces and isinstance(self._pieces[-1], bytes))
-
-    def _open(self) -> bool:
-        """Open the file to read: the same one, wherever it was moved to, or if it was deleted."""
-        try:
-            if stat.S_ISREG(os.fstat(self._file.fd).st_mode):
-                self._fd = os.open(f"/proc/self/fd/{self._file.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            pass  # no /proc, or a file that we may only write
-        return self._fd >= 0
+        return self._fd >= 0 and not self._file.lost and not (self._pieces and isinstance(self._pieces[-1], bytes))
 
     def add(self, data: bytes) -> None:
         """Append what was just written to the file."""
@@ -265,4 +212,3 @@ class Backlog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._is_readable = False

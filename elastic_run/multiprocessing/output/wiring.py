@@ -25,9 +25,14 @@ import os
 import stat
 
 from elastic_run.files import open_own
+from elastic_run.multiprocessing.output.logs import is_log
 from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors
 from elastic_run.multiprocessing.process.stack_pipe import LOWEST_DESCRIPTOR, StackPipe
 from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.multiprocessing.output.logs import LogsDest
 
 STDOUT = 1
 STDERR = 2
@@ -53,10 +58,12 @@ class Line:
     #: `CAPTURED`, `TEED` or `MUTED`.
     purpose: str
     reading: int
-    #: Descriptor of the log file that the launcher writes, or -1, and its path.
-    file: int = -1
+    #: Path of the log file that the launcher writes, or "", and its descriptor, or -1.
     path: str = ""
+    file: int = -1
     is_terminal: bool = False
+    #: Whether the worker's stdout comes through it, alone or together with its stderr.
+    has_stdout: bool = False
 
 
 class Wiring:
@@ -78,57 +85,95 @@ class Wiring:
         self._is_shared = capture and is_same_file(STDOUT, STDERR)
         self._writing: dict[int, list[int]] = {}
         self._pipes = 0
-        #: Local ranks whose two streams are one channel.
-        self._joint: set[int] = set()
 
-    def open(
-        self,
-        local_rank: int,
-        *,
-        stdout: str,
-        stderr: str,
-        tee_stdout: bool = False,
-        tee_stderr: bool = False,
-        kept_stdout: str = "",
-        kept_stderr: str = "",
-    ) -> tuple[int, int]:
-        """Return a worker's descriptors 1 and 2, which stay open here until `started`.
-
-        Args:
-            local_rank: The worker's number on this node.
-            stdout: Path of the log file of stdout, or "" for the console.
-            stderr: Path of the log file of stderr, or "" for the console.
-            tee_stdout: Whether stdout goes to the console too.
-            tee_stderr: Whether stderr does.
-            kept_stdout: File for a copy of stdout that the console shows or hides, or "".
-            kept_stderr: File for a copy of stderr that the console shows or hides, or "".
+    def open(self, local_rank: int, logs: LogsDest) -> tuple[int, int]:
+        """Return a worker's descriptors 1 and 2 for the files of its output, which stay open here until `started`.
 
         Raises:
             OSError: There are no descriptors left.
         """
         self.lines[local_rank] = []
         self._writing[local_rank] = []
+        stdout, stderr = logs.stdouts[local_rank], logs.stderrs[local_rank]
+        tees = [is_log(paths.get(local_rank, "")) for paths in (logs.tee_stdouts, logs.tee_stderrs)]
+        # torch's class, whose instances plug-ins return, doesn't have these fields.
+        kept = [getattr(logs, name, {}).get(local_rank, "") for name in ("kept_stdouts", "kept_stderrs")]
         try:
-            if self._is_shared and not (stdout or stderr or tee_stdout or tee_stderr):
-                both = self._open_captured(local_rank, STDERR, kept_stdout)
-                if kept_stderr and both != STDERR:
-                    try:
-                        os.symlink(os.path.basename(kept_stdout), kept_stderr)
-                    except OSError:
-                        pass  # a file system without links: the file of the other stream has it all
-                self._joint.add(local_rank)
-                return (both, both) if both != STDERR else (STDOUT, STDERR)
-            out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout, kept=kept_stdout)
-            err = self._open_one(local_rank, STDERR, stderr, tee=tee_stderr, kept=kept_stderr)
+            if self._is_shared and not (stdout or stderr or any(tees)):
+                return self._open_joint(local_rank, *kept)
+            out = self._open_stream(local_rank, STDOUT, stdout, is_teed=tees[0], kept=kept[0])
+            err = self._open_stream(local_rank, STDERR, stderr, is_teed=tees[1], kept=kept[1])
         except OSError:
             self.started(local_rank)
-            self.abandon(local_rank)
+            for end in self.launcher_ends(local_rank):
+                os.close(end)
+            del self.lines[local_rank]
             raise
         return out, err
 
-    def takes_stdout(self, local_rank: int) -> bool:
-        """Whether a worker's stdout passes through the launcher, alone or in one channel with its stderr."""
-        return local_rank in self._joint or any(line.fd == STDOUT for line in self.lines.get(local_rank, ()))
+    def _open_joint(self, local_rank: int, kept_stdout: str, kept_stderr: str) -> tuple[int, int]:
+        both = self._open_captured(local_rank, STDERR, kept_stdout)
+        if both == STDERR:
+            return STDOUT, STDERR
+        self.lines[local_rank][0].has_stdout = True
+        if kept_stderr:
+            try:
+                os.symlink(os.path.basename(kept_stdout), kept_stderr)
+            except OSError:
+                pass  # a file system without links: the file of the other stream has it all
+        return both, both
+
+    def _open_stream(self, local_rank: int, fd: int, path: str, *, is_teed: bool, kept: str) -> int:
+        if is_teed:
+            return self._add(local_rank, Line(fd, TEED, -1, path), self._open_pipe())
+        if kept and path and self._capture:
+            path = kept  # not shown
+        if path and (path != os.devnull or fd == STDOUT or not self._capture):
+            end = self._open_file(path)
+            if end >= 0:
+                self._writing[local_rank].append(end)
+                if fd == STDERR:
+                    self.redirects[local_rank] = path
+                return end
+            path = kept = ""
+        if path:
+            return self._add(local_rank, Line(fd, MUTED, -1), self._open_pipe())
+        if self._capture and (fd == STDERR or self._is_shared or self.is_stdout_passed):
+            return self._open_captured(local_rank, fd, kept)
+        return fd
+
+    def _open_captured(self, local_rank: int, fd: int, kept: str) -> int:
+        is_terminal = os.isatty(fd)
+        try:
+            ends = open_terminal(fd) if is_terminal else self._open_pipe()
+        except OSError as error:
+            if is_out_of_descriptors(error) or not is_terminal:
+                raise
+            return fd  # no pseudo-terminal to be had: better no tail than a worker without colours
+        return self._add(local_rank, Line(fd, CAPTURED, -1, kept, is_terminal=is_terminal), ends)
+
+    def _add(self, local_rank: int, line: Line, ends: tuple[int, int]) -> int:
+        line.reading, writing = ends
+        line.has_stdout = line.fd == STDOUT
+        self.lines[local_rank].append(line)
+        self._writing[local_rank].append(writing)
+        if is_log(line.path):  # last: should it fail, both ends are closed with the worker's others
+            line.file = self._open_file(line.path)
+        return writing
+
+    def _open_pipe(self) -> tuple[int, int]:
+        self._pipes += 1
+        return open_pipe(is_large=self._pipes <= _LARGE_PIPES)
+
+    def _open_file(self, path: str) -> int:
+        """Open a log file, or note why that can't be done and return -1."""
+        try:
+            return open_log(path)
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise
+            self.losses.append((path, error))
+            return -1
 
     def open_stacks(self, local_rank: int) -> int:
         """Return the descriptor for a worker's stacks, which it gets under the same number; call it after `open`.
@@ -150,10 +195,10 @@ class Wiring:
         self._writing[local_rank].append(high)
         return high
 
-    def launcher_ends(self) -> list[int]:
-        """Return the launcher's descriptors of all wired workers, which a forked worker closes."""
-        lines = [line for each in self.lines.values() for line in each]
-        stacks = [pipe.reading for pipe in self.stacks.values()]
+    def launcher_ends(self, *local_ranks: int) -> list[int]:
+        """Return the launcher's descriptors of some workers, or of all wired ones, which a forked worker closes."""
+        lines = [line for rank in local_ranks or self.lines for line in self.lines[rank]]
+        stacks = [self.stacks[rank].reading for rank in local_ranks or self.stacks if rank in self.stacks]
         return [*(fd for line in lines for fd in (line.reading, line.file) if fd >= 0), *stacks]
 
     def started(self, local_rank: int) -> None:
@@ -161,86 +206,11 @@ class Wiring:
         for end in self._writing.pop(local_rank, ()):
             os.close(end)
 
-    def abandon(self, local_rank: int) -> None:
-        """Close the launcher's ends of a worker whose output will not be read."""
-        for line in self.lines.pop(local_rank, ()):
-            os.close(line.reading)
-            if line.file >= 0:
-                os.close(line.file)
-        if local_rank in self.stacks:
-            os.close(self.stacks.pop(local_rank).reading)
-
     def close_stacks(self) -> None:
         """Close the pipes for stacks that were not asked for."""
         for pipe in self.stacks.values():
             os.close(pipe.reading)
         self.stacks.clear()
-
-    def _open_one(self, local_rank: int, fd: int, path: str, *, tee: bool, kept: str = "") -> int:
-        if tee:
-            return self._open_tee(local_rank, fd, path)
-        if kept and path and self._capture:
-            path = kept  # not shown
-        if path and (path != os.devnull or fd == STDOUT or not self._capture):
-            return self._open_redirect(local_rank, fd, path)
-        if path:
-            reading, writing = self._open_pipe()
-            self._keep(local_rank, Line(STDERR, MUTED, reading), writing)
-            return writing
-        return self._open_captured(local_rank, fd, kept) if self._is_captured(fd) else fd
-
-    def _is_captured(self, fd: int) -> bool:
-        return self._capture and (fd == STDERR or self._is_shared or self.is_stdout_passed)
-
-    def _open_tee(self, local_rank: int, fd: int, path: str) -> int:
-        reading, writing = self._open_pipe()
-        # Kept before the file is opened: should that fail, both ends are closed with the worker's others.
-        line = Line(fd, TEED, reading, path=path)
-        self._keep(local_rank, line, writing)
-        if is_log(path):
-            line.file = self._open_file(path)
-        return writing
-
-    def _open_redirect(self, local_rank: int, fd: int, path: str) -> int:
-        end = self._open_file(path)
-        if end < 0:
-            return self._open_one(local_rank, fd, "", tee=False)
-        if fd == STDERR:
-            self.redirects[local_rank] = path
-        self._writing[local_rank].append(end)
-        return end
-
-    def _open_captured(self, local_rank: int, fd: int, kept: str) -> int:
-        is_terminal = os.isatty(fd)
-        try:
-            reading, writing = open_terminal(fd) if is_terminal else self._open_pipe()
-        except OSError as error:
-            if is_out_of_descriptors(error) or not is_terminal:
-                raise
-            return fd  # no pseudo-terminal to be had: better no tail than a worker without colours
-        line = Line(fd, CAPTURED, reading, path=kept, is_terminal=is_terminal)
-        self._keep(local_rank, line, writing)
-        if kept:
-            line.file = self._open_file(kept)
-        return writing
-
-    def _open_pipe(self) -> tuple[int, int]:
-        self._pipes += 1
-        return open_pipe(is_large=self._pipes <= _LARGE_PIPES)
-
-    def _open_file(self, path: str) -> int:
-        """Open a log file, or note why that can't be done and return -1."""
-        try:
-            return open_log(path)
-        except OSError as error:
-            if is_out_of_descriptors(error):
-                raise
-            self.losses.append((path, error))
-            return -1
-
-    def _keep(self, local_rank: int, line: Line, writing: int) -> None:
-        self.lines[local_rank].append(line)
-        self._writing[local_rank].append(writing)
 
 
 def open_pipe(*, is_large: bool) -> tuple[int, int]:
@@ -294,11 +264,6 @@ def copy_window_size(model: int, terminal: int) -> None:
 def open_log(path: str) -> int:
     """Open a file to append to, as `open_own` does."""
     return open_own(path, os.O_WRONLY | os.O_APPEND)
-
-
-def is_log(path: str) -> bool:
-    """Whether a path of `LogsDest` is a log file: an empty path is the console, and the null device keeps nothing."""
-    return path not in ("", os.devnull)
 
 
 def is_out_of_descriptors(error: OSError) -> bool:

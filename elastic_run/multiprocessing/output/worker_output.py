@@ -1,15 +1,19 @@
-"""Takes the output of the workers of a round: shows it, writes it to files, keeps its end for the report.
+"""Reads the output of the workers of a round: shows it, writes it to files, keeps its end for the report.
 
-`Wiring` has connected and opened each stream; the objects here read and close the launcher's ends.
+`Wiring` has connected and opened each stream; the objects here read and close the launcher's ends. The way of a byte:
+`Channel` reads it from its pipe, writes it to the log file, gives it to the tail for the report, and then to a source
+of the console (`sources`), which shows it when it is the source's turn (`console`).
 """
 
 from __future__ import annotations
 
 import os
-from errno import EDQUOT, ENOSPC
+import select
+import sys
 
-from elastic_run.multiprocessing.output.outlet import InterruptFold, Lines, Outlet, PassThrough
-from elastic_run.multiprocessing.output.sink import Backlog, FilteredCopy, LogFile
+from elastic_run.multiprocessing.output.logs import is_log
+from elastic_run.multiprocessing.output.sink import Backlog, LogFile
+from elastic_run.multiprocessing.output.sources import FilteredCopy, InterruptFold, Lines, PassThrough
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 from elastic_run.multiprocessing.output.wiring import (
     CAPTURED,
@@ -18,14 +22,13 @@ from elastic_run.multiprocessing.output.wiring import (
     TEED,
     copy_window_size,
     describe_descriptor,
-    is_log,
     is_out_of_descriptors,
     open_log,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
@@ -66,16 +69,9 @@ class WorkerOutput:
         self._console = console
         self._wiring = wiring
         self._channels: dict[int, list[Channel]] = {}
-        #: Where each channel's bytes go: descriptors of the console and of the log file.
-        self._targets: dict[Channel, list[int]] = {}
-        #: Channels of pseudo-terminals, by the launcher's terminal that they stand for.
-        self._terminals: dict[int, list[Channel]] = {STDOUT: [], STDERR: []}
         self._tails: dict[int, Tail] = {}
-        #: Outlets of stderr, with their local ranks.
-        self._shown_stderr: list[tuple[int, Outlet]] = []
-        self._fold: InterruptFold | None = None
         self._copies: dict[int, FilteredCopy] = {}
-        self._tees = 0
+        self._fold: InterruptFold | None = None
         self._losses_told: set[int | None] = set()
         _keep_freed_memory()
 
@@ -87,56 +83,44 @@ class WorkerOutput:
         Raises:
             OSError: There are no descriptors left.
         """
-        wanted = ((STDOUT, "filtered_stdout", stdout_filters), (STDERR, "filtered_stderr", stderr_filters))
-        for fd, name, filters in wanted:
-            path = getattr(logs, name, "")  # the class of torch 2.8 has no such fields
+        # The class of torch 2.8 has no such fields.
+        paths = getattr(logs, "filtered_stdout", ""), getattr(logs, "filtered_stderr", "")
+        for fd, path, filters in zip((STDOUT, STDERR), paths, (stdout_filters, stderr_filters), strict=True):
             if not filters or not is_log(path):
                 continue
             try:
-                file = open_log(path)
+                self._copies[fd] = FilteredCopy(self._log_file(open_log(path), path), filters)
             except OSError as error:
                 if is_out_of_descriptors(error):
                     raise
                 self._report_loss(path, error)
-            else:
-                self._copies[fd] = FilteredCopy(self._log_file(file, path), filters)
 
     def attach(self, prefix: Callable[[int], str]) -> None:
         """Listen to every worker that is wired, from now on; `prefix` gives a local rank's text before tee'd lines."""
         for path, error in self._wiring.losses:
             self._report_loss(path, error)
-        self._tees = sum(line.purpose == TEED for lines in self._wiring.lines.values() for line in lines)
+        tees = sum(line.purpose == TEED for lines in self._wiring.lines.values() for line in lines)
+        limit = max(_LINE_LIMIT_LEAST, min(_LINE_LIMIT, _LINES_TOTAL // max(1, tees)))
         for local_rank, lines in self._wiring.lines.items():
             self.activities[local_rank] = Activity(local_rank, self._loop.now(), self._on_output)
-            if self._wiring.takes_stdout(local_rank):
+            if any(line.has_stdout for line in lines):
                 self.with_stdout.add(local_rank)
-            self._channels[local_rank] = [self._listen(local_rank, line, prefix) for line in lines]
+            text = prefix(local_rank).encode("utf-8", "surrogateescape")
+            self._channels[local_rank] = [self._listen(local_rank, line, text, limit) for line in lines]
         self._wiring.lines = {}
 
-    def _listen(self, local_rank: int, line: Line, prefix: Callable[[int], str]) -> Channel:
-        outlet: Outlet | None = None
+    def _listen(self, local_rank: int, line: Line, prefix: bytes, limit: int) -> Channel:
+        source: PassThrough | Lines | None = None
+        stream, copy = self._console.stream(line.fd), self._copies.get(line.fd)
         file = self._log_file(line.file, line.path) if line.file >= 0 else None
         if line.purpose == CAPTURED:
-            outlet = PassThrough(self._loop, self._console.stream(line.fd), is_watched=line.is_terminal)
+            source = PassThrough(stream, is_watched=line.is_terminal)
         elif line.purpose == TEED:
-            outlet = self._lines(line, prefix(local_rank).encode("utf-8", "surrogateescape"), file)
+            # A filtered copy is made of what is shown, and closed with the round: it can't be far behind.
+            backlog = None if file is None or copy is not None else Backlog(file)
+            source = Lines(self._loop, stream, prefix, limit=limit, copy=copy, backlog=backlog)
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
-        channel = Channel(
-            self._loop, line.reading, outlet=outlet, file=file, tail=tail, activity=self.activities[local_rank]
-        )
-        self._targets[channel] = [line.fd] * (outlet is not None) + [line.file] * (file is not None)
-        if outlet is not None and line.fd == STDERR:
-            self._shown_stderr.append((local_rank, outlet))
-        if line.is_terminal:
-            self._terminals[line.fd].append(channel)
-        return channel
-
-    def _lines(self, line: Line, prefix: bytes, file: LogFile | None) -> Lines:
-        stream, copy = self._console.stream(line.fd), self._copies.get(line.fd)
-        # A filtered copy is made of what is shown, and closed with the round: it can't be far behind.
-        backlog = None if file is None or copy is not None else Backlog(file)
-        limit = max(_LINE_LIMIT_LEAST, min(_LINE_LIMIT, _LINES_TOTAL // self._tees))
-        return Lines(self._loop, stream, prefix, limit=limit, copy=copy, backlog=backlog)
+        return Channel(self._loop, line, self.activities[local_rank], source=source, file=file, tail=tail)
 
     def _log_file(self, file: int, path: str) -> LogFile:
         return LogFile(file, lambda error: self._report_loss(path, error))
@@ -145,22 +129,30 @@ class WorkerOutput:
         """Say it once per cause: when a disk is full, it is full for every rank."""
         if error.errno not in self._losses_told:
             self._losses_told.add(error.errno)
-            self._console.say(_describe_loss(path, error))
+            rest = "the console gets all output, and the job goes on"
+            self._console.say(f"the log file {path} is incomplete, as others may be ({error.strerror}): {rest}")
 
     def resize(self) -> None:
         """Give the workers' terminals the size of the launcher's."""
-        for terminal, channels in self._terminals.items():
+        for channels in self._channels.values():
             for channel in channels:
-                if channel.is_open:
-                    copy_window_size(terminal, channel.fd)
+                if channel.line.is_terminal and channel.is_open:
+                    copy_window_size(channel.line.fd, channel.fd)
 
     def fold_interrupts(self) -> None:
         """Show equal KeyboardInterrupts of the workers once from now on; to be called when they get SIGINT."""
-        if self._fold is not None or len(self._shown_stderr) < 2:  # noqa: PLR2004 - nothing to fold
+        if self._fold is not None or STDERR in self._copies:  # a filter looks for its lines in all that is shown
             return
-        self._fold = InterruptFold()
-        for local_rank, outlet in self._shown_stderr:
-            outlet.fold(self._fold, local_rank)
+        shown = [
+            (channel, channel.source, rank)
+            for rank, channels in self._channels.items()
+            for channel in channels
+            if channel.source is not None and channel.line.fd == STDERR
+        ]
+        if len(shown) > 1:
+            self._fold = InterruptFold(self._loop, {source: rank for _, source, rank in shown})
+            for channel, _, _ in shown:
+                channel.fold = self._fold
 
     def list_folded(self) -> list[tuple[str, list[int]]]:
         """Return the place of each KeyboardInterrupt that was shown once for several workers, and their local ranks."""
@@ -176,11 +168,9 @@ class WorkerOutput:
 
         Returns its session; nothing if none is needed.
         """
-        from elastic_run.multiprocessing.output.remainder import OpenStream, leave
-
-        opened = [(each, self._targets[each]) for channels in self._channels.values() for each in channels]
-        sources = [OpenStream(channel.fd, targets) for channel, targets in opened if channel.is_open and targets]
-        return [leave(sources, is_exec=is_exec)] if sources else []
+        opened = [channel for channels in self._channels.values() for channel in channels if channel.is_open]
+        targets = {channel.fd: channel.targets for channel in opened if channel.targets}
+        return [pass_on_elsewhere(targets, is_exec=is_exec)] if targets else []
 
     def finish(self, local_rank: int) -> None:
         """Read the rest of an ended worker's pipes, end its last lines, close its files.
@@ -217,7 +207,7 @@ class WorkerOutput:
 class Channel:
     """The launcher's side of a stream that a worker writes: passes every byte to file, tail and console.
 
-    It owns the reading end and the log file. It reads only while its outlet is ready, so a worker whose output is not
+    It owns the reading end and the log file. It reads only while its source is ready, so a worker whose output is not
     taken waits at the full pipe. The stream ends with an end of file (EIO on a pseudo-terminal whose last user has
     gone), or with `finish`. At `finish` the worker and all its descendants are dead, so the pipe holds the last bytes,
     even if a stray process has it open. Such a process gets EPIPE from then on.
@@ -226,25 +216,33 @@ class Channel:
     def __init__(
         self,
         loop: Loop,
-        fd: int,
+        line: Line,
+        activity: Activity,
         *,
-        outlet: Outlet | None = None,
-        file: LogFile | None = None,
-        tail: Tail | None = None,
-        activity: Activity | None = None,
+        source: PassThrough | Lines | None,
+        file: LogFile | None,
+        tail: Tail | None,
     ) -> None:
-        self.fd = fd
+        self.line = line
+        self.fd = line.reading
+        self.source = source
+        #: Stands before the source, if anything does.
+        self.fold: InterruptFold | None = None
         self._loop = loop
-        self._outlet = outlet
+        self._activity = activity
         self._file = file
         self._tail = tail
-        self._activity = activity
-        loop.add_reader(fd, self._on_readable)
+        loop.add_reader(self.fd, self._on_readable)
 
     @property
     def is_open(self) -> bool:
         """Whether more may come."""
         return self.fd >= 0
+
+    @property
+    def targets(self) -> list[int]:
+        """Where its bytes go: descriptors of the console and of the log file."""
+        return [self.line.fd] * (self.source is not None) + [self.line.file] * (self._file is not None)
 
     def catch_up(self) -> None:
         """Take what is in the pipe, not what somebody goes on writing; harmless when it is closed."""
@@ -258,24 +256,22 @@ class Channel:
         self._end()
 
     def _on_readable(self) -> None:
-        outlet = self._outlet
-        if outlet is not None and not outlet.is_ready:
+        if self.source is None or self.source.is_ready:
+            self._read()
+        else:
             self._loop.remove_reader(self.fd)
-            outlet.when_clear(self._resume)
-            return
-        self._read()
+            self.source.when_clear(self._resume)
 
     def _resume(self) -> None:
         """Read once, so that waiting channels take turns, and go on as soon as these bytes are written."""
         if self.is_open:
             self._read()
-        outlet = self._outlet
-        if not self.is_open or outlet is None:
+        if not self.is_open or self.source is None:
             return
-        if outlet.is_ready:
+        if self.source.is_ready:
             self._loop.add_reader(self.fd, self._on_readable)
         else:
-            outlet.when_clear(self._resume)
+            self.source.when_clear(self._resume)
 
     def _read(self) -> int:
         """Read once; return how much there was."""
@@ -288,14 +284,16 @@ class Channel:
         if not data:
             self._end()
             return 0
-        if self._activity is not None:
-            self._activity.add(data, self._loop.now())
+        self._activity.add(data, self._loop.now())
         if self._file is not None:
             self._file.write(data)
         if self._tail is not None:
             self._tail.add(data)
-        if self._outlet is not None:
-            self._outlet.take(data)
+        if self.source is not None:
+            if self.fold is None:
+                self.source.add(data)
+            else:
+                self.fold.add(self.source, data)
         return len(data)
 
     def _end(self) -> None:
@@ -306,8 +304,10 @@ class Channel:
         self.fd = -1
         if self._file is not None:
             self._file.close()
-        if self._outlet is not None:
-            self._outlet.end()
+        if self.source is not None:
+            if self.fold is not None:
+                self.fold.release(self.source)
+            self.source.end()
 
 
 class Activity:
@@ -348,16 +348,6 @@ def last_line(data: bytes) -> str:
     return next((line for line in reversed(lines) if line.strip()), "")
 
 
-def _describe_loss(path: str, error: OSError) -> str:
-    rest = "is incomplete, as other log files may be; the console gets all output, and the job goes on"
-    if error.errno not in (ENOSPC, EDQUOT):
-        return f"the log file {path} {rest}: {error.strerror}"
-    place = os.path.dirname(os.path.abspath(path))
-    while not os.path.ismount(place):
-        place = os.path.dirname(place)
-    return f"the file system at {place} is full ({error.strerror}): the log file {path} {rest}"
-
-
 def _keep_freed_memory() -> None:
     """Let the C library keep a few freed MiB for the next batch.
 
@@ -366,3 +356,94 @@ def _keep_freed_memory() -> None:
     """
     block = bytes(1 << 22)  # never touched, so it costs two system calls
     del block
+
+
+# --- what background processes write after the job --------------------------------------------------------------------
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from elastic_run.multiprocessing.output import worker_output; worker_output.main()"
+)
+
+
+def pass_on_elsewhere(targets: Mapping[int, Sequence[int]], *, is_exec: bool) -> int:
+    """Start a process that copies what comes to each reading end to its targets; return the process's session.
+
+    A background process that writes into a pipe without a reader gets SIGPIPE. The copying process lives until the last
+    of them has ended, and holds the launcher's stdout or stderr open, as they do themselves under torch. It is a fork
+    if the launcher is the whole process, and exec'd inside a program that has an interpreter, and never its child.
+    """
+    interpreter = ""
+    if is_exec:
+        from elastic_run.multiprocessing.process.interpreter import find_interpreter
+
+        interpreter = find_interpreter()
+    pid = _spawn(interpreter, targets) if interpreter else os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            _run(targets)
+        finally:
+            os._exit(0)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # another part of this program was quicker
+    return pid
+
+
+def _spawn(interpreter: str, targets: Mapping[int, Sequence[int]]) -> int:
+    from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    words = [f"{reading}:{','.join(map(str, fds))}" for reading, fds in targets.items()]
+    kept = {fd for reading, fds in targets.items() for fd in (reading, *fds)} - {STDOUT, STDERR}
+    closed = [fd for fd in inheritable_descriptors() if fd not in kept]
+    argv = [interpreter, "-I", "-S", "-c", _CODE, root, *words]
+    return start_process(argv, os.environ, closed=closed, kept=sorted(kept))
+
+
+def main() -> None:
+    """Run as a fresh interpreter: each argument is a reading end and its targets, as `READING:TARGET,TARGET`."""
+    pairs = [word.partition(":") for word in sys.argv[2:]]
+    _run({int(reading): [int(fd) for fd in fds.split(",")] for reading, _, fds in pairs})
+
+
+def _run(targets: Mapping[int, Sequence[int]]) -> None:
+    """In the new process: fork once more, so that the launcher is not its parent, and copy until all have ended."""
+    from elastic_run.multiprocessing.process.guardian_process import become_daemon
+
+    if os.fork():
+        return
+    kept = {fd for reading, fds in targets.items() for fd in (reading, *fds)}
+    become_daemon("output of background processes", "output", kept)
+    poll, left = select.poll(), {reading: [*fds] for reading, fds in targets.items()}
+    for reading in left:
+        poll.register(reading, select.POLLIN)
+    while left:
+        for reading, _ in poll.poll():
+            try:
+                data = os.read(reading, _READ_SIZE)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""  # a terminal whose last user has gone
+            if not data:
+                poll.unregister(reading)
+                del left[reading]
+                continue
+            left[reading] = [fd for fd in left[reading] if _write_all(fd, data)]
+
+
+def _write_all(fd: int, data: bytes) -> bool:
+    """Write, and wait where a descriptor takes nothing now; return whether the descriptor may take more later."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:
+            waiting = select.poll()
+            waiting.register(fd, select.POLLOUT)
+            waiting.poll()
+        except OSError:
+            return False  # nobody reads there, or the disk is full
+    return True

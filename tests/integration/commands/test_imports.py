@@ -143,7 +143,7 @@ def test_what_a_failure_needs_is_imported_while_the_workers_run(launch: Launch, 
     env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(tmp_path / "imported")}
     assert launch("--no-python", "sleep", "2", env=env).wait_exit() == 0
     imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
-    assert {"elastic_run.report.failure", "elastic_run.core.failure.diagnose"} <= imported
+    assert {"elastic_run.report.closing_report", "elastic_run.core.failure.diagnose"} <= imported
 
 
 def imported_before_the_last_worker(flags: list[str], launch: Launch, directory: Path) -> set[str]:

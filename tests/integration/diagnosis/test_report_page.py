@@ -144,9 +144,8 @@ def test_parts_of_a_job_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", range(len(history())))
 def test_a_page_is_made_whatever_line_is_missing(missing: int, tmp_path: Path) -> None:
     """Also of single lines."""
-    from elastic_run.report.history_logs import read_logs
     from elastic_run.report.history_page import render_page
-    from elastic_run.report.job_history import fold
+    from elastic_run.report.job_history import fold, read_logs
 
     path = tmp_path / "events.jsonl"
     whole = history()

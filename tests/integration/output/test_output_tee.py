@@ -207,15 +207,24 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize("flags", [[], ["--tee=3"]], ids=["captured", "tee"])
-def test_equal_interrupts_are_one_traceback(launch: Launch, worker: Worker, tmp_path: Path, flags: list[str]) -> None:
-    """The console shows one traceback for each place, with the ranks that were there; each log file has its own."""
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [([], 2), (["--tee=3"], 2), (["--tee=3", "--duplicate-stderr-filters=Keyboard"], 4)],
+    ids=["captured", "tee", "filter"],
+)
+def test_equal_interrupts_are_one_traceback(
+    launch: Launch, worker: Worker, tmp_path: Path, flags: list[str], shown: int
+) -> None:
+    """The console shows one traceback for each place, with the ranks that were there; each log file has its own.
+
+    With a filter, which looks for its lines in what is shown, the console shows the traceback of each rank.
+    """
     job = launch("--nproc-per-node=4", f"--log-dir={tmp_path / 'logs'}", *flags, str(worker(_WAITING)))
     job.wait_lines(r"runs \d", count=4)
     job.send(signal.SIGINT)
     assert job.wait_exit() == 128 + signal.SIGINT
-    assert job.stderr.count("Traceback (most recent call last)") == 2
-    assert job.stderr.count("elastic-run: ranks 0-2: the same KeyboardInterrupt at ") == 1
+    assert job.stderr.count("Traceback (most recent call last)") == shown
+    assert job.stderr.count("elastic-run: ranks 0-2: the same KeyboardInterrupt at ") == (shown == 2)
     logs = [path.read_text(encoding="utf-8") for path in tmp_path.glob("logs/*_*/attempt_0/*/stderr.log")]
     assert [log.count("KeyboardInterrupt") for log in logs] == [1] * 4
 

@@ -294,39 +294,3 @@ def test_a_child_of_the_program_around_it(launch: Launch, worker: Worker, tmp_pa
     job = launch("--standalone", worker("sys.exit(3)"), program=(sys.executable, str(program)))
     assert job.wait_exit() == 3, job.stderr
     assert int(job.stdout.partition("ticks ")[2]) >= 1
-
-
-_TRACER = """
-import functools, runpy, subprocess, sys
-def start(program):
-    return [program[0], "-c", "import runpy, sys; print('traced', flush=True); sys.argv = sys.argv[1:];"
-            "runpy.run_path(sys.argv[0], run_name='__main__')", *program[2:]]
-"""
-_WRAPPED = {
-    "method": """
-begin = subprocess.Popen.__init__
-@functools.wraps(begin)
-def traced(self, args, **options):
-    begin(self, start(args), **options)
-subprocess.Popen.__init__ = traced
-""",
-    "class": """
-class Traced(subprocess.Popen):
-    def __init__(self, args, **options):
-        super().__init__(start(args), **{**options, "env": {**options["env"], "TRACED": "yes"}})
-subprocess.Popen = Traced
-""",
-}
-
-
-@pytest.mark.parametrize("kind", ["method", "class"])
-def test_a_tracer_that_wraps_popen(launch: Launch, worker: Worker, tmp_path: Path, kind: str) -> None:
-    """A tracer that changes the commands of `subprocess.Popen` (viztracer) traces each worker."""
-    program = tmp_path / "tracer.py"
-    code = _TRACER + _WRAPPED[kind] + "runpy.run_module('elastic_run', run_name='__main__', alter_sys=True)\n"
-    program.write_text(code, encoding="utf-8")
-    path = worker("say('rank', rank, sys.argv[1:], os.environ.get('TRACED'))\n")
-    job = launch("--nproc-per-node=2", path, "word", program=(sys.executable, str(program)))
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout.count("traced") == 2
-    assert f"rank 1 ['word'] {'yes' if kind == 'class' else None}" in job.stdout

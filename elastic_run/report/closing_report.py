@@ -50,19 +50,14 @@ if TYPE_CHECKING:
     from elastic_run.report.job_result import Attempt, JobResult
 
 MOST_LINES = 25
-#: Columns if stderr is no terminal; the fewest and the most on a terminal.
+#: Columns if stderr is no terminal.
 WIDTH = 80
-_NARROWEST, _WIDEST = 60, 120
 _LABEL = 9
-#: Columns for which the maxima of lines below are made.
-_ROOM = WIDTH - _LABEL
 #: Lines of evidence.
 _MOST_EVIDENCE = 12
 _MOST_STUCK = 3
-#: Columns of the program's name in the title.
-_MOST_NAME = 40
-#: Columns that the name has at least where the title is too long.
-_LEAST_NAME = 12
+#: Columns of the program's name in the title, and at least where the title is too long.
+_MOST_NAME, _LEAST_NAME = 40, 12
 #: Runs of attempts that failed in the same way, and lines of a message, that are shown.
 _MOST_RUNS = 3
 _MOST_MESSAGE = 3
@@ -79,8 +74,6 @@ _GENERAL_ADVICE = (
 )
 #: Begin of the lines with which torch shows the calls of C++ below an exception.
 _FRAME_OF_CPP = "frame #"
-#: Sections that can spare lines.
-_SPARE = ("others", "workers", "before", "stuck")
 _TITLES = {
     "cannot_start": "{program} could not be started",
     "internal_error": "a defect of elastic-run ended {program}",
@@ -122,7 +115,7 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
         return []
     if result.is_brief:
         return [_in_one_line(result)]
-    width = max(_NARROWEST, min(width, _WIDEST))
+    width = max(60, min(width, 120))
     room = width - _LABEL
     causes, rest = _causes(result, room), _rest(result, room)
     left = MOST_LINES - 1 - sum(len(section.lines) for section in causes)
@@ -150,11 +143,11 @@ def _shorten(sections: list[_Section], most: int) -> None:
 
     Each section keeps a line, so a report may be longer where that is not enough.
     """
-    spare = [section for section in sections if section.label in _SPARE]
+    spare = [section for section in sections if section.label in ("others", "workers", "before", "stuck")]
     for shortened in (spare, [section for section in sections if section.label != "logs"]):
         while sum(len(section.lines) for section in sections) > most:
-            longest = max(shortened, key=lambda section: len(section.lines), default=None)
-            if longest is None or len(longest.lines) < 2:  # noqa: PLR2004 - one line is kept
+            longest = max(shortened, key=lambda section: len(section.lines))
+            if len(longest.lines) <= 1:
                 break
             del longest.lines[len(longest.lines) // 2]
 
@@ -162,41 +155,25 @@ def _shorten(sections: list[_Section], most: int) -> None:
 def _title(result: JobResult, width: int, *, color: bool) -> str:
     right = f" exit code {result.exit_code} --"
     room = width - len(right) - len("--  -")
-    launcher = "elastic-run: " if _is_fitting(result, room - len("elastic-run: ")) else ""
-    left = f"-- {launcher}{_fit_ending(result, room - len(launcher))} "
-    title = left + "-" * (width - columns(left) - len(right)) + right
+    # The program's name is shortened first, then the launcher's is left out; the sentence stays whole.
+    sizes = range(_MOST_NAME, _LEAST_NAME - 1, -1)
+    forms = (launcher + ending_sentence(result, most) for launcher in ("elastic-run: ", "") for most in sizes)
+    left = next((form for form in forms if columns(form) <= room), elide(ending_sentence(result, _LEAST_NAME), room))
+    title = f"-- {left} {'-' * (room - columns(left) + 1)}{right}"
     return f"{_BOLD}{_RED}{title}{_PLAIN}" if color else title
 
 
-def _is_fitting(result: JobResult, room: int) -> bool:
-    """Whether the sentence of the title fits as a whole but for the program's name."""
-    return columns(ending_sentence(result, _LEAST_NAME)) <= room
-
-
-def _fit_ending(result: JobResult, room: int) -> str:
-    """Return the sentence of the title in this many columns; the program's name is shortened before the rest."""
-    sentence = ending_sentence(result)
-    if columns(sentence) > room:
-        rest = columns(sentence) - columns(_name(printable(result.entrypoint or "the program"), _MOST_NAME))
-        sentence = ending_sentence(result, max(_LEAST_NAME, room - rest))
-    return elide(sentence, room)
-
-
 def ending_sentence(result: JobResult, most: int = _MOST_NAME) -> str:
-    """Return the sentence of the title: the program, and how its job ended."""
-    program = _name(printable(result.entrypoint or "the program"), most)
+    """Return the sentence of the title: the program, of a long path the last part, and how its job ended."""
+    program = printable(result.entrypoint or "the program")
+    if columns(program) > most:
+        program = elide(program.rstrip("/").rpartition("/")[2], most, tail=0.7)
     if result.signal is not None:
         return f"{program} was stopped by {signal_name(result.signal)}"
     if result.verdict in _TITLES:
         return _TITLES[result.verdict].format(program=program)
     again = f" after {count(result.restarts_used, 'restart')}" if result.restarts_used else ""
     return f"{program} failed{again}"
-
-
-def _name(program: str, most: int) -> str:
-    """Return the program's name for the title; a long path is reduced to its last part."""
-    name = program.rstrip("/").rpartition("/")[2] if columns(program) > most else program
-    return elide(name, most, tail=0.7)
 
 
 def _margin(section: _Section, *, color: bool) -> list[str]:
@@ -241,15 +218,10 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
     first += _paragraph(f"the nodes differ: {versions}" if versions else "", room, 2)
     if root.exception is not None and not root.exception.is_certain:
         first += _paragraph(f"{LAST_EXCEPTION}:", room, 1)
-    said = _kernel_lines(root, cause, room)
+    killer = f"the kernel's log: {root.kernel_line}" if root.kernel_line else ""
+    said = _paragraph(killer or (_KILLERS[cause.confidence] if cause.kind == OOM_KILL else ""), room, 3)
     said += _exception(root.exception, room) if root.exception is not None else []
     return _Section(label, first + said, marked=range(len(first), len(first) + len(said)))
-
-
-def _kernel_lines(root: WorkerEnd, cause: Cause, room: int) -> list[str]:
-    if root.kernel_line:
-        return _paragraph(f"the kernel's log: {root.kernel_line}", room, 3)
-    return _paragraph(_KILLERS[cause.confidence], room, 1) if cause.kind == OOM_KILL else []
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
@@ -280,19 +252,17 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
         tail = [printable(line) for line in root.stderr_tail if line.strip()]
         telling = [line for line in tail if not line.startswith(_FRAME_OF_CPP)] or tail
         said = [shorten(line, room) for line in telling][-min(most, _LAST_LINES if sections else most) :]
-        sections.append(_Section("stderr", said or _without_stderr(root, room)))
+        target = root.stderr_target
+        missing = f"(not captured: it went to {target})" if target else "(nothing was written)"
+        sections.append(_Section("stderr", said or _paragraph(missing, room, 2)))
     return sections
-
-
-def _without_stderr(root: WorkerEnd, room: int) -> list[str]:
-    if not root.stderr_target:
-        return ["(nothing was written)"]
-    return _paragraph(f"(not captured: it went to {root.stderr_target})", room, 2)
 
 
 def _rest(result: JobResult, room: int) -> list[_Section]:
     hint, kind = advice(result), result.causes[0].kind if result.root is not None else ""
-    said = result.recorder.text if result.recorder is not None and not _tells_recorder(result) else ""
+    said = result.recorder.text if result.recorder is not None and kind != COLLECTIVE else ""
+    if result.root is not None and result.root.exception is not None and said in result.root.exception.message:
+        said = ""  # the cause says it
     equal = "" if result.root is None else equal_errors(result.ends, result.root, result.equal_errors)
     others = other_worker_lines(result.ends, result.root, has_early=kind != EARLY_EXIT)
     lines = [*_paragraph(equal, room, 3), *(shorten(line, room, tail=0.0) for line in others)]
@@ -309,16 +279,6 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
         _Section("logs", _logs(result, room)),
         _Section("hint", _paragraph(hint or "", room, 3)),
     ]
-
-
-def _tells_recorder(result: JobResult) -> bool:
-    """Whether the cause says what the flight recorder has found."""
-    root, finding = result.root, result.recorder
-    if root is None or finding is None:
-        return False
-    return result.causes[0].kind == COLLECTIVE or (
-        root.exception is not None and finding.text in root.exception.message
-    )
 
 
 def _attempts(result: JobResult, room: int) -> list[str]:
@@ -368,10 +328,8 @@ def _attempt_numbers(run: list[Attempt]) -> str:
 
 
 def _survivors(survivors: tuple[tuple[int, str], ...], room: int) -> list[str]:
-    lines = [
-        elide(f"pid {pid} sleeps in the kernel" + (f" in {printable(channel)}" if channel else ""), room)
-        for pid, channel in survivors
-    ]
+    places = ((pid, f" in {printable(channel)}" if channel else "") for pid, channel in survivors)
+    lines = [elide(f"pid {pid} sleeps in the kernel{place}", room) for pid, place in places]
     return lines if len(lines) <= _MOST_STUCK else [*lines[: _MOST_STUCK - 1], f"... ({len(lines)} in all)"]
 
 
@@ -389,7 +347,7 @@ def _logs(result: JobResult, room: int) -> list[str]:
 
 def _paragraph(text: str, room: int, most: int) -> list[str]:
     """Wrap a text, if there is any; the limit is `most` lines at 80 columns, and more on a narrower terminal."""
-    return wrap(printable(text), room, -(-most * _ROOM // room)) if text else []
+    return wrap(printable(text), room, -(-most * (WIDTH - _LABEL) // room)) if text else []
 
 
 def _inside(path: str, directory: str) -> str:
