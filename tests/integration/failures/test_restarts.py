@@ -112,11 +112,11 @@ def test_a_rule_excludes_the_node(launch: Launch, worker: Worker, tmp_path: Path
 
 
 def test_a_wrong_decision_is_one_line(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A decision that is unknown is refused before anything starts, with file and line."""
+    """A decision that is unknown is refused before anything starts, with file and number."""
     job = launch(write_rule(tmp_path, "x", "retry"), worker("raise SystemExit(9)"))
     assert job.wait_exit() == contract.EXIT_USAGE
     assert job.stderr.count("\n") == 1
-    assert "rules.toml:1: the rule's decision is 'retry', which is none of restart, stop, exclude" in job.stderr
+    assert "rules.toml, rule 1: the rule's decision is 'retry', which is none of restart, stop, exclude" in job.stderr
 
 
 # --- --exclude-after --------------------------------------------------------------------------------------------------
