@@ -33,11 +33,11 @@ from elastic_run.core.protocol.codec import encode, to_message
 from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.backend_table import make_place, read_settings
-from elastic_run.rendezvous.coordination.handler import open_session
 from elastic_run.rendezvous.coordination.link import MESSAGE, PREAMBLE, Link, encode_frame
 from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, make_nonce
 from elastic_run.rendezvous.coordination.places import Place
-from elastic_run.rendezvous.session import Lost
+from elastic_run.rendezvous.events import Lost
+from elastic_run.rendezvous.handler import open_session
 from elastic_run.store.tcpstore.listener import open_listeners, raise_descriptor_limit
 from elastic_run.store.tcpstore.server import StoreServer
 from tests.support.sessions import Node, plain_config, plain_setup
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.rendezvous.session import SessionEvent
+    from elastic_run.rendezvous.events import SessionEvent
 
 #: Per node.
 _WORKERS = 8
@@ -115,7 +115,7 @@ def run_host(nodes: int, run_id: str) -> None:
 def count_traffic() -> Counter[str]:
     """Count the frames and bytes, both ways, that all connections between agents of this process carry from now on."""
     traffic: Counter[str] = Counter()
-    take, take_frame, write = Link._take, Link._take_frame, Link._write
+    take, take_frame, write = Link.feed, Link._take_frame, Link._write
 
     def count_bytes(self: Link, data: bytes) -> None:
         traffic["bytes"] += len(data)
@@ -131,7 +131,7 @@ def count_traffic() -> Counter[str]:
         write(self, data)
 
     # In a process of our own.
-    for name, function in (("_take", count_bytes), ("_take_frame", count_frame), ("_write", count_sent)):
+    for name, function in (("feed", count_bytes), ("_take_frame", count_frame), ("_write", count_sent)):
         setattr(Link, name, function)
     return traffic
 

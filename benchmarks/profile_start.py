@@ -71,7 +71,7 @@ class Stage:
 _STAGES = (
     Stage("the launcher's interpreter starts", "interpreter"),
     Stage("command line: imported, read, checked", "import elastic_run.launcher"),
-    Stage("what launches workers: imported", "import elastic_run.rendezvous.local"),
+    Stage("what launches workers: imported", "import elastic_run.rendezvous.registry"),
     Stage("rendezvous, store, log directories, environments", "os.fork"),
     Stage("guardian, and the way to the first worker's exec", "os.posix_spawn"),
     Stage("exec of the others", "os.posix_spawn", is_last=True),

@@ -118,8 +118,6 @@ def _make_node_config(request: Request, environ: Mapping[str, str], notice: str)
         preferred_rank=max(args.node_rank, 0) or None,
         token=request.token,
         location=request.location,
-        launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "") if "SLURM_STEP_ID" in environ else "",
-        launch_step=request.launch_step,
         end_time=end_time,
         stops_in_time=stops_in_time,
         **{name: getattr(args, name) for name in _NODE_FLAGS},

@@ -109,7 +109,7 @@ def _settings_notices(request: Request) -> list[str]:
     """Name keys of --rdzv-conf that are flags of their own; the backend of a plug-in may read them."""
     if "rdzv_" not in request.args.rdzv_conf or request.args.rdzv_backend not in BACKENDS:
         return []
-    from elastic_run.rendezvous.settings import NAMES_OF_FLAGS
+    from elastic_run.rendezvous.backend_table import NAMES_OF_FLAGS
 
     given = [name for name in NAMES_OF_FLAGS if name in request.settings]
     flags = ", ".join("--" + name.replace("_", "-") for name in given)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
     from elastic_run.cli.values import Flag
-    from elastic_run.core.job.config import LaunchStep
     from elastic_run.multiprocessing.output.logs import Streams
     from elastic_run.schedulers.asked import Derivation
 
@@ -89,7 +88,6 @@ class Request:
         token: The secret that the nodes of the job share: None where the user says nothing, empty for none at all.
         uses_env: Whether workers get their local rank from the environment only, as except under the legacy launcher.
         location: This node's place in the network; see `NodeConfig`.
-        launch_step: See `NodeConfig`.
         has_left_slurm: Whether Slurm's variables are left over from another step, so that no value follows from them.
         has_random_id: Whether the job's id is a random one.
     """
@@ -109,7 +107,6 @@ class Request:
     token: bytes | None
     uses_env: bool
     location: str = ""
-    launch_step: LaunchStep | None = None
     has_left_slurm: bool = False
     has_random_id: bool = False
 
@@ -165,7 +162,6 @@ def read_request(
         token=_read_token(args.rdzv_token_file, environ),
         uses_env=get_use_env(args),
         location="" if found is None else found.location,
-        launch_step=None if found is None else found.launch_step,
         has_left_slurm=found is not None and found.has_left_slurm,
     )
 

@@ -38,7 +38,6 @@ PATHS: dict[str, str] = {
     "torch.distributed.elastic.multiprocessing.errors.handlers": "elastic_run.multiprocessing.errors.error_handler",
     "torch.distributed.elastic.rendezvous": "elastic_run.rendezvous",
     "torch.distributed.elastic.rendezvous.api": "elastic_run.rendezvous.api",
-    "torch.distributed.elastic.rendezvous.etcd_server": "elastic_run.rendezvous.etcd_server",
     "torch.distributed.elastic.rendezvous.registry": "elastic_run.rendezvous.registry",
     "torch.distributed.elastic.rendezvous.utils": "elastic_run.rendezvous.utils",
 }

@@ -6,6 +6,7 @@ for, plug-ins are looked for only when the backend is not one of ours.
 
 from __future__ import annotations
 
+from elastic_run import lazy_names
 from elastic_run.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -24,8 +25,9 @@ from elastic_run.rendezvous.registry import get_rendezvous_handler, register_bui
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
+
     from elastic_run.rendezvous.api import RendezvousHandlerCreator
-    from elastic_run.rendezvous.etcd_server import EtcdServer
     from elastic_run.rendezvous.utils import parse_rendezvous_config, parse_rendezvous_endpoint
 
 __all__ = [
@@ -52,14 +54,12 @@ __all__ = [
 register_built_in_handlers(rendezvous_handler_registry)
 
 
-def __getattr__(name: str) -> object:
-    if name == "RendezvousHandlerCreator":
-        from elastic_run.rendezvous import api as module
-    elif name in ("parse_rendezvous_config", "parse_rendezvous_endpoint"):
-        from elastic_run.rendezvous import utils as module  # type: ignore[no-redef]
-    elif name == "EtcdServer":
-        from elastic_run.rendezvous import etcd_server as module  # type: ignore[no-redef]
-    else:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    return getattr(module, name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "EtcdServer": "torch.distributed.elastic.rendezvous.etcd_server",  # for tests with an etcd of their own
+        "RendezvousHandlerCreator": "api",
+        "parse_rendezvous_config": "utils",
+        "parse_rendezvous_endpoint": "utils",
+    },
+)

@@ -28,7 +28,6 @@ __all__ = [
     "find_outward_address",
     "find_trouble",
     "find_whether_own_host",
-    "is_own_host",
     "names_loopback",
     "parse_endpoints",
 ]
@@ -43,22 +42,10 @@ _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-l
 _ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _ANY_PORT = 9
 _WILDCARDS = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
-#: Linux: SIOCGIFFLAGS and SIOCGIFADDR answer behind the interface's name; IFF_RUNNING: it is up and has a carrier.
-_GET_FLAGS = 0x8913
-_GET_ADDRESS = 0x8915
-_ANSWER = 16
-_IS_RUNNING = 0x40
 
 
 def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
-    """Read ``host[:port][,host[:port]…]``: the endpoint and its successors.
-
-    Args:
-        text: As the user wrote it.
-        default_port: Port of endpoints without a port.
-
-    Returns:
-        Hosts and ports, in their order.
+    """Read ``host[:port][,host[:port]…]``: the hosts and ports of the endpoint and its successors.
 
     Raises:
         ValueError: An endpoint is empty or wrong, has port 0, or is listed twice.
@@ -82,22 +69,11 @@ def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
     return endpoints
 
 
-def is_own_host(host: str, timeout: float) -> bool:
-    """Tell whether an endpoint's host is this machine.
-
-    Args:
-        host: Name or address.
-        timeout: Seconds to wait for the name server.
-
-    Returns:
-        Whether one of its addresses is one of our interfaces'; a name without any address is ours if it begins with
-        our own name.
-    """
-    return bool(find_whether_own_host(host, timeout))
-
-
 def find_whether_own_host(host: str, timeout: float) -> bool | None:
-    """Return the result of `is_own_host`, or None if the name has no address yet or no name server answers in time."""
+    """Tell whether an endpoint's host is this machine: whether one of its addresses is one of our interfaces'.
+
+    A name without any address is ours if it begins with our own name; otherwise None, as it may get an address yet.
+    """
     own_name = socket.gethostname()
     if host in ("localhost", own_name):
         return True
@@ -120,12 +96,7 @@ def find_loopback() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The addresses at which to listen for nodes that connect to a host's name.
-
-    Args:
-        hosts: Numeric addresses of this machine; none for all interfaces.
-        reason: The reason for all interfaces, for the user; empty if there are addresses.
-    """
+    """The addresses at which to listen; none for all interfaces, for a reason that the user is told."""
 
     hosts: tuple[str, ...]
     reason: str = ""
@@ -134,13 +105,8 @@ class Listening:
 def find_listening(host: str, timeout: float) -> Listening:
     """Find the addresses of this machine at which nodes arrive that connect to a host's name.
 
-    Args:
-        host: Name or address, such as that of the endpoint.
-        timeout: Seconds to wait for the name server.
-
-    Returns:
-        The addresses; none if they can't be known: the host is an address of no interface (a cloud's public address, a
-        service), a name that has another address on other machines (it is loopback here), or a wildcard.
+    There are none if they can't be known: the host is an address of no interface (a cloud's public address, a service),
+    a name that has another address on other machines (it is loopback here), or a wildcard.
     """
     if names_loopback(host) and not _is_loopback(host):
         return Listening(tuple(_own_loopbacks()))
@@ -169,23 +135,17 @@ def find_outward_address() -> str:
 
     It is the address of the default route, without such a route that of the first interface that is up, or loopback.
     """
-    routes = (_source_towards(family, (address, _ANY_PORT)) for family, address in _ANYWHERE)
-    found = (one for one in (*routes, *_interface_addresses()) if one is not None and not _is_loopback(one))
-    return next(found, None) or find_loopback()
+    for family, address in _ANYWHERE:
+        source = _source_towards(family, (address, _ANY_PORT))
+        if source is not None and not _is_loopback(source):
+            return source
+    return next((one for one in _list_interface_addresses() if not _is_loopback(one)), None) or find_loopback()
 
 
 def find_local_address(host: str, port: int, timeout: float) -> str:
     """Find the address of the interface that reaches a host: the address to tell the nodes that meet there.
 
     If that is loopback, because the host is this machine, other machines need the address of `find_outward_address`.
-
-    Args:
-        host: Name or address of the endpoint.
-        port: Its port.
-        timeout: Seconds to wait for the name server.
-
-    Returns:
-        A numeric address; loopback if there is no network at all.
     """
     try:
         targets = resolve(host, port, timeout)
@@ -207,38 +167,14 @@ def _source_towards(family: socket.AddressFamily, address: tuple[Any, ...]) -> s
         return None
 
 
-def _interface_addresses() -> list[str]:
-    """Return the first address of each interface that is up, then global IPv6 addresses, in the system's order."""
-    return [*_ipv4_addresses(), *_ipv6_addresses()]
+def _list_interface_addresses() -> list[str]:
+    """Return the addresses of the interfaces that are up: those of IPv4, then the global ones of IPv6."""
+    import psutil
 
-
-def _ipv4_addresses() -> list[str]:
-    """Linux only, as are the numbers; elsewhere there is no cluster without a default route."""
-    import fcntl
-    import struct
-
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                (flags,) = struct.unpack_from("H", fcntl.ioctl(asking, _GET_FLAGS, request), _ANSWER)
-                address = fcntl.ioctl(asking, _GET_ADDRESS, request)[_ANSWER + 4 : _ANSWER + 8]
-            except OSError:
-                continue  # it has none
-            if flags & _IS_RUNNING:
-                found.append(socket.inet_ntoa(address))
-    return found
-
-
-def _ipv6_addresses() -> list[str]:
-    try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return []
-    is_global = "00"
-    return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[3] == is_global]
+    is_up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = [one for name, addresses in psutil.net_if_addrs().items() if name in is_up for one in addresses]
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [one.address for family in families for one in found if one.family == family and "%" not in one.address]
 
 
 def _is_loopback(address: str) -> bool:

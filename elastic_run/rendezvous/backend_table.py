@@ -1,24 +1,29 @@
-"""The rendezvous backends that come with elastic-run, as one table.
+"""The rendezvous backends that come with elastic-run, as one table, and their settings (`--rdzv-conf`), checked once.
 
-The registry, the settings, the checks of flags and the help read it. A backend is imported when a job uses it. The
-handlers are made in `registry`, since a handler reads this table.
+The registry, the checks of flags and the help read the table. A backend is imported when a job uses it. The handlers
+are made in `registry`, since a handler reads this table.
+
+Settings have torch's keys, with their meaning and mostly their defaults. Each mistake is one line that names the key,
+the value and what is allowed. Times are seconds and may be fractions (torch: whole numbers).
 """
 
 from __future__ import annotations
 
-from elastic_run.contract import DEFAULT_C10D_PORT
-from elastic_run.records import dataclass
+from elastic_run.contract import DEFAULT_C10D_PORT, LARGEST_NUMBER, LONGEST_TIME
+from elastic_run.core.job.config import SHORTEST_INTERVAL, JobConfig
+from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import ssl
+    from collections.abc import Mapping
     from typing import Any
 
+    from elastic_run.rendezvous.coordination.etcd import EtcdUser
+    from elastic_run.rendezvous.coordination.lease import LeaseStore
     from elastic_run.rendezvous.coordination.places import Place
-    from elastic_run.rendezvous.leases.lease import LeaseStore
-    from elastic_run.rendezvous.settings import Settings
 
-__all__ = ["BACKENDS", "BuiltInBackend", "make_place", "read_settings"]
+__all__ = ["BACKENDS", "NAMES_OF_FLAGS", "BuiltInBackend", "Settings", "make_place", "open_lease", "read_settings"]
 
 _ETCD_PORT = 2379
 _ETCD_SETTINGS = (
@@ -32,7 +37,7 @@ class BuiltInBackend:
     """A rendezvous backend that comes with elastic-run.
 
     Args:
-        make: Makes the place where the job's nodes meet; None for jobs of one node.
+        has_store: Whether a job's nodes meet in a store; else it is for jobs of one node, without settings.
         default_port: Port of an endpoint that names none; -1 where an endpoint has to name it.
         settings: Keys of `--rdzv-conf` beyond those that all backends have.
         reads_timeout: Whether torch's backend of this name reads the setting `timeout`, which torch's LaunchConfig puts
@@ -42,7 +47,7 @@ class BuiltInBackend:
         etcd_version: The version of etcd's API that it speaks; 0 where the job doesn't meet in etcd.
     """
 
-    make: Callable[[_Request], Place] | None = None
+    has_store: bool = True
     default_port: int = -1
     settings: tuple[str, ...] = ()
     reads_timeout: bool = False
@@ -51,118 +56,196 @@ class BuiltInBackend:
     etcd_version: int = 0
 
     @property
-    def has_store(self) -> bool:
-        """Whether a job's nodes meet in a store; only then it has settings."""
-        return self.make is not None
-
-    @property
     def needs_port(self) -> bool:
         """Whether each endpoint has to name its port."""
         return self.has_store and self.default_port < 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """Where a job's nodes meet, as the user described it; see `make_place`."""
-
-    kind: str
-    endpoint: str
-    run_id: str
-    settings: Settings
-    secret: bytes | None
-
-
-def _make_c10d(request: _Request) -> Place:
-    settings = request.settings
-    if settings.store_type == "file":
-        return _make_lease(request)
-    return _make_endpoints(request, is_host=settings.is_host)
-
-
-def _make_static(request: _Request) -> Place:
-    return _make_endpoints(request, is_host=request.settings.rank == 0, serves_workers=True)
-
-
-def _make_endpoints(request: _Request, *, is_host: bool | None, serves_workers: bool = False) -> Place:
-    from elastic_run.rendezvous.addresses import parse_endpoints
-    from elastic_run.rendezvous.coordination.places import Place
-
-    return Place(
-        request.kind,
-        request.run_id,
-        parse_endpoints(request.endpoint, BACKENDS[request.kind].default_port),
-        is_host=is_host,
-        secret=request.secret,
-        serves_workers=serves_workers,
+def _make_etcd_backend(version: int, prefix: str = "") -> BuiltInBackend:
+    reads_timeout = version == 2  # noqa: PLR2004 - the version's name
+    return BuiltInBackend(
+        default_port=_ETCD_PORT,
+        settings=_ETCD_SETTINGS,
+        reads_timeout=reads_timeout,
+        is_shared=True,
+        prefix=prefix,
+        etcd_version=version,
     )
-
-
-def _make_lease(request: _Request) -> Place:
-    from elastic_run.rendezvous.addresses import parse_endpoints
-    from elastic_run.rendezvous.coordination.lease_place import LeasePlace
-
-    kind, endpoint, run_id = request.kind, request.endpoint, request.run_id
-    settings, secret = request.settings, request.secret
-
-    def open_store(timeout: float) -> LeaseStore:
-        return open_lease(kind, endpoint, run_id, settings, secret=secret, timeout=timeout)
-
-    open_store(1.0).close()  # a setting that is wrong is told now
-    host = None if settings.store_type == "file" else parse_endpoints(endpoint, BACKENDS[kind].default_port)[0]
-    return LeasePlace(kind, run_id, endpoint, open_store, host=host, secret=secret)
-
-
-def _require_python_etcd(kind: str) -> None:
-    if BACKENDS[kind].etcd_version != 2:  # noqa: PLR2004 - the version's name
-        return
-    from importlib.util import find_spec
-
-    spec = find_spec("etcd")
-    if spec is None or spec.origin is None:  # a directory of that name is none either
-        message = (
-            f"rendezvous backend {kind!r} needs python-etcd: pip install 'elastic-run[etcd]' (etcd-v3 needs no package)"
-        )
-        raise ValueError(message)
 
 
 #: Name for `--rdzv-backend` -> the backend.
 BACKENDS: Mapping[str, BuiltInBackend] = {
-    "static": BuiltInBackend(_make_static, settings=("rank",), reads_timeout=True),
-    "c10d": BuiltInBackend(_make_c10d, default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
-    "etcd": BuiltInBackend(
-        _make_lease,
-        _ETCD_PORT,
-        _ETCD_SETTINGS,
-        reads_timeout=True,
-        is_shared=True,
-        prefix="/torchelastic/p2p",
-        etcd_version=2,
-    ),
-    "etcd-v2": BuiltInBackend(
-        _make_lease,
-        _ETCD_PORT,
-        _ETCD_SETTINGS,
-        reads_timeout=True,
-        is_shared=True,
-        prefix="/torch/elastic/rendezvous",
-        etcd_version=2,
-    ),
-    "etcd-v3": BuiltInBackend(_make_lease, _ETCD_PORT, _ETCD_SETTINGS, is_shared=True, etcd_version=3),
-    "local": BuiltInBackend(),
+    "static": BuiltInBackend(settings=("rank",), reads_timeout=True),
+    "c10d": BuiltInBackend(default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
+    "etcd": _make_etcd_backend(2, "/torchelastic/p2p"),
+    "etcd-v2": _make_etcd_backend(2, "/torch/elastic/rendezvous"),
+    "etcd-v3": _make_etcd_backend(3),
+    "local": BuiltInBackend(has_store=False),
 }
 
 
+# --- settings --------------------------------------------------------------------------------------------------------
+#: Keys that name flags. Many command lines for accelerate have them in `--rdzv-conf`, where torch reads none of them.
+NAMES_OF_FLAGS = ("rdzv_backend", "rdzv_endpoint", "rdzv_id")
+
+#: torch's LaunchConfig puts this ``timeout`` into every job's settings; only static and etcd ever meant it.
+_TIMEOUT_OF_TORCH = 900
+
+#: Times of the job's configuration, which all nodes share. Of the others but the first, the connections have no use.
+_JOB_TIMES = ("join_timeout", "last_call_timeout", "keep_alive_interval")
+_TIMES = ("close_timeout", "heartbeat_timeout", "read_timeout", "cas_backoff_max_seconds")
+_ATTEMPTS = "keep_alive_max_attempt"
+#: The only times that may be 0. For the first, nobody waits for more nodes than the minimum then.
+_MAY_BE_ZERO = ("last_call_timeout", "cas_backoff_max_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One node's rendezvous settings; times in seconds.
+
+    Args:
+        job_settings: The values of `JobConfig` that were given, by their names there.
+        close_timeout: How long the end of a session may take.
+        is_host: Whether this node serves the c10d store; None to find out from the endpoint.
+        store_type: `tcp` or `file`, for c10d.
+        rank: This node's rank, for static.
+        backend: The settings that only the backend's store reads.
+    """
+
+    job_settings: Mapping[str, Any] = field(default_factory=dict)
+    close_timeout: float = 30.0
+    is_host: bool | None = None
+    store_type: str = "tcp"
+    rank: int | None = None
+    backend: Mapping[str, Any] = field(default_factory=dict)
+
+    def complete(self, config: JobConfig) -> JobConfig:
+        """Return a job's configuration with what was given here."""
+        return replace(config, **self.job_settings)
+
+
+def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:
+    """Return a backend's settings, checked and with defaults.
+
+    Raises:
+        ValueError: A key is unknown, a value of the wrong kind, or they don't go together.
+    """
+    backend = BACKENDS[kind]
+    known = (*_JOB_TIMES, *_TIMES, "timeout", _ATTEMPTS, *backend.settings)
+    unknown = next((key for key in config if key not in known and key not in NAMES_OF_FLAGS), None)
+    if unknown is not None:
+        message = f"unknown rendezvous setting {unknown!r} for {kind}; known: {', '.join(sorted(known))}"
+        raise ValueError(message)
+    times = {key: _read_time(key, config[key]) for key in (*_JOB_TIMES, *_TIMES) if key in config}
+    job_settings: dict[str, Any] = {key: times[key] for key in _JOB_TIMES if key in times}
+    if "join_timeout" not in config and "timeout" in config:
+        timeout = _read_time("timeout", config["timeout"])
+        if backend.reads_timeout or timeout != _TIMEOUT_OF_TORCH:
+            job_settings["join_timeout"] = timeout
+    if _ATTEMPTS in config:
+        job_settings[_ATTEMPTS] = attempts = _read_number(_ATTEMPTS, config[_ATTEMPTS])
+        if attempts < 1:
+            message = (
+                f"rendezvous setting {_ATTEMPTS}={config[_ATTEMPTS]!r}: the lease, keep_alive_interval x "
+                "keep_alive_max_attempt, would be shorter than one keep-alive; give 1 or more"
+            )
+            raise ValueError(message)
+    store_type = str(config.get("store_type", "tcp")).strip().lower()
+    if store_type not in ("tcp", "file"):
+        message = f"rendezvous setting store_type={store_type!r}: not tcp or file"
+        raise ValueError(message)
+    return Settings(
+        job_settings=job_settings,
+        close_timeout=times.get("close_timeout", Settings().close_timeout),
+        is_host=read_truth("is_host", config.get("is_host")),
+        store_type=store_type,
+        rank=None if config.get("rank") is None else _read_number("rank", config["rank"]),
+        backend={key: config[key] for key in backend.settings if key in config},
+    )
+
+
+def _read_time(key: str, value: object) -> float:
+    may_be_zero = key in _MAY_BE_ZERO
+    try:
+        seconds = float(value)  # type: ignore[arg-type]  # that is what the except is for
+    except (TypeError, ValueError):
+        seconds = float("nan")
+    if key == "keep_alive_interval" and 0 < seconds < SHORTEST_INTERVAL:
+        message = f"rendezvous setting {key}={value!r}: the shortest interval is {SHORTEST_INTERVAL:g} seconds"
+        raise ValueError(message)
+    if (seconds > 0 or (may_be_zero and seconds == 0)) and seconds != float("inf"):
+        return min(seconds, LONGEST_TIME)
+    message = f"rendezvous setting {key}={value!r}: not a number of seconds {'from' if may_be_zero else 'above'} 0"
+    raise ValueError(message)
+
+
+def _read_number(key: str, value: object) -> int:
+    try:
+        number = int(str(value))
+    except ValueError as error:
+        message = f"rendezvous setting {key}={value!r}: not a whole number"
+        raise ValueError(message) from error
+    if number > LARGEST_NUMBER:
+        message = f"rendezvous setting {key}={value!r}: above {LARGEST_NUMBER}"
+        raise ValueError(message)
+    return number
+
+
+def read_truth(key: str, value: object) -> bool | None:
+    """Return a setting as a truth value: 1/0, true/false, t/f, yes/no, y/n in any case; ValueError for others."""
+    if value is None or isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word in ("1", "true", "t", "yes", "y"):
+        return True
+    if word in ("0", "false", "f", "no", "n"):
+        return False
+    message = f"rendezvous setting {key}={value!r}: not one of 1, true, t, yes, y, 0, false, f, no, n"
+    raise ValueError(message)
+
+
+# --- where the nodes meet --------------------------------------------------------------------------------------------
 def make_place(kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None = None) -> Place:
     """Return the place where the nodes of a job meet, as one agent reaches it; nothing is opened yet.
 
     Raises:
-        ValueError: The backend is for one node, or the endpoint or a setting doesn't suit it.
+        ValueError: The endpoint or a setting doesn't suit the backend.
     """
-    make = BACKENDS[kind].make
-    if make is None:
-        message = f"rendezvous backend {kind!r} has no store"
+    from elastic_run.rendezvous.addresses import parse_endpoints
+    from elastic_run.rendezvous.coordination.places import LeasePlace, Place
+
+    backend, is_file = BACKENDS[kind], settings.store_type == "file"
+    if backend.etcd_version or is_file:
+        timeout = max(1.0, settings.complete(JobConfig()).lease / 2)
+        lease = open_lease(kind, endpoint, run_id, settings, secret=secret, timeout=timeout)
+        host = None if is_file else parse_endpoints(endpoint, backend.default_port)[0]
+        return LeasePlace(kind, run_id, endpoint, lease, host=host, secret=secret)
+    endpoints, is_static = parse_endpoints(endpoint, backend.default_port), kind == "static"
+    is_host = settings.rank == 0 if is_static else settings.is_host
+    return Place(kind, run_id, endpoints, is_host=is_host, secret=secret, serves_workers=is_static)
+
+
+def check_static(endpoint: str, rank: int | None, nodes: int) -> tuple[str, int]:
+    """Return where rank 0 of a static job is; ValueError if what was given for this node can't work."""
+    from elastic_run.rendezvous.addresses import parse_endpoints
+
+    message, found = "", [("", 0)]
+    if rank is None:
+        message = "rendezvous backend 'static' needs the rank of this node (rank=N): give --node-rank"
+    elif not 0 <= rank < nodes:
+        ranks = f"in 0 to {nodes - 1}, the ranks of {nodes} nodes" if nodes > 1 else "0, the only rank of one node"
+        message = f"--node-rank: {rank} is not {ranks}"
+    elif not endpoint.strip():
+        message = "rendezvous backend 'static' needs an endpoint: give --master-addr and --master-port"
+    else:
+        found = parse_endpoints(endpoint, default_port=-1)
+        if len(found) > 1:
+            message = f"rendezvous endpoint {endpoint!r}: 'static' knows one endpoint, rank 0's"
+        elif found[0][1] < 0:
+            message = f"rendezvous endpoint {endpoint!r} has no port: give --master-port"
+    if message:
         raise ValueError(message)
-    return make(_Request(kind, endpoint, run_id, settings, secret))
+    return found[0]
 
 
 def open_lease(
@@ -181,31 +264,85 @@ def open_lease(
     Raises:
         ValueError: The endpoint or a setting is wrong, or python-etcd is missing.
     """
-    backend = BACKENDS[kind]
+    backend, conf = BACKENDS[kind], settings.backend
+    is_v2 = backend.etcd_version == 2  # noqa: PLR2004 - the version's name
     if not backend.etcd_version:
-        from elastic_run.rendezvous.leases.file import FileLease
+        from elastic_run.rendezvous.coordination.lease_file import FileLease
 
         return FileLease(endpoint, run_id, secret=secret)
-    _require_python_etcd(kind)
-    from elastic_run.rendezvous.addresses import parse_endpoints
-    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers, read_tls, read_user
+    if is_v2:
+        from importlib.util import find_spec
 
-    conf = settings.backend
+        spec = find_spec("etcd")
+        if spec is None or spec.origin is None:  # a directory of that name is none either
+            message = (
+                f"rendezvous backend {kind!r} needs python-etcd: pip install 'elastic-run[etcd]' "
+                "(etcd-v3 needs no package)"
+            )
+            raise ValueError(message)
+    from elastic_run.rendezvous.addresses import parse_endpoints
+    from elastic_run.rendezvous.coordination.etcd import EtcdServers, EtcdV3Lease
+
     servers = EtcdServers(parse_endpoints(endpoint, backend.default_port), timeout, read_tls(conf))
-    user, prefix = read_user(conf), str(conf.get("etcd_prefix", backend.prefix)).strip("/")
+    user, prefix = _read_user(conf), str(conf.get("etcd_prefix", backend.prefix)).strip("/")
     prefix = f"{prefix}/" if prefix else ""
-    if backend.etcd_version == 2:  # noqa: PLR2004 - the version's name
-        from elastic_run.rendezvous.leases.etcd_v2 import EtcdV2Lease
+    if is_v2:
+        from elastic_run.rendezvous.coordination.etcd_v2 import EtcdV2Lease
 
         return EtcdV2Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
-    from elastic_run.rendezvous.leases.etcd_v3 import EtcdV3Lease
-
     return EtcdV3Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
 
 
-def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:
-    """Return a backend's settings, checked and with defaults; see `parse_settings`."""
-    from elastic_run.rendezvous.settings import parse_settings
+#: Authority, certificate and key: torch's two etcd backends call the same things by different names.
+_FILES = (("cacert", "ca_cert"), ("cert", "ssl_cert"), ("key", "ssl_cert_key"))
+#: Bytes of a password's file; a device may have no end.
+_LONGEST_PASSWORD = 1 << 16
 
-    backend = BACKENDS[kind]
-    return parse_settings(kind, config, backend.settings, reads_timeout=backend.reads_timeout)
+
+def _read_user(conf: Mapping[str, Any]) -> EtcdUser | None:
+    """Return etcd's user, or None; raise ValueError for a wrong setting or an unreadable file."""
+    from elastic_run.files import read_user_file
+    from elastic_run.rendezvous.coordination.etcd import EtcdUser
+
+    user, password = str(conf.get("user", "")), str(conf.get("password", ""))
+    path = conf.get("password_file")
+    if path:
+        try:
+            password = read_user_file(str(path), _LONGEST_PASSWORD).decode().rstrip("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"rendezvous setting password_file={path}: {getattr(error, 'strerror', 'not a text in UTF-8')}"
+            raise ValueError(message) from error
+    if not user and not password:
+        return None
+    if not user:
+        message = "rendezvous setting password needs user=NAME"
+        raise ValueError(message)
+    return EtcdUser(user, password)
+
+
+def read_tls(conf: Mapping[str, Any]) -> ssl.SSLContext | None:
+    """Return how to talk TLS, or None for plain HTTP; raise ValueError for a setting or a file that can't be used.
+
+    A server's certificate must be valid for its name or address.
+    """
+    protocol = str(conf.get("protocol", "http")).strip().lower()
+    if protocol not in ("http", "https"):
+        message = f"rendezvous setting protocol={protocol!r}: not http or https"
+        raise ValueError(message)
+    authority, certificate, key = files = [conf.get(one) or conf.get(other) for one, other in _FILES]
+    given = ", ".join(str(file) for file in files if file)
+    if protocol == "http":
+        if given:
+            message = f"rendezvous setting protocol=http doesn't go with a certificate ({given}): give protocol=https"
+            raise ValueError(message)
+        return None
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        if certificate:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:
+        message = f"rendezvous settings for TLS: can't use {given}: {error.strerror or error}"
+        raise ValueError(message) from error
+    return context

@@ -1,10 +1,15 @@
-"""From the name of a backend to its handler.
+"""From the name of a backend to its handler, and the handler of jobs of one node.
 
 Built-in backends are imported when they are asked for. Packages offer more in the entry-point group
 ``torchrun.handlers``: each entry point is a function without arguments that returns a creator, as in torch, or, as some
 packages have it, the creator itself. They are looked for only when the name is neither built in nor registered, since
 reading the installed packages' metadata takes longer than starting the workers. torch loads every plug-in at import and
 logs the broken ones; we load the one that is asked for, and a broken one is an error that names its package.
+
+On one node there is nobody to wait for: every round is formed at once, with this node as rank 0 of 1. The agent serves
+the workers' store, and offers its address before each round. Without an offer (somebody else's agent uses this handler)
+it is as with torch: a free port is named, and the worker with rank 0 opens its store there. With static, the workers'
+store is at the endpoint (--master-addr and --master-port), unless the agent offers a store elsewhere.
 """
 
 from __future__ import annotations
@@ -13,8 +18,15 @@ import sys
 
 from elastic_run import lazy_names
 from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
-from elastic_run.rendezvous.api import RendezvousParameters, rendezvous_handler_registry
-from elastic_run.rendezvous.backend_table import BACKENDS
+from elastic_run.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from elastic_run.rendezvous.backend_table import BACKENDS, check_static
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,30 +35,20 @@ if TYPE_CHECKING:
     from logging import LogRecord
     from typing import Any
 
-    from elastic_run.rendezvous.api import (
-        RendezvousHandler,
-        RendezvousHandlerCreator,
-        RendezvousHandlerRegistry,
-    )
+    from elastic_run.rendezvous.api import RendezvousHandlerCreator, RendezvousHandlerRegistry
 
-__all__ = ["get_rendezvous_handler", "register_built_in_handlers"]
+__all__ = ["LocalRendezvousHandler", "get_rendezvous_handler", "register_built_in_handlers"]
 
 #: Names that torch's module has from others, and that programs take from there.
 __getattr__ = lazy_names(
-    __name__,
-    {
-        "RendezvousHandler": "elastic_run.rendezvous.api",
-        "RendezvousParameters": "elastic_run.rendezvous.api",
-        "handler_registry": "elastic_run.rendezvous.api:rendezvous_handler_registry",
-    },
-    logger="log",
+    __name__, {"handler_registry": "elastic_run.rendezvous.api:rendezvous_handler_registry"}, logger="log"
 )
 
 #: Where torch has the classes that plug-ins are written against; under compat these are ours.
 _TORCHS_INTERFACE = "torch.distributed.elastic.rendezvous"
-_TORCHS_REGISTRY = f"{_TORCHS_INTERFACE}.registry"
 #: Seconds for a name server to say whether an endpoint is this machine.
 _LOOK_UP = 3.0
+_LOOPBACK = "127.0.0.1"
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -69,46 +71,121 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 def register_built_in_handlers(registry: RendezvousHandlerRegistry) -> None:
     """Register the backends that come with elastic-run; their modules are imported when one is used."""
-    for_one_node = {"local": _create_local_handler, "static": _create_static_handler, "c10d": _create_c10d_handler}
     for name in BACKENDS:
-        registry.register(name, for_one_node.get(name, _create_elastic_handler))
+        registry.register(name, _create_handler)
 
 
-def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:
-    if params.max_nodes > 1:
+def _create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    backend = params.backend
+    if backend == "local" and params.max_nodes > 1:
         message = f"rendezvous backend 'local' is for one node, not for up to {params.max_nodes}"
         raise ValueError(message)
-    from elastic_run.rendezvous.local import create_handler
+    if params.max_nodes == 1 and backend == "static":
+        host, port = check_static(params.endpoint, params.get_as_int("rank"), 1)
+        params.get_as_int("timeout")
+        return LocalRendezvousHandler(params.run_id, backend=backend, local_addr=host, port=port)
+    # A user of torchrun starts a job of one node with c10d by itself: its store has nobody to talk to.
+    if backend == "local" or (params.max_nodes == 1 and backend == "c10d" and _hosts_its_store(params)):
+        return LocalRendezvousHandler(params.run_id, backend=backend, local_addr=params.local_addr)
+    from elastic_run.rendezvous.handler import create_handler
 
     return create_handler(params)
 
 
-def _create_static_handler(params: RendezvousParameters) -> RendezvousHandler:
-    if params.max_nodes > 1:
-        return _create_elastic_handler(params)
-    from elastic_run.rendezvous.local import create_static_handler
+class LocalRendezvousHandler(RendezvousHandler):
+    """One node that meets itself.
 
-    return create_static_handler(params)
+    Args:
+        run_id: Id of the job.
+        backend: The name that the user asked for: ``c10d`` on one node is served by this class too.
+        local_addr: Address of this node for the workers' store, where the agent offers none.
+        port: Port of the store there; None for a free one.
+    """
+
+    #: `next_rendezvous` never waits: an agent may call it in its loop, without a thread of its own.
+    is_immediate = True
+
+    def __init__(
+        self, run_id: str, *, backend: str = "local", local_addr: str | None = None, port: int | None = None
+    ) -> None:
+        self._run_id = run_id
+        self._backend = backend
+        self._local_addr = local_addr or _LOOPBACK
+        self._port = port
+        self._offered: RendezvousStoreInfo | None = None
+        self._use_agent_store = False
+        self._is_closed = False
+
+    def get_backend(self) -> str:
+        """Return the name that the user asked for."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the agent has offered a store that it serves itself."""
+        return self._use_agent_store
+
+    def offer_worker_store(self, host: str, port: int, *, use_agent_store: bool = True) -> None:
+        """Say where the workers' store of the next rounds is, and whether an agent serves it."""
+        self._offered = RendezvousStoreInfo(host, port)
+        self._use_agent_store = use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Form the next round, at once and with an empty store of its own; RendezvousClosedError if the job is over."""
+        if self._is_closed:
+            message = f"the rendezvous of job {self._run_id!r} is closed: the job is over"
+            raise RendezvousClosedError(message)
+        # A store of torch's own where the program has torch: it may be made a part of others.
+        make_store: Any = getattr(sys.modules.get("torch.distributed"), "HashStore", _LateStore)
+        return RendezvousInfo(
+            store=make_store(),
+            rank=0,
+            world_size=1,
+            bootstrap_store_info=self._offered or RendezvousStoreInfo(self._local_addr, self._port or _find_port()),
+        )
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over."""
+        return self._is_closed
+
+    def set_closed(self) -> None:
+        """Declare the job over."""
+        self._is_closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: there is no other node."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return the id of the job."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Close the rendezvous; there is nothing else to release. Returns True."""
+        self._is_closed = True
+        return True
 
 
-def _create_c10d_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Serve the one-node job that a user of torchrun starts with c10d by itself: its store has nobody to talk to."""
-    if params.max_nodes > 1 or not _hosts_its_store(params):
-        return _create_elastic_handler(params)
-    from elastic_run.rendezvous.local import create_handler
+class _LateStore:
+    """A HashStore of torch's for the one agent of a round, which imports torch when somebody uses it: we never do."""
 
-    return create_handler(params)
+    def __getattr__(self, name: str) -> Any:
+        import torch.distributed
+
+        stores: Any = torch.distributed
+        self._made = self.__dict__.get("_made") or stores.HashStore()
+        return getattr(self._made, name)
 
 
-def _create_elastic_handler(params: RendezvousParameters) -> RendezvousHandler:
-    from elastic_run.rendezvous.coordination.handler import create_handler
+def _find_port() -> int:
+    from elastic_run.utils import get_free_port
 
-    return create_handler(params)
+    return get_free_port()
 
 
 def _hosts_its_store(params: RendezvousParameters) -> bool:
     """Tell whether torch would open the c10d store on this machine, from the endpoint and ``is_host``."""
-    from elastic_run.rendezvous.addresses import is_own_host
+    from elastic_run.rendezvous.addresses import find_whether_own_host
     from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
     store_type = str(params.get("store_type", "tcp")).strip().lower()
@@ -121,7 +198,7 @@ def _hosts_its_store(params: RendezvousParameters) -> bool:
     if is_host is not None:
         return is_host
     host, _ = parse_rendezvous_endpoint(params.endpoint.partition(",")[0], default_port=0)
-    return is_own_host(host, _LOOK_UP)
+    return bool(find_whether_own_host(host, _LOOK_UP))
 
 
 def _register_plugin(backend: str) -> None:
@@ -134,9 +211,7 @@ def _register_plugin(backend: str) -> None:
             rendezvous_handler_registry.register(backend, _load_plugin(plugin))
             return
     known = sorted({*rendezvous_handler_registry._registry, *plugins.names})  # noqa: SLF001 - ditto
-    message = (
-        f"the rendezvous backend {backend!r} is not registered{_nearest(backend, known)}; known: {', '.join(known)}"
-    )
+    message = f"the rendezvous backend {backend!r} is not registered; known: {', '.join(known)}"
     raise ValueError(message)
 
 
@@ -161,7 +236,7 @@ def _quieten(call: Callable[[], Any]) -> Any:
     """
     import logging
 
-    logger = logging.getLogger(_TORCHS_REGISTRY)
+    logger = logging.getLogger(f"{_TORCHS_INTERFACE}.registry")
     logger.addFilter(_is_not_of_plugins)
     try:
         return call()
@@ -203,10 +278,3 @@ def _is_not_of_plugins(record: LogRecord) -> bool:
 def _broken(plugin: EntryPoint, what: str) -> str:
     package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
     return " ".join(f"rendezvous backend {plugin.name!r}: plug-in {package} ({plugin.value}) {what}".split())
-
-
-def _nearest(backend: str, known: list[str]) -> str:
-    import difflib
-
-    found = difflib.get_close_matches(backend.lower(), known, n=1)
-    return f", did you mean {found[0]!r}?" if found else ""

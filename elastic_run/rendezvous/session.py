@@ -1,99 +1,62 @@
-"""What an agent and its rendezvous say to each other in a job of several nodes.
+"""What an agent sees of its job of several nodes, from the first join to the end; all may be called from any thread.
 
-The agent makes one `Session` per run, tells it what becomes of its workers, and is told what the job has decided:
-events, each with its round, in the order in which they were decided. What the job decides comes as the member's own
-commands (`core.job.node_events`): `Formed` (rank 0's store was seen to be reachable: start the workers), `Warned`,
-`Halted`, `Refused` and `Ended`. What only the rendezvous knows stands here. An event is made once and never changed.
+A thread with a loop has this agent's `Node`, which finds the job's coordinator and obeys it; while this agent
+coordinates, its `Coordinator` has another one. Neither waits for the agent, and the agent waits for them in `close`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import logging
+import os
+import threading
+import time
 
-from elastic_run.records import dataclass
+from elastic_run.contract import LONGEST_WAIT
+from elastic_run.core.job.host_lists import list_hosts
+from elastic_run.core.job.node_events import Ended, Leaving, Refused, WorkersFailing, WorkersGone
+from elastic_run.core.protocol.outcomes import UNHEALTHY
+from elastic_run.loop import Loop
+from elastic_run.records import replace
+from elastic_run.rendezvous.coordination.node import Node
+from elastic_run.rendezvous.events import Lost, Notice
+from elastic_run.store.tcpstore.worker_store import WorkerStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any, TypeAlias
+    from typing import Any
 
-    from elastic_run.core.job.config import JobConfig, NodeConfig
-    from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
-    from elastic_run.core.protocol.facts import NodeEnds, NodeInfo, StoreAddress
-    from elastic_run.store.tcpstore.worker_store import WorkerStore
+    from elastic_run.core.job import membership
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.facts import NodeEnds, StoreAddress
+    from elastic_run.rendezvous.coordination.coordinator import Coordinator
+    from elastic_run.rendezvous.coordination.places import Place
+    from elastic_run.rendezvous.events import SessionEvent, Setup
 
-    Document: TypeAlias = Mapping[str, Any]
+__all__ = ["Session"]
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The agent's description of its job, for the rendezvous.
-
-    Args:
-        job_config: The job's configuration; the rendezvous adds its own settings.
-        node_config: This node's.
-        node_info: This node.
-        shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` from time to time.
-    """
-
-    job_config: JobConfig
-    node_config: NodeConfig
-    node_info: NodeInfo
-    shows_waiting: bool = False
+#: Seconds for the thread to end, and for a node that was told to go to say so.
+_WAIT_LIMIT = 5.0
+_LEAVE_TIME = 1.0
+#: Seconds for the other nodes of a coordinator that goes to hang up, or for one of them to coordinate.
+_HANG_UP = 3.0
+#: Seconds after which the end of a job tells that it waits for nodes that don't know it.
+_MOMENT = 1.0
+#: Seconds for nodes to come that are to learn why an unhealthy node, which serves the endpoint, takes no part.
+_LATE_NODES = 30.0
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
-@dataclass
-class Lost:
-    """The job's store is gone for good, or was never reached: stop the workers. Nothing follows.
+class Session:
+    """One agent's membership of one job.
 
     Args:
-        verdict: A name of `contract.EXIT_CODES`.
-        detail: One sentence for the user.
-    """
-
-    verdict: str
-    detail: str
-
-
-@dataclass
-class Notice:
-    """One line for the user: nodes are missing, the store is unreachable, how others join."""
-
-    text: str
-
-
-@dataclass
-class Waiting:
-    """What this node waits for now, for one line that is rewritten; only where `Setup.shows_waiting` asks for it.
-
-    Args:
-        texts: Returns the line at a monotonic time, the longest form first; None when the wait is over.
-        is_for_nodes: Whether other nodes are waited for, so that it is over with the next `Formed`; else the store is.
-    """
-
-    texts: Callable[[float], tuple[str, ...]] | None
-    is_for_nodes: bool
-
-
-@dataclass
-class StatusAsked:
-    """Another node asks all nodes: answer with `Session.tell_status`.
-
-    Args:
-        question: See `core.protocol.node_status`.
-    """
-
-    question: str
-
-
-if TYPE_CHECKING:
-    SessionEvent: TypeAlias = Formed | Warned | Halted | Ended | Refused | Lost | Notice | Waiting | StatusAsked
-
-
-# --- the session -----------------------------------------------------------------------------------------------------
-class Session(ABC):
-    """This node's membership of one job, from its first join to its end; all methods may be called from any thread.
+        place: Where the nodes meet.
+        setup: The agent's description of its job.
+        config: The job's configuration, with the settings of the rendezvous.
+        local_addr: The address at which others reach this node; "" to find out.
+        describe_join: Says how others join at a host and a port; None where they know.
 
     Attributes:
         node: This run's id among the nodes of the job.
@@ -102,55 +65,94 @@ class Session(ABC):
         offers_store: Whether the agent opens a workers' store for each round at all; with static only rank 0 has one.
     """
 
-    node: str
-    worker_store: WorkerStore | None = None
-    offers_store = True
+    def __init__(
+        self,
+        place: Place,
+        setup: Setup,
+        config: JobConfig,
+        *,
+        local_addr: str,
+        describe_join: Callable[[str, int], str] | None,
+    ) -> None:
+        self.node = f"{setup.node_info.host}_{setup.node_info.pid}_{os.urandom(4).hex()}"
+        self.offers_store = not place.serves_workers
+        has_port = place.serves_workers and bool(place.own)
+        self.worker_store = _SharedWorkerStore(*place.endpoints[place.own]) if has_port else None
+        self._place = place
+        self._is_announced = describe_join is not None
+        self._lease = config.lease
+        self._loop = Loop()
+        self._node = Node(
+            self._loop,
+            self.node,
+            place,
+            setup,
+            config,
+            local_addr=local_addr,
+            describe_join=describe_join,
+            deliver=self._deliver,
+        )
+        self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
+        self._is_started = self._is_closed = self._is_over = False
+        self._end: SessionEvent | None = None
+        self._leaving: Leaving | None = None
+        self._lock = threading.Lock()
+        self._deliver_to_agent: Callable[[SessionEvent], None] = lambda _: None
 
     @property
-    @abstractmethod
     def local_addr(self) -> str:
-        """The address at which others reach this node; empty until the store was reached."""
+        """The address at which others reach this node; empty until the job was reached."""
+        return self._node.local_addr
 
     @property
-    @abstractmethod
     def listening_host(self) -> str:
         """The numeric address at which this node's workers' stores listen; empty for all interfaces."""
+        return self._node.listening_host
 
-    @abstractmethod
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """This agent's port and its coordination, or None."""
+        return self._node.search.coordinator
+
+    # --- what the agent says; none of it blocks -----------------------------------------------------------------------
     def start(self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]) -> None:
-        """Join the job; returns at once.
+        """Join the job; a node that was told to leave before comes to say why it goes.
 
         Args:
             open_worker_store: Opens this node's workers' store of the first round at a `listening_host`, and returns
-                where it listens; an empty host, or a wildcard, stands for this node's own. Called by a thread of the
-                session when the store was reached, and again when the job goes on in another store while this node
-                waits; it may raise OSError.
-            deliver: Called with each event, from the session's threads, one at a time; it must not block.
+                where it listens; an empty host, or a wildcard, stands for this node's own. Called by the session's
+                thread when the job was reached; it may raise OSError.
+            deliver: Called with each event by the session's thread; it must not block.
         """
+        self._deliver_to_agent = deliver
+        self._node.open_worker_store = open_worker_store
+        self._is_started = True
+        self._thread.start()
 
-    @abstractmethod
-    def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
-        """Say that a worker of the round has failed, before the others are stopped. Never blocks.
+    def hold_connections_with(self, hold: Callable[[int], None]) -> None:
+        """Let the guardian hold this node's connections to its job as well.
 
         Args:
-            round: The round.
-            is_secondary: Whether all that failed so far look as if they had lost a peer. To be said again without
-                this when a failure of another kind follows.
+            hold: Called with the descriptor of each connection by the session's thread; it takes a duplicate.
         """
+        self._loop.call_soon_threadsafe(lambda: self._node.hold_with(hold))
 
-    @abstractmethod
+    def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
+        """Say that a worker of the round has failed, before the others are stopped; see `WorkersFailing`."""
+        self._feed(WorkersFailing(round, is_secondary))
+
     def report_ready(
         self,
         round: int,  # noqa: A002 - the events' word
         outcome: str,
         *,
-        report: Document | None,
+        report: Mapping[str, Any] | None,
         store_address: StoreAddress,
         detail: str = "",
         verdict: str = "",
         ends: NodeEnds | None = None,
     ) -> None:
-        """Say that no process of the round lives any more on this node. Never blocks.
+        """Say that no process of the round lives any more on this node.
 
         Args:
             round: The round.
@@ -164,68 +166,206 @@ class Session(ABC):
             verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
             ends: How this node's workers ended, or None if all of them obeyed the stop.
         """
+        document = None if report is None else dict(report)
+        address = self._node.complete(store_address)
+        self._feed(WorkersGone(round, outcome, address, report=document, verdict=verdict, detail=detail, ends=ends))
 
-    @abstractmethod
     def leave(self, reason: str, detail: str = "") -> None:
-        """Say that this node goes. Never blocks; `close` waits until it was heard.
+        """Say that this node goes; `close` waits until it was heard.
 
         Args:
             reason: Of `core.protocol.outcomes`: `signal`, `unkillable` or `unhealthy`.
             detail: One sentence for the user.
         """
+        self._leaving = Leaving(reason, detail)
+        self._feed(self._leaving)
 
+    def _feed(self, event: membership.Event) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._node.feed(event))
+
+    # --- the state of all nodes, where somebody asks -----------------------------------------------------------------
     @property
-    @abstractmethod
     def has_place(self) -> bool:
         """Whether this node runs a round, or was in the job's last one; not if the job went on without it."""
+        member = self._node.member
+        return member is not None and member.place is not None
 
-    @abstractmethod
-    def tell_status(self, document: Document, question: str) -> None:
-        """Answer for this node, after `StatusAsked`. Never blocks.
+    def tell_status(self, document: Mapping[str, Any], question: str) -> None:
+        """Answer a question for this node, with the fields that `core.protocol.node_status` has for it."""
+        answer = {"kind": "answer", "question": question, "document": dict(document)}
+        self._loop.call_soon_threadsafe(lambda: self._node.send(answer))
 
-        Args:
-            document: JSON-able, with the fields that `core.protocol.node_status` has for this question.
-            question: The question that was asked.
-        """
-
-    @abstractmethod
     def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ask all nodes; returns at once.
+        """Ask all nodes a question; `deliver` gets the documents that have come within so many seconds, once."""
+        self._loop.call_soon_threadsafe(lambda: self._node.ask_all(question, wait_limit, deliver))
 
-        Args:
-            question: Of `core.protocol.node_status`.
-            wait_limit: Seconds to wait for them.
-            deliver: Called once, from another thread, with the documents that have come.
-        """
-
-    @abstractmethod
     def list_left_out(self) -> list[dict[str, Any]]:
         """Return the nodes that the job goes on without, as far as this node knows: the coordinator does.
 
         Returns:
-            Documents as `rendezvous.coordination.coordinator_thread.list_left_out` makes them.
+            Documents as `coordination.coordinator.list_left_out` makes them.
         """
+        return [] if self.coordinator is None else self.coordinator.list_left_out()
 
-    @abstractmethod
     def describe_wait(self) -> str:
         """Return which nodes are there, and which are missing, while this node waits for others; otherwise ""."""
+        return self._node.notices.described
 
-    @abstractmethod
+    # --- the thread --------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            self._node.search.begin()
+            self._loop.run_until(lambda: self._is_over)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the agent is told
+            _log.exception("a defect in the rendezvous, thread rendezvous")
+            self._node.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
+        finally:
+            self._loop.close()
+
+    def _deliver(self, event: SessionEvent) -> None:
+        if isinstance(event, Ended | Refused | Lost):
+            self._end = event
+        if isinstance(event, Refused):
+            event = replace(event, detail=event.detail + self._describe_going())
+        self._deliver_to_agent(event)
+
+    def _describe_going(self) -> str:
+        """Say what becomes of the job when this node, which was refused, goes; "" where it doesn't coordinate."""
+        if self.coordinator is None or not self.coordinator.hosts_of_others or not self._place.dies_with_host:
+            return ""
+        successors = self._place.successors
+        if not successors:
+            return "; this node serves the job's store: the job of the other nodes ends with it"
+        return f"; this node serves the job's store: the store moves to {successors[0]}"
+
+    # --- the end -----------------------------------------------------------------------------------------------------
     def close(self, timeout: float) -> None:
-        """Flush what was said, linger where others depend on this node, and stop all threads; harmless when closed.
+        """Say what is left to say, stay where other nodes depend on this one, and stop the threads; once.
 
-        A node that hosts the store stays until the live agents have read the verdict. If it has left since it is
-        unhealthy, and no other node can serve the store, it stays until the other nodes have ended; before the first
-        round it waits a moment for other nodes.
+        A coordinator stays until the live agents have read the verdict. If it has left since it is unhealthy, and no
+        other node can coordinate, it stays until the other nodes have ended; before the first round it waits a moment
+        for other nodes.
 
         Args:
             timeout: Seconds that all this may take; an unhealthy node does not heed it.
         """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if self._is_started:
+            self._stay(timeout)
+            self._loop.call_soon_threadsafe(self._part)
+            self._thread.join(_WAIT_LIMIT)
+        else:
+            self._loop.close()
+        if self.coordinator is not None:
+            self.coordinator.close()
+            self._release(is_over=isinstance(self._end, Ended))
+        self._place.close()
 
-    @abstractmethod
-    def hold_connections_with(self, hold: Callable[[int], None]) -> None:
-        """Let the guardian hold this node's connection to its job as well.
+    def _part(self) -> None:
+        self._node.drop_link()
+        self._is_over = self._node.is_over = True
 
-        Args:
-            hold: Called with the descriptor of each connection, from the session's thread; it takes a duplicate.
+    def _stay(self, timeout: float) -> None:
+        """Wait as long as other nodes depend on this one."""
+        is_unhealthy = self._leaving is not None and self._leaving.reason == UNHEALTHY
+        deadline = time.monotonic() + (_LATE_NODES if is_unhealthy else timeout)
+        if not isinstance(self._end, Lost):
+            self._wait_said(_LATE_NODES if is_unhealthy else min(timeout, _LEAVE_TIME, self._lease))
+        coordinator, left = self.coordinator, max(0.0, deadline - time.monotonic())
+        if coordinator is None:
+            return
+        if isinstance(self._end, Ended):
+            self._wait_known(coordinator, left)
+        elif is_unhealthy and self._place.dies_with_host and self._is_needed:
+            self._serve_on(coordinator, left)
+        elif coordinator.hosts_of_others and (self._leaving is not None or isinstance(self._end, Refused)):
+            self._hand_over(coordinator, left)
+
+    def _wait_said(self, timeout: float, *, hands_over: bool = False) -> None:
+        """Wait until the coordinator has read all that this node had to say.
+
+        A node that hands over leaves the coordination to another agent first, which is told that this node goes.
         """
+        is_said = threading.Event()
+        self._loop.call_soon_threadsafe(lambda: self._node.call_when_said(is_said.set, hands_over=hands_over))
+        is_said.wait(timeout)
+
+    def _wait_known(self, coordinator: Coordinator, timeout: float) -> None:
+        """Wait until each node that is connected has gone with the verdict; a line tells of the wait."""
+        left = timeout - _MOMENT
+        if not coordinator.wait_others(min(_MOMENT, timeout), are_there=False) and left > 0:
+            _log.warning(
+                "elastic-run: the job is over; waiting up to %.0f s for nodes that do not know it yet: %s",
+                left,
+                ", ".join(list_hosts(sorted(coordinator.hosts_of_others))),
+            )
+            coordinator.wait_others(left, are_there=False)
+
+    def _hand_over(self, coordinator: Coordinator, timeout: float) -> None:
+        """Leave the coordination to another agent, or end the job where there is none."""
+        limit = min(timeout, _HANG_UP)
+        if self._place.successors or not self._place.dies_with_host:
+            if coordinator.has_heirs:
+                self._release(is_over=False)
+                self._wait_said(limit, hands_over=True)
+            return
+        why = "was not taken into the job" if isinstance(self._end, Refused) else "was told to stop"
+        detail = (
+            f"the node that served the store at {self._place.name} ({self._node.host}) {why}, and the job ends with "
+            "it: the endpoint lists no successor (--rdzv-endpoint=a,b,c)"
+        )
+        self._deliver_to_agent(Notice("this node serves the job's store: the job ends with it"))
+        coordinator.end_job(detail)
+        coordinator.wait_others(limit, are_there=False)
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether no other agent can coordinate, or none may have started yet."""
+        member = self._node.member
+        is_awaited = member is None or member.started is None
+        return not self._place.successors or (is_awaited and not self._is_announced)
+
+    def _serve_on(self, coordinator: Coordinator, come_within: float) -> None:
+        """Coordinate without workers until no other node is connected."""
+        if not coordinator.hosts_of_others:
+            if self._is_announced or come_within <= 0:
+                return
+            why = "so that new nodes learn why it has left the job"
+            self._deliver_to_agent(Notice(f"this node serves the job's store for {come_within:.0f} s more, {why}"))
+            if not coordinator.wait_others(come_within, are_there=True):
+                return
+        text = (
+            "this node serves the job's store, so it stays without workers until the other nodes have ended; a signal "
+            "ends it, and the job with it"
+        )
+        self._deliver_to_agent(Notice(text))
+        coordinator.wait_others(LONGEST_WAIT, are_there=False)
+
+    def _release(self, *, is_over: bool) -> None:
+        """Give up what this agent holds of the place; a store that does not answer holds up nobody for long."""
+        release = threading.Thread(target=lambda: self._place.release(is_over=is_over), name="release", daemon=True)
+        release.start()
+        release.join(_WAIT_LIMIT if is_over else _LEAVE_TIME)
+
+
+class _SharedWorkerStore(WorkerStore):
+    """The workers' store at the port at which rank 0's agent coordinates, whose thread serves and empties it."""
+
+    use_agent_store = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+
+    def serve(self, loop: Loop) -> None:
+        """Nothing to do: the coordinator's thread serves it."""
+
+    def renew(self) -> WorkerStore:
+        """Return this same store: its port is fixed."""
+        return self
+
+    def close(self) -> None:
+        """Nothing to do: the port belongs to the coordination as well."""

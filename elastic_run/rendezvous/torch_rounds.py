@@ -2,7 +2,8 @@
 
 Such an agent knows nothing of reports. When it comes back for another round, its workers are gone: because the round
 was halted (then `num_nodes_waiting` had told it to), or because they failed. Its own restart budget counts; the job's
-has no limit here. The store of the round's agents is the server that rank 0 opens for the workers.
+has no limit here. The store of the round's agents is the server that rank 0 opens for the workers, through torch's
+client: these agents are written against torch.
 """
 
 from __future__ import annotations
@@ -23,35 +24,30 @@ from elastic_run.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from elastic_run.rendezvous.local import find_torch_stores
-from elastic_run.rendezvous.session import Lost
-from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.rendezvous.events import Lost
 from elastic_run.store.tcpstore.listener import open_listeners
 from elastic_run.store.tcpstore.server import StoreServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import timedelta
+    from typing import Any
 
     from elastic_run.core.job.node_events import Assignment
-    from elastic_run.rendezvous.api import Store
-    from elastic_run.rendezvous.session import Session, SessionEvent
+    from elastic_run.rendezvous.events import SessionEvent
+    from elastic_run.rendezvous.session import Session
 
-__all__ = [
-    "RoundStore",
-    "ServedRoundStore",
-    "TorchStyleRounds",
-    "open_round_store",
-]
+__all__ = ["ServedRoundStore", "TorchStyleRounds"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds to wait for the server, and for keys unless the caller says otherwise.
+_TIMEOUT = 300.0
+#: Seconds for the thread of the server to end, which never blocks.
+_END_LIMIT = 10.0
 
 
 class TorchStyleRounds:
-    """The rounds of one plain handler.
-
-    Args:
-        session: Its session, not yet started.
-    """
+    """The rounds of one plain handler, on a session that has not started yet."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -62,7 +58,6 @@ class TorchStyleRounds:
         self._is_halted = False
         self._is_finished = False
         self._store: ServedRoundStore | None = None
-        self._client: StoreClient | None = None
 
     @property
     def is_over(self) -> bool:
@@ -76,7 +71,6 @@ class TorchStyleRounds:
 
     def next_round(self) -> RendezvousInfo:
         """Come back, and wait for the next round."""
-        self._close_client()
         if self._current is None:
             self._session.start(self._renew_store, self._take)
         else:
@@ -87,11 +81,15 @@ class TorchStyleRounds:
             if place is None:
                 raise self._closed()
             self._current, self._is_halted = place, False
-        master = place.master
-        store, self._client = open_round_store(master.host, master.port, f"agents/{place.round}")
-        return RendezvousInfo(
-            store, place.group_rank, place.group_world_size, RendezvousStoreInfo(master.host, master.port)
-        )
+        from datetime import timedelta
+
+        import torch.distributed
+
+        stores: Any = torch.distributed
+        host, port, wait = place.master.host, place.master.port, timedelta(seconds=_TIMEOUT)
+        connection = stores.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
+        store = stores.PrefixStore(f"agents/{place.round}", connection)
+        return RendezvousInfo(store, place.group_rank, place.group_world_size, RendezvousStoreInfo(host, port))
 
     def _come_back(self, current: Assignment, store_address: StoreAddress) -> None:
         if self._is_halted:
@@ -113,7 +111,6 @@ class TorchStyleRounds:
         """Wait for the end of the other nodes, for this many seconds at most, and close the session."""
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or self._current is None, timeout)
-        self._close_client()
         self._session.close(timeout)
         if self._store is not None:
             self._store.close()
@@ -127,10 +124,6 @@ class TorchStyleRounds:
             elif isinstance(event, Ended | Lost | Refused):
                 self._end = event
             self._changed.notify_all()
-
-    def _close_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
 
     def _renew_store(self, host: str) -> StoreAddress:
         if self._store is not None:
@@ -149,23 +142,8 @@ class TorchStyleRounds:
         return RendezvousClosedError((end.end.detail if end is not None else "") or "the job is over")
 
 
-_log = logging.getLogger(__name__)
-
-#: Seconds to wait for the server, and for keys unless the caller says otherwise.
-_TIMEOUT = 300.0
-#: Seconds for the thread of the server to end, which never blocks.
-_END_LIMIT = 10.0
-
-
 class ServedRoundStore:
-    """The server of one round, on a port that is open from now on.
-
-    Args:
-        host: The address at which it listens; "" for all interfaces.
-
-    Attributes:
-        port: Its port.
-    """
+    """The server of one round, on a port that is open from now on, at an address or ("") at all interfaces."""
 
     def __init__(self, host: str) -> None:
         listener, *further = open_listeners([host] if host else [])
@@ -195,45 +173,3 @@ class ServedRoundStore:
 
     def _end(self) -> None:
         self._is_over = True
-
-
-class RoundStore(StoreClient):
-    """A client of ours whose timeouts are seconds or, as with torch's stores, a `timedelta`."""
-
-    def wait(self, keys: Sequence[str | bytes], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys are there, at most for the client's timeout if none is given (StoreTimeoutError)."""
-        super().wait(keys, None if timeout is None else _seconds(timeout))
-
-    def set_timeout(self, timeout: timedelta | float) -> None:
-        """Set the timeout."""
-        super().set_timeout(_seconds(timeout))
-
-
-def _seconds(timeout: timedelta | float) -> float:
-    return timeout if isinstance(timeout, int | float) else timeout.total_seconds()
-
-
-def open_round_store(host: str, port: int, prefix: str) -> tuple[Store, StoreClient | None]:
-    """Connect to the store that rank 0 serves for the agents of a round.
-
-    Args:
-        host: Its name or address.
-        port: Its port.
-        prefix: What is put before each key, with a slash behind it.
-
-    Returns:
-        The store, and what has to be closed after the round: torch's closes by itself.
-
-    Raises:
-        Exception: The store can't be reached; ours raises StoreConnectionError, torch's a DistStoreError.
-    """
-    torch_stores = find_torch_stores()
-    if torch_stores is None:
-        client = RoundStore(host, port, _TIMEOUT, prefix=f"/{prefix}/")
-        return client, client
-    from datetime import timedelta
-
-    wait = timedelta(seconds=_TIMEOUT)
-    connection = torch_stores.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
-    # It puts a slash before each key by itself.
-    return torch_stores.PrefixStore(prefix, connection), None

@@ -14,7 +14,7 @@ import logging
 import math
 
 from elastic_run.multiprocessing.output.wiring import STDERR
-from elastic_run.rendezvous.session import Notice, Waiting
+from elastic_run.rendezvous.events import Notice, Waiting
 from elastic_run.report.text import columns, elide, printable
 
 TYPE_CHECKING = False

@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_run.core.job.config import LaunchStep
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -53,7 +51,6 @@ class Derivation:
         is_first: Whether this is the first of the job's launchers; it shows the values for all launchers.
         notices: Notices for the user, a sentence each.
         location: This node's place in the network; see `NodeConfig`.
-        launch_step: See `NodeConfig`.
         has_left_slurm: Whether Slurm's variables are left over from a step in which this launcher does not run. The
             answer is found at the start, since the parent of the launcher may end before the launcher.
     """
@@ -66,7 +63,6 @@ class Derivation:
     is_first: bool = False
     notices: list[str] = field(default_factory=list)
     location: str = ""
-    launch_step: LaunchStep | None = None
     has_left_slurm: bool = False
 
 

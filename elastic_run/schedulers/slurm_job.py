@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.core.job.config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.schedulers.asked import Derivation, check_endpoint
 from elastic_run.schedulers.slurm import StepError, count_idle_nodes, find_nodes_elsewhere, find_step
@@ -66,7 +65,6 @@ def derive_from_step(asked: Asked, environ: Mapping[str, str], *, has_left_slurm
     variables = {dest: tuple(name for name in names if name not in unused) for dest, names in _VARIABLES.items()}
     if not environ.get("SLURM_NODEID"):
         variables["node_rank"] = ("SLURM_STEP_NODELIST",)
-    is_whole = "nnodes" not in asked.given or asked.most >= step.task_count
     return Derivation(
         "the Slurm step",
         "Slurm",
@@ -78,10 +76,6 @@ def derive_from_step(asked: Asked, environ: Mapping[str, str], *, has_left_slurm
         is_first=step.node_rank == 0,
         notices=notices,
         location=step.location if "node_rank" not in asked.given else "",
-        # For jobs that need all launchers of the step; a step may also be shared by several smaller jobs.
-        launch_step=(
-            LaunchStep(step.run_id, step.nodes[0]) if asked.names_place and is_whole and len(step.nodes) > 1 else None
-        ),
     )
 
 

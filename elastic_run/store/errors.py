@@ -28,14 +28,12 @@ class StoreConnectionError(StoreError, ConnectionError):
         message: What happened, to which store.
         reason: One of the words above.
         cause: The same for users, with the address where it happened; `message` if not given.
-        answer: If several attempts failed: why the store could not serve, as it said in one of them last; or "".
     """
 
-    def __init__(self, message: str, reason: str = CLOSED, *, cause: str = "", answer: str = "") -> None:
+    def __init__(self, message: str, reason: str = CLOSED, *, cause: str = "") -> None:
         super().__init__(message)
         self.reason = reason
         self.cause = cause or message
-        self.answer = answer
 
 
 class StoreTimeoutError(StoreError, TimeoutError):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_run.rendezvous.leases.etcd_servers import EtcdServers, read_tls
+from elastic_run.rendezvous.backend_table import read_tls
+from elastic_run.rendezvous.coordination.etcd import EtcdServers
 from elastic_run.store.errors import StoreConnectionError
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK
@@ -212,8 +213,6 @@ class Etcd:
             document: dict[str, Any] = json.loads(body)
         except (StoreConnectionError, ValueError):
             return {}
-        finally:
-            client.close()
         return document
 
     def _turn_users_on(self) -> None:

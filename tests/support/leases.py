@@ -17,7 +17,7 @@ from tests.support.wait import DEADLINE
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from elastic_run.rendezvous.leases.lease import Holder, LeaseStore
+    from elastic_run.rendezvous.coordination.lease import Holder, LeaseStore
 
 #: Seconds; etcd looks for what has expired twice a second.
 TTL = 1.0
@@ -52,23 +52,19 @@ class Place:
 
 
 class Job:
-    """A job and its agents' connections."""
+    """A job whose lease several agents open."""
 
     def __init__(self, place: Place, run_id: str) -> None:
         self._place = place
         self._run_id = run_id
-        self._opened: list[LeaseStore] = []
 
     def open(self, *, secret: bytes | None = None, timeout: float = DEADLINE) -> LeaseStore:
         """Open the lease for one more agent."""
-        self._opened.append(self._place.open(self._run_id, secret=secret, timeout=timeout))
-        return self._opened[-1]
+        return self._place.open(self._run_id, secret=secret, timeout=timeout)
 
     def close(self) -> None:
-        """Delete the lease, and close all connections."""
-        self._opened[-1].remove()
-        for opened in self._opened:
-            opened.close()
+        """Delete the lease."""
+        self.open().remove()
 
 
 def is_free(lease: LeaseStore) -> bool:

@@ -25,9 +25,9 @@ from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.coordination.places import Place
-from elastic_run.rendezvous.session import Lost, Notice, Setup
+from elastic_run.rendezvous.events import Lost, Notice, Setup
+from elastic_run.rendezvous.handler import ElasticRendezvousHandler, open_session
 from elastic_run.store.tcpstore.listener import open_listeners
 from tests.support.wait import DEADLINE, DeadlinePassedError, wait_until
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from elastic_run.core.job.node_events import Assignment
-    from elastic_run.rendezvous.session import Session, SessionEvent
+    from elastic_run.rendezvous.events import SessionEvent
+    from elastic_run.rendezvous.session import Session
 
 
 E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)
@@ -125,10 +126,8 @@ class Node:
     @property
     def is_waiting(self) -> bool:
         """Whether it has said that it joins, and the store has heard it."""
-        thread = self.session._thread  # type: ignore[attr-defined]
-        return (
-            thread is not None and thread.member is not None and thread._link is not None and thread._link.has_delivered
-        )
+        node = self.session._node
+        return node.member is not None and node._link is not None and node._link.has_delivered
 
     # --- what the agent does -------------------------------------------------------------------------------------
     @property

@@ -13,7 +13,7 @@ from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, Worker
 from elastic_run.agent.driver.round_join import assign_ranks
 from elastic_run.agent.driver.worker_launch import worker_environments
 from elastic_run.multiprocessing.errors import ProcessFailure
-from elastic_run.rendezvous.local import LocalRendezvousHandler
+from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
 from elastic_run.multiprocessing.output.logs import LogsDest
 from elastic_run.multiprocessing.process import subreaper
-from elastic_run.rendezvous.local import LocalRendezvousHandler
+from elastic_run.rendezvous.registry import LocalRendezvousHandler
 
 
 def make_context(logs_specs: object = None, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from elastic_run.agent.control_requests import ControlRequests, Sample
 from elastic_run.agent.control_server import ControlServer
 from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.core.agent.messages import Signalled
-from elastic_run.rendezvous.session import StatusAsked
+from elastic_run.rendezvous.events import StatusAsked
 from elastic_run.signals import SIGTERM
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from elastic_run.core.job.config import JoinCommand
-from elastic_run.rendezvous.coordination.handler import describe_join_command
+from elastic_run.rendezvous.handler import describe_join_command
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from elastic_run.core.job.config import Window
 from elastic_run.core.job.node_events import Leaving
 from elastic_run.core.job.state import Job
+from elastic_run.core.job.wait_status import list_left_out
 from elastic_run.core.protocol.outcomes import UNHEALTHY
-from elastic_run.rendezvous.coordination.coordinator_thread import list_left_out
 from tests.unit.test_exclusion import Play
 
 

@@ -17,7 +17,7 @@ from elastic_run.agent.results import describe_failure
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.multiprocessing.functions import start_processes
-from elastic_run.rendezvous.local import LocalRendezvousHandler
+from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from tests.support.job_results import worker_end
 
 

@@ -11,7 +11,7 @@ from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,
     find_trouble,
-    is_own_host,
+    find_whether_own_host,
     parse_endpoints,
 )
 from elastic_run.store.connecting import format_endpoint
@@ -27,15 +27,15 @@ def test_an_endpoint_and_its_successors() -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "0.0.0.0"])  # noqa: S104 - any of ours
 def test_own_addresses(host: str) -> None:
     """Loopback is this machine, and so is its own name, without asking anybody."""
-    assert is_own_host(host, 1.0)
-    assert is_own_host(socket.gethostname(), 1.0)
+    assert find_whether_own_host(host, 1.0)
+    assert find_whether_own_host(socket.gethostname(), 1.0)
 
 
 # 203.0.113.0/24 and 2001:db8::/32 are reserved for documentation: no machine has them.
 @pytest.mark.parametrize("host", ["203.0.113.77", "2001:db8::1", "a" * 64])
 def test_foreign_addresses(host: str) -> None:
     """An address of no interface, or a name that can't exist, is not this machine."""
-    assert not is_own_host(host, 1.0)
+    assert not find_whether_own_host(host, 1.0)
 
 
 @pytest.mark.parametrize(("suffix", "expected"), [(".no.such.domain.invalid", True), ("x.invalid", False)])
@@ -48,7 +48,7 @@ def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch, suffix: s
 
     monkeypatch.setattr(addresses, "resolve", resolve)
     own = socket.gethostname().partition(".")[0]
-    assert is_own_host(own + suffix, 1.0) is expected
+    assert bool(find_whether_own_host(own + suffix, 1.0)) is expected
     assert find_local_address(own + suffix, 1, 1.0)
 
 
@@ -56,7 +56,7 @@ def test_the_address_of_the_interface_that_reaches_the_endpoint() -> None:
     """Towards an address of this machine that isn't loopback, that address is ours."""
     towards_anywhere = find_local_address("127.0.0.1", 1, 1.0)
     assert find_local_address(towards_anywhere, 1, 1.0) == towards_anywhere
-    assert is_own_host(towards_anywhere, 1.0)
+    assert find_whether_own_host(towards_anywhere, 1.0)
 
 
 @pytest.mark.parametrize("has_ipv6", [True, False])

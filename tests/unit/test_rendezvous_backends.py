@@ -12,7 +12,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.rendezvous import rendezvous_handler_registry
-from elastic_run.rendezvous.backend_table import BACKENDS, make_place, read_settings
+from elastic_run.rendezvous.backend_table import BACKENDS
 from elastic_run.run import run_command
 
 _ROOT = Path(__file__).parents[2] / "elastic_run"
@@ -45,18 +45,12 @@ def test_the_table_loads_no_backend() -> None:
     """To read the table costs no import of a store, a handler or torch."""
     program = (
         "import sys, elastic_run.rendezvous.backend_table; "
-        "rooms = 'elastic_run.store', 'elastic_run.rendezvous.coordination', 'elastic_run.rendezvous.leases'; "
+        "rooms = 'elastic_run.store', 'elastic_run.rendezvous.coordination'; "
         "others = 'torch', 'socket', 'dataclasses', 'typing'; "
         "print([name for name in sys.modules if name.startswith(rooms) or name in others])"
     )
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert told == "[]\n"
-
-
-def test_the_local_backend_has_no_store() -> None:
-    """A job of one node needs no store, and asking for one is an error."""
-    with pytest.raises(ValueError, match="'local' has no store"):
-        make_place("local", "", "job", read_settings("c10d", {}))
 
 
 @pytest.mark.parametrize("name", ["etcd", "etcd-v2", "etcd-v3"])

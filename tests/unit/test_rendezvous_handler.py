@@ -9,8 +9,8 @@ import pytest
 
 from elastic_run.core.job.config import Window
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.coordination.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.coordination.places import Place
+from elastic_run.rendezvous.handler import ElasticRendezvousHandler, open_session
 from tests.support.sessions import plain_setup
 
 

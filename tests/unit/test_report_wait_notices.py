@@ -9,11 +9,11 @@ import pytest
 
 from elastic_run.core.job.wait_status import WaitStatus
 from elastic_run.records import replace
-from elastic_run.rendezvous.session import Notice
+from elastic_run.rendezvous.events import Notice
 from elastic_run.report.waiting import NEW, WaitNotices
 
 if TYPE_CHECKING:
-    from elastic_run.rendezvous.session import Waiting
+    from elastic_run.rendezvous.events import Waiting
 
 _INTERVAL = 1.0
 _GATHERING = WaitStatus("gathering", 0, 2, 4, 1, ("a",), (), 30.0)

@@ -13,7 +13,7 @@ from elastic_run.agent.driver.context import AgentContext, AgentOptions
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.core.job.config import JobConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs
-from elastic_run.rendezvous.local import LocalRendezvousHandler
+from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from elastic_run.signals import SIGTERM
 from elastic_run.store.errors import UNKNOWN
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.cli import cluster_values, workers
+from elastic_run.cli import workers
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.core.job.config import LaunchStep
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
 from tests.support.slurm_variables import (
@@ -68,24 +67,6 @@ def test_what_no_flag_names_follows_from_the_step(words: str, more: dict[str, st
     args, wanted = parse_args(words.split()), parse_args([*expected.split(), "train.py"])
     complete_from_cluster(args, {**STEP, **more})
     assert args == wanted
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=a7:1 --rdzv-id=a", LaunchStep("41.2.0", "a7")),
-        ("--nnodes=1:3 --master-addr=a7 --master-port=1", LaunchStep("41.2.0", "a7")),
-        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a7:1 --rdzv-id=a", None),  # two jobs may share the step
-        ("--nproc-per-node=2", None),  # what follows from the step contradicts nobody
-    ],
-)
-def test_launchers_that_all_need_each_other_at_a_place_of_the_users_are_compared(
-    words: str, expected: LaunchStep | None
-) -> None:
-    """So that a place or an id that each node has for itself is refused."""
-    args = parse_args([*words.split(), "train.py"])
-    found = cluster_values.complete_from_cluster(args, STEP)
-    assert found.launch_step == expected
 
 
 def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:

@@ -17,7 +17,7 @@ from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.errors import UsageError
 from elastic_run.files import read_user_file
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.coordination.handler import create_handler
+from elastic_run.rendezvous.handler import create_handler
 from elastic_run.report.job_history import read_logs
 from elastic_run.report.job_result import read_rules
 

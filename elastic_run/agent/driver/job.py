@@ -23,8 +23,8 @@ from elastic_run.core.protocol.node_status import DRAIN, kind_of
 from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.records import replace
-from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
+from elastic_run.rendezvous.events import Notice, Setup, StatusAsked, Waiting
 from elastic_run.schedulers.actions import find_machine_name
 
 TYPE_CHECKING = False
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.process.guardian import Guardian
     from elastic_run.rendezvous.api import RendezvousError
-    from elastic_run.rendezvous.session import Session, SessionEvent
+    from elastic_run.rendezvous.events import Lost, SessionEvent
+    from elastic_run.rendezvous.session import Session
     from elastic_run.report.waiting import WaitLine
 
     Deliver: TypeAlias = Callable[[dict[str, Any]], None]
@@ -277,7 +278,7 @@ class MultiNodeJob:
         self._loop.call_soon_threadsafe(lambda: self._take(event))
 
     def _take(self, event: SessionEvent) -> None:
-        if isinstance(event, sessions.Notice | sessions.Waiting | sessions.StatusAsked):
+        if isinstance(event, Notice | Waiting | StatusAsked):
             self._take_message(event)
         elif isinstance(event, Formed):
             self._take_place(event.assignment)
@@ -298,16 +299,16 @@ class MultiNodeJob:
         else:
             self._end(event.verdict, self._name_error(event, RendezvousConnectionError))
 
-    def _take_message(self, event: sessions.Notice | sessions.Waiting | sessions.StatusAsked) -> None:
+    def _take_message(self, event: Notice | Waiting | StatusAsked) -> None:
         """Take an event that changes nothing of the round."""
-        if isinstance(event, sessions.Notice):
+        if isinstance(event, Notice):
             self._say(event.text)
-        elif isinstance(event, sessions.Waiting):
+        elif isinstance(event, Waiting):
             self._show_wait(event)
         elif (session := self._session) is not None:
             self.answer(event.question, lambda document: session.tell_status(document, event.question))
 
-    def _name_error(self, end: End | sessions.Lost, kind: type[RendezvousError]) -> str:
+    def _name_error(self, end: End | Lost, kind: type[RendezvousError]) -> str:
         """Return the detail of an end, behind it the name of torch's error, which programs look for in logs."""
         if end.verdict != "rendezvous":
             return end.detail
@@ -320,7 +321,7 @@ class MultiNodeJob:
         if self._round < 0 and not self._has_left:
             self._say(f"the job has ended with success; {_describe_spare(end.nodes)}")
 
-    def _show_wait(self, event: sessions.Waiting) -> None:
+    def _show_wait(self, event: Waiting) -> None:
         if event.is_for_nodes and self._is_running:
             return  # the round was formed while this was being said
         if event.texts is None:
@@ -392,7 +393,7 @@ def _describe_round(place: Assignment, max_restarts: int) -> str:
     return f"new round: {nodes}, {workers}, restart {place.restart_count}{limit}; this is node {place.group_rank}{news}"
 
 
-def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool) -> sessions.Setup:
+def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool) -> Setup:
     """Return the description of this node's workers and the user's settings for the rendezvous."""
     config, node_config = options.job_config, options.node_config
     if not node_config.scale_up_signal:
@@ -412,4 +413,4 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool) 
         torch="" if is_other else find_torch_version(sys.path),
         script_file=find_script_file(spec.entrypoint, spec.args),
     )
-    return sessions.Setup(config, node_config, node_info, shows_waiting=shows_waiting)
+    return Setup(config, node_config, node_info, shows_waiting=shows_waiting)

@@ -22,7 +22,7 @@ from elastic_run.diagnosis.doctor_report import (
 )
 from elastic_run.errors import UsageError
 from elastic_run.notices import print_json, print_text, say
-from elastic_run.rendezvous.addresses import is_own_host, parse_endpoints
+from elastic_run.rendezvous.addresses import find_whether_own_host, parse_endpoints
 from elastic_run.rendezvous.api import RendezvousError
 from elastic_run.schedulers.slurm import StepError, find_step
 
@@ -188,7 +188,7 @@ def _add(finding: Finding, report: dict[str, Any]) -> dict[str, Any]:
 
 def _serves_endpoint(endpoint: str) -> bool:
     host, _ = parse_endpoints(endpoint, contract.DEFAULT_C10D_PORT)[0]
-    return is_own_host(host, _TO_LOOK_UP)
+    return bool(find_whether_own_host(host, _TO_LOOK_UP))
 
 
 def _print(report: dict[str, Any], *, is_json: bool) -> None:

@@ -193,19 +193,6 @@ class JoinCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchStep:
-    """The step of a scheduler whose launchers are all needed for one job, at a place that its user named.
-
-    Args:
-        name: The same on all nodes of the step, and no other step's.
-        first_host: The name of its first node.
-    """
-
-    name: str
-    first_host: str
-
-
-@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """The configuration of one node; times in seconds.
 
@@ -222,8 +209,6 @@ class NodeConfig:
         notice: A line for the user that the node with rank 0 shows when the first round is formed, or "".
         location: Its place in the network, "" if not known. Nodes without a preferred rank get ranks in the order of
             these texts, so that nodes of one switch are neighbours.
-        launch_address: Where srun was started, perhaps the first node's address; shown where names have none, or "".
-        launch_step: The step whose launchers must not contradict each other, or None.
         end_time: When the scheduler ends this node's job, in seconds since 1970; 0 if not known.
         stops_in_time: Whether the launcher stops the workers before that time, so that the job can be run again.
         health_check: The command that must succeed before the node takes part in a round, or "".
@@ -238,8 +223,6 @@ class NodeConfig:
     join_command: JoinCommand | None = None
     notice: str = ""
     location: str = ""
-    launch_address: str = ""
-    launch_step: LaunchStep | None = None
     end_time: float = 0.0
     stops_in_time: bool = False
     health_check: str = ""

@@ -1,4 +1,4 @@
-"""Which nodes of a job are there, for the lines that waiting nodes show."""
+"""Which nodes of a job are there, for the lines that waiting nodes show, and without which it goes on, for `status`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from elastic_run.core.job.round_outcome import describe_lost, describe_refused
 from elastic_run.core.job.round_policy import SHOWN, list_present
 from elastic_run.core.job.state import GATHERING
 from elastic_run.core.job.succession import MAJORITY, describe_majority
+from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from elastic_run.core.job.coordination_state import Coordination
+    from elastic_run.core.job.state import Job
+
+#: Nodes that `list_left_out` names.
+_MOST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +81,27 @@ def describe_missing_seats(coordination: Coordination) -> str:
     if coordination.choice != MAJORITY:
         return ""
     return describe_majority(coordination.knowledge, set(coordination.here))
+
+
+def list_left_out(job: Job, now: float) -> list[dict[str, Any]]:
+    """Return what the user needs to know of each node that the job goes on without, the latest last.
+
+    The documents have `host`, `kind` (`excluded` or `unhealthy`), `reason` (a clause), `seconds` since then, and
+    `expires` (seconds until the machine may join again). The last two are None where they are not known; an exclusion
+    without `expires` lasts as long as the job.
+    """
+    window = None if job.config is None else job.config.exclude_after
+    period = None if window is None else window.seconds
+    found: list[dict[str, Any]] = []
+    for one in job.exclusions:
+        expires = None if period is None else one.at + period - now
+        if expires is None or expires > 0:
+            about = {"host": one.host, "kind": "excluded", "reason": one.reason}
+            found.append({**about, "seconds": now - one.at, "expires": expires})
+    hosts = {node.node_info.host for node in job.nodes.values()}
+    for gone in job.gone.values():
+        if gone.reason == UNHEALTHY and gone.was is not None and gone.was.node_info.host not in hosts:
+            reason = gone.detail.removeprefix(UNHEALTHY).removeprefix(": ")
+            about = {"host": gone.was.node_info.host, "kind": UNHEALTHY, "reason": reason}
+            found.append({**about, "seconds": None, "expires": None})
+    return found[-_MOST:]

@@ -1,41 +1,52 @@
-"""The coordinator of a job, on a loop: what the nodes say goes in, and each node's order goes out.
+"""One agent's port, and the coordination of its job while it coordinates: what the nodes say in, each node's order out.
 
+- A thread with a loop of its own, so that no workers wait for it.
 - `core.job.coordination` decides about many documents at a time. A node is sent its order when it differs from the one
   before.
-- Questions to all nodes (`status`, `stacks`, drains) pass through here.
+- Where a lease says who coordinates, it is renewed from here.
+- An agent that has a port and doesn't coordinate says whom it follows, or that it searches.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 
 from elastic_run.core.job import coordination as rules
-from elastic_run.core.job.coordination import BROKEN, Closed, Said, make_order
-from elastic_run.core.job.discovery import compute_standing
+from elastic_run.core.job.coordination import BROKEN, Closed, Said, StepDown, make_order
+from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES, compute_standing
 from elastic_run.core.job.documents import GATHER, NodeState, Order, Promise
 from elastic_run.core.job.round_outcome import verdict_exit_code
-from elastic_run.core.job.wait_status import describe_wait
+from elastic_run.core.job.succession import LEASE
+from elastic_run.core.job.wait_status import describe_wait, list_left_out
 from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.protocol.facts import End
+from elastic_run.loop import Loop
 from elastic_run.records import replace
+from elastic_run.rendezvous.coordination.link import Link
+from elastic_run.rendezvous.coordination.listener import Listener
+from elastic_run.rendezvous.coordination.opening import Answer
 from elastic_run.rendezvous.coordination.questions import Questions
+from elastic_run.rendezvous.events import Lost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import _socket
+    import socket
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from elastic_run.core.job.coordination import Coordination
     from elastic_run.core.job.coordination_state import Event
     from elastic_run.core.job.documents import Round
-    from elastic_run.loop import Loop, Timer
-    from elastic_run.rendezvous.coordination.link import Link
+    from elastic_run.loop import Timer
+    from elastic_run.rendezvous.coordination.opening import Hello, Identity
+    from elastic_run.rendezvous.coordination.places import LeasePlace
+    from elastic_run.rendezvous.events import SessionEvent
 
-__all__ = [
-    "Coordinator",
-]
+__all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,83 +54,201 @@ _log = logging.getLogger(__name__)
 #: thousand nodes cost few decisions.
 _REST = 6.0
 _LONGEST_REST = 0.25
+#: Seconds for the thread to end, which never blocks.
+_END_LIMIT = 10.0
 
 
 class Coordinator:
-    """One agent's coordination of its job; everything happens in the loop's thread.
+    """One agent's port, and its job while it coordinates.
 
-    Attributes:
-        state: The coordination, None while this agent doesn't coordinate.
-        is_ready: Whether it has heard what its own node knows of the job.
-        hosts: The machines of the nodes that are connected.
-        clear_workers: Empties the workers' store, where it is at this agent's port.
-        on_change: Called when a node has come or gone.
+    Args:
+        identity: This agent.
+        sockets: The listening sockets of its port.
+        serves_workers: Whether the workers' store is at the same port; it is emptied before each round.
+        call: Makes a call in the loop of this agent's node.
+        on_standing: Called there with the job's standing (`core.job.discovery`) when that has changed.
+        on_event: Called there with a line for the user, or if the thread has ended by a defect.
     """
 
-    def __init__(self, loop: Loop, node: str, on_standing: Callable[[int], None]) -> None:
-        self.state: Coordination | None = None
-        self.is_ready = False
-        self.hosts: dict[str, str] = {}
-        self.clear_workers: Callable[[], None] = lambda: None
-        self.on_change: Callable[[], None] = lambda: None
-        self._loop = loop
-        self._node = node
+    def __init__(
+        self,
+        identity: Identity,
+        sockets: Sequence[_socket.socket],
+        *,
+        serves_workers: bool,
+        call: Callable[[Callable[[], None]], None],
+        on_standing: Callable[[int], None],
+        on_event: Callable[[SessionEvent], None],
+    ) -> None:
+        self._identity = identity
+        self._node = identity.node
+        self._call_node = call
         self._on_standing = on_standing
+        self._on_event = on_event
+        self._loop = Loop()
+        self._is_over = False
+        self._answer = Answer(SEARCHES, identity.node)
+        self._state: Coordination | None = None  # None while this agent doesn't coordinate
+        self._is_ready = False  # whether it has heard what its own node knows of the job
         self._standing = -1
         self._started_by: tuple[Round, ...] = ()
         self._links: dict[str, Link] = {}
+        self._hosts: dict[str, str] = {}
         self._sent: dict[str, Order] = {}
         self._events: list[Event] = []
         self._changed: set[str] = set()
-        self._due: Timer | None = None
         self._unanswered: set[str] = set()  # nodes that were sent an order, and have said nothing since
+        self._due: Timer | None = None
         self._timer: Timer | None = None
         self._rest_until = 0.0
         self._complaint = ""
-        self._questions = Questions(loop)
+        self._questions = Questions(self._loop)
+        self._clear_workers: Callable[[], None] = lambda: None
+        self._on_change: Callable[[], None] = lambda: None
+        hand_on = self._open_worker_store(sockets[0]) if serves_workers else None
+        self._listener = Listener(
+            self._loop, sockets, identity=identity, describe=self._describe_self, admit=self._welcome, hand_on=hand_on
+        )
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._thread.start()
 
-    @property
-    def has_others(self) -> bool:
-        """Whether other nodes are connected."""
-        return any(node != self._node for node in tuple(self._links))
+    def _open_worker_store(self, listening: _socket.socket) -> Callable[[_socket.socket, tuple[str, int]], None]:
+        from elastic_run.store.tcpstore.server import StoreServer
 
-    # --- a term ------------------------------------------------------------------------------------------------------
-    def begin(self, make: Callable[[tuple[Round, ...]], Coordination]) -> None:
-        """Coordinate from now on; `make` gets the rounds that this agent has started as a coordinator before."""
-        self.end()
-        self.state = make(self._started_by)
-        self._standing = -1
-        self.is_ready = False
+        server = StoreServer(self._loop, listening, is_fed=True)
+        self._clear_workers = server.reset
+        return server.serve
 
-    def end(self) -> None:
-        """Leave the job: its nodes come again, here or elsewhere. Harmless where this agent doesn't coordinate."""
-        if self.state is not None:
-            self._started_by = self.state.started_by
-        self.state = None
-        for link in tuple(self._links.values()):
-            link.part()
-        for one in (self._links, self.hosts, self._sent):
-            one.clear()
-        self._events.clear()
-        self._unanswered.clear()
-        self._questions.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-        self.on_change()
+    def _run(self) -> None:
+        try:
+            self._loop.run_until(lambda: self._is_over)
+        except Exception as caught:  # noqa: BLE001 - whatever it is, the agent is told
+            _log.exception("a defect in the rendezvous, thread coordinator")
+            lost = Lost("internal_error", f"a defect in the rendezvous: {caught!r}")
+            self._call_node(lambda: self._on_event(lost))
+        finally:
+            self._end_term()
+            self._listener.close()
+            self._loop.close()
+
+    # --- calls of other threads --------------------------------------------------------------------------------------
+    def begin(
+        self,
+        promise: Promise,
+        choice: str,
+        own: socket.socket,
+        *,
+        dead: str,
+        silent: str,
+        short_since: float | None,
+        may_found: bool,
+        lease: LeasePlace | None,
+    ) -> None:
+        """Coordinate the job from now on; see `Coordination` and `Job` for most values.
+
+        `own` is this side of the connection to this agent's own node, and `lease` is to be renewed.
+        """
+
+        def start() -> None:
+            self._end_term()
+            began = time.monotonic()
+            state = rules.begin(promise, choice, began, dead=dead, silent=silent, started_by=self._started_by)
+            self._state = replace(state, may_found=may_found, job=replace(state.job, short_since=short_since))
+            self._standing = -1
+            self._is_ready = False
+            link = Link(self._loop, own, lease=self._identity.lease)
+            self._admit(self._node, self._identity.host, link, promise.term)
+            if lease is not None:
+                lease.keep(self._loop, lambda: self._state is not None, self.note, self._tell)
+
+        self._loop.call_soon_threadsafe(start)
+
+    def note(self, event: Event) -> None:
+        """Take in an event that no node brings, such as `MayFound`."""
+        self._loop.call_soon_threadsafe(lambda: self._feed(event))
+
+    def set_answer(self, answer: Answer) -> None:
+        """Say from now on whom this agent follows, or that it searches, while it doesn't coordinate."""
+        self._answer = answer
+
+    def end_term(self) -> None:
+        """Coordinate no longer: the nodes come again, here or elsewhere. Harmless if this agent does not coordinate."""
+        self._loop.call_soon_threadsafe(self._end_term)
 
     def end_job(self, detail: str) -> None:
         """Let the job end with this agent, which goes, for a reason: a sentence."""
-        state = self.state
-        if state is None or state.is_over or state.end is not None:
-            return
-        attempts = state.job.attempts
-        end = End(state.job.term, "store_lost", verdict_exit_code("store_lost"), detail, None, attempts)
-        self.state = replace(state, end=end)
-        self._changed.update(self._links)
-        self._send_orders()
 
-    # --- nodes -------------------------------------------------------------------------------------------------------
-    def admit(self, node: str, host: str, link: Link, term: int) -> None:
+        def end() -> None:
+            state = self._state
+            if state is not None and not state.is_over and state.end is None:
+                code, attempts = verdict_exit_code("store_lost"), state.job.attempts
+                self._state = replace(state, end=End(state.job.term, "store_lost", code, detail, None, attempts))
+                self._changed.update(self._links)
+                self._send_orders(self._state)
+
+        self._loop.call_soon_threadsafe(end)
+
+    def wait_others(self, timeout: float, *, are_there: bool) -> bool:
+        """Wait until another node is connected, or none is; returns whether that is so."""
+        has_come = threading.Event()
+
+        def look() -> None:
+            if bool(self.hosts_of_others) is are_there:
+                has_come.set()
+
+        def begin() -> None:
+            self._on_change = look
+            look()
+
+        self._loop.call_soon_threadsafe(begin)
+        return has_come.wait(timeout)
+
+    @property
+    def hosts_of_others(self) -> list[str]:
+        """The machines of the other nodes that are connected."""
+        return [host for node, host in tuple(self._hosts.items()) if node != self._node]
+
+    @property
+    def has_heirs(self) -> bool:
+        """Whether other nodes are connected that stay."""
+        state = self._state
+        return state is not None and any(node != self._node and not one.leaving for node, one in state.here.items())
+
+    def list_left_out(self) -> list[dict[str, Any]]:
+        """Return the nodes that the job goes on without; see `core.job.wait_status`."""
+        state = self._state
+        return [] if state is None else list_left_out(state.job, time.monotonic())
+
+    def close(self) -> None:
+        """Close the port and all connections, and end the thread; harmless when closed."""
+
+        def end() -> None:
+            self._is_over = True
+
+        self._loop.call_soon_threadsafe(end)
+        self._thread.join(_END_LIMIT)
+
+    def _tell(self, event: SessionEvent) -> None:
+        self._call_node(lambda: self._on_event(event))
+
+    # --- nodes come and go -------------------------------------------------------------------------------------------
+    def _describe_self(self) -> Answer:
+        state = self._state
+        if state is not None and not state.is_over and self._is_ready:
+            return Answer(COORDINATES, self._node, compute_standing(state), state.promise.term)
+        # Before the coordinator has heard what its own node knows, it would seem to know of no job.
+        return self._answer if self._answer.role == FOLLOWS else replace(self._answer, role=SEARCHES)
+
+    def _welcome(self, hello: Hello, link: Link, term: int) -> None:
+        state = self._state
+        if not hello.successor:
+            self._admit(hello.node, hello.host, link, term)
+            return
+        link.close()
+        if state is not None and state.choice == LEASE and hello.term > state.promise.term:
+            self._feed(StepDown(hello.successor))
+
+    def _admit(self, node: str, host: str, link: Link, term: int) -> None:
         """Take the connection of a node, in place of one that it had before.
 
         The node was told the term, and promises to follow it with its first state.
@@ -128,10 +257,10 @@ class Coordinator:
         if former is not None:
             former.close()  # the node has come again before this side knew that the connection had broken
         self._links[node] = link
-        self.hosts[node] = host
+        self._hosts[node] = host
         self._sent[node] = Order(Promise(term, self._node), GATHER)  # nothing else was told so far
+        self._on_change()
         link.defers = True
-        self.on_change()
         link.on_document = lambda document: self._read_state(node, link, document)
         link.on_message = lambda message: self._read_message(node, link, message)
         link.on_end = lambda how, detail: self._lose(node, how, detail)
@@ -142,33 +271,45 @@ class Coordinator:
         except MessageError as error:
             if not self._complaint:
                 self._complaint = str(error)
-                _log.warning("elastic-run: %s sends what is no state of a node: %s", self.hosts[node], error)
+                _log.warning("elastic-run: %s sends what is no state of a node: %s", self._hosts[node], error)
             link.close()
             self._lose(node, BROKEN, "unreadable")
             return
-        self.feed(Said(state))
-
-    def _lose(self, node: str, how: str, detail: str) -> None:
-        self._links.pop(node, None)
-        self.hosts.pop(node, None)
-        self._sent.pop(node, None)
-        self._unanswered.discard(node)
-        self._questions.lose(node)
-        self.feed(Closed(node, how, detail))
-        self.on_change()
+        self._feed(Said(state))
 
     def _read_message(self, node: str, link: Link, message: dict[str, Any]) -> None:
         kind = message.get("kind")
-        if kind == "wait" and self.state is not None:
-            status = describe_wait(self.state, time.monotonic())
+        if kind == "wait" and self._state is not None:
+            status = describe_wait(self._state, time.monotonic())
             link.send({"kind": "wait", "status": to_message(status)})
         elif kind == "ask":
             self._questions.ask(link, message, self._links)
         elif kind == "answer":
             self._questions.answer(node, message)
 
+    def _lose(self, node: str, how: str, detail: str) -> None:
+        for each in (self._links, self._hosts, self._sent):
+            each.pop(node, None)
+        self._unanswered.discard(node)
+        self._questions.lose(node)
+        self._feed(Closed(node, how, detail))
+        self._on_change()
+
+    def _end_term(self) -> None:
+        if self._state is not None:
+            self._started_by = self._state.started_by
+        self._state = None
+        for link in tuple(self._links.values()):
+            link.part()
+        for each in (self._links, self._hosts, self._sent, self._events, self._unanswered):
+            each.clear()
+        self._questions.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_change()
+
     # --- decisions ---------------------------------------------------------------------------------------------------
-    def feed(self, event: Event) -> None:
+    def _feed(self, event: Event) -> None:
         """Take in an event."""
         self._events.append(event)
         now = self._loop.now()
@@ -187,8 +328,10 @@ class Coordinator:
         if node in self._unanswered:
             self._unanswered.discard(node)
             return not self._unanswered
-        config = None if self.state is None else self.state.job.config
-        return config is not None and len(self._events) + len(self.state.here) == config.max_nodes  # type: ignore[union-attr]
+        state = self._state
+        if state is None or state.job.config is None:
+            return False
+        return len(self._events) + len(state.here) == state.job.config.max_nodes
 
     def _wake(self) -> None:
         if self._due is None:
@@ -196,22 +339,25 @@ class Coordinator:
 
     def _decide(self) -> None:
         self._due = None
-        before = self.state
+        before = self._state
         if before is None:
             self._events.clear()
             return
         began, spent = time.monotonic(), time.thread_time()
         events, self._events = self._events, []
         jitter = int.from_bytes(os.urandom(2), "big") / 65536
-        state = self.state = rules.decide(before, events, now=began, jitter=jitter)
-        self.is_ready = self.is_ready or self._node in state.here or self._node in state.ended  # or it leaves
+        state = self._state = rules.decide(before, events, now=began, jitter=jitter)
+        self._is_ready = self._is_ready or self._node in state.here or self._node in state.ended  # or it leaves
         if state.round != before.round:
             # Each member has accepted the round, so nothing of the last one lives anywhere.
-            self.clear_workers()
+            self._clear_workers()
         if not _is_same_for_all(before, state):
             self._changed.update(self._links)
-        self._send_orders()
-        self._tell_standing(state)
+        self._send_orders(state)
+        standing = compute_standing(state)
+        if standing != self._standing:
+            self._standing = standing
+            self._call_node(lambda: self._on_standing(standing))
         now = time.monotonic()
         self._rest_until = now + min(_LONGEST_REST, _REST * (time.thread_time() - spent))
         if self._timer is not None:
@@ -221,17 +367,8 @@ class Coordinator:
         if due is not None:
             self._timer = self._loop.call_at(due, self._wake)
 
-    def _tell_standing(self, state: Coordination) -> None:
-        standing = compute_standing(state)
-        if standing != self._standing:
-            self._standing = standing
-            self._on_standing(standing)
-
-    def _send_orders(self) -> None:
-        state = self.state
+    def _send_orders(self, state: Coordination) -> None:
         changed, self._changed = self._changed, set()
-        if state is None:
-            return
         last, content = None, b""
         for node in changed:
             link = self._links.get(node)

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop, Timer
 
-__all__ = [
-    "PARTING",
-    "Link",
-]
+__all__ = ["PARTING", "Link"]
 
 #: The first bytes of an agent's connection. The number grows when agents can't understand each other any more.
 PROTOCOL = 1
@@ -68,6 +65,7 @@ class FrameReader:
 
     def __init__(self, most: int = LARGEST) -> None:
         self.most = most
+        self.taken = 0  # bytes of all frames so far
         self._buffer = bytearray()
 
     @property
@@ -91,6 +89,7 @@ class FrameReader:
                 return
             content = bytes(self._buffer[_HEADER.size : end])
             del self._buffer[:end]
+            self.taken += end
             yield kind, decode(content) if content else {}
 
 
@@ -110,6 +109,7 @@ class Link:
 
     Attributes:
         lease: Seconds in which the other side has to acknowledge a document.
+        reader: Takes the bytes that come apart.
         on_document: Called with each document.
         on_message: Called with each message.
         on_end: Called once when the connection has ended by itself: how, and a clause for the user.
@@ -137,11 +137,11 @@ class Link:
         self.defers = False
         self.is_foreign = False
         self.is_closed = False
-        self.has_parted = False
+        self._has_parted = False
         self._loop = loop
         self._socket = connected
         self._fd = connected.fileno()
-        self._reader = FrameReader(most)
+        self.reader = FrameReader(most)
         self._unsent = bytearray()
         self._next: bytes | None = None
         self._owes = False  # whether a document was read that is not acknowledged yet
@@ -153,10 +153,6 @@ class Link:
     def fileno(self) -> int:
         """Return the descriptor."""
         return self._fd
-
-    def set_largest(self, most: int) -> None:
-        """Set how many bytes a frame may have from now on."""
-        self._reader.most = most
 
     # --- out ---------------------------------------------------------------------------------------------------------
     @property
@@ -180,10 +176,6 @@ class Link:
         """Send a message; it is left out where the other side has not read a lot of earlier ones."""
         if not self.is_closed and len(self._unsent) < _HIGH_WATER:
             self._write(encode_frame(MESSAGE, message))
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes that were read from the socket before."""
-        self._take(data)
 
     def part(self) -> None:
         """Close the connection though this process lives: the other side waits for it to come again."""
@@ -251,19 +243,18 @@ class Link:
             self._end_with(error)
             return
         if data:
-            self._take(data)
+            self.feed(data)
         elif self._error is not None:
             self._end_with(self._error)
-        elif self.has_parted:
-            self._end(BROKEN, "")
         else:
             # In the middle of a frame it may be a living agent that could not say that it parts.
-            self._end(BROKEN if self._reader.has_begun else ENDED, "")
+            self._end(BROKEN if self._has_parted or self.reader.has_begun else ENDED, "")
 
-    def _take(self, data: bytes) -> None:
-        self._reader.feed(data)
+    def feed(self, data: bytes) -> None:
+        """Take bytes that were read from the socket, now or before."""
+        self.reader.feed(data)
         try:
-            for kind, content in self._reader.read():
+            for kind, content in self.reader.read():
                 self._take_frame(kind, content)
                 if self.is_closed:
                     return
@@ -285,7 +276,7 @@ class Link:
         if kind == ACKNOWLEDGED or self.is_closed:
             return
         if kind == MESSAGE and content == PARTING:
-            self.has_parted = True
+            self._has_parted = True
         elif kind == MESSAGE:
             self.on_message(content)
         else:
@@ -300,10 +291,7 @@ class Link:
     def _tell_silence(self) -> None:
         self._receive()  # what has come already counts: this side's loop may have been busy
         if self._silence is not None:
-            self._end_silent()
-
-    def _end_silent(self) -> None:
-        self._end(SILENT, f"silent for {self.lease:.1f} s")
+            self._end(SILENT, f"silent for {self.lease:.1f} s")
 
     def _note_error(self, error: OSError) -> None:
         """Keep why nothing can be sent: the kernel tells it once, and a reader finds the end of the stream then."""
@@ -312,7 +300,7 @@ class Link:
 
     def _end_with(self, error: OSError) -> None:
         if error.errno in _DARK:
-            self._end_silent()
+            self._end(SILENT, f"silent for {self.lease:.1f} s")
         else:
             self._end(BROKEN, os.strerror(error.errno or 0).lower())
 

@@ -17,27 +17,25 @@ import os
 import socket
 
 from elastic_run.core.job.discovery import COORDINATES
-from elastic_run.core.protocol.codec import LARGEST, MessageError
+from elastic_run.core.protocol.codec import LARGEST, MessageError, to_message
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.link import LARGEST_OPENING, NAME, PREAMBLE, Link
 from elastic_run.rendezvous.coordination.opening import (
-    CONTRADICTS,
     NODE,
     REFUSED,
     SERVER,
     Answer,
     Hello,
     make_nonce,
-    read_hello,
-    write_answer,
+    read_opening,
 )
-from elastic_run.rendezvous.coordination.step_check import find_contradiction
 from elastic_run.store.connecting import notice_darkness
 from elastic_run.store.limits import RESERVED_DESCRIPTORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.opening import Identity
@@ -74,12 +72,6 @@ class _Visitor:
         self.term = 0
         self.seen = 0  # bytes of the preamble
 
-    def close(self) -> None:
-        if self.link is not None:
-            self.link.close()
-        else:
-            self.connected.close()
-
 
 class Listener:
     """Takes the connections that come to an agent's port, whose listening sockets this object owns.
@@ -90,7 +82,6 @@ class Listener:
         identity: This agent.
         describe: Returns what this agent is.
         admit: Called with a node that joins, its connection and the term that it was told.
-        tell_contradiction: Called with what this agent's user has to know of another launcher of its step.
         hand_on: Takes a connection of a worker, where workers share the port; else None.
     """
 
@@ -102,7 +93,6 @@ class Listener:
         identity: Identity,
         describe: Callable[[], Answer],
         admit: Callable[[Hello, Link, int], None],
-        tell_contradiction: Callable[[str], None],
         hand_on: Callable[[_socket.socket, tuple[str, int]], None] | None = None,
     ) -> None:
         self._loop = loop
@@ -110,14 +100,13 @@ class Listener:
         self._job, self._lease, self._credentials = identity.job, identity.lease, identity.credentials
         self._describe = describe
         self._admit = admit
-        self._tell_contradiction = tell_contradiction
-        self._identity = identity
         self._hand_on = hand_on
         self._visitors: dict[_Visitor, None] = {}
         self._told: set[str] = set()
         self._timer: Timer | None = None
         self._is_paused = False
-        self.port: int = self._sockets[0].getsockname()[1]
+        self._port: int = self._sockets[0].getsockname()[1]
+        self._name = f"the job's store at port {self._port}"
         self._watch()
 
     def close(self) -> None:
@@ -126,8 +115,7 @@ class Listener:
         for one in self._sockets:
             one.close()
         for visitor in tuple(self._visitors):
-            visitor.close()
-        self._visitors.clear()
+            self._drop(visitor)
 
     # --- connections -------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -167,8 +155,7 @@ class Listener:
         oldest = next(iter(self._visitors), None)
         if oldest is None:
             return False
-        self._forget(oldest)
-        oldest.close()
+        self._drop(oldest)
         return True
 
     def _pause(self) -> None:
@@ -176,7 +163,8 @@ class Listener:
             self._is_paused = True
             self._leave()
             limit = os.sysconf("SC_OPEN_MAX")
-            self._tell("full", f"its process may open {limit} files: raise ulimit -n, a job needs one for each node")
+            why = f"its process may open {limit} files: raise ulimit -n, a job needs one for each node"
+            self._tell("full", f"{self._name} closed a connection: {why}")
             self._loop.call_later(_ACCEPT_AGAIN, self._resume)
 
     def _resume(self) -> None:
@@ -192,13 +180,16 @@ class Listener:
             if left > 0:
                 self._timer = self._loop.call_later(left, self._expire)
                 return
-            self._forget(visitor)
-            visitor.close()
+            self._drop(visitor)
 
     def _forget(self, visitor: _Visitor) -> None:
         self._visitors.pop(visitor, None)
         if visitor.link is None:
             self._loop.remove_reader(visitor.connected.fileno())
+
+    def _drop(self, visitor: _Visitor) -> None:
+        self._forget(visitor)
+        (visitor.link or visitor.connected).close()
 
     # --- who it is ---------------------------------------------------------------------------------------------------
     def _peek(self, visitor: _Visitor) -> None:
@@ -222,10 +213,13 @@ class Listener:
         else:
             if data.startswith(NAME):
                 _show_protocol(connected)
-            if data:
-                self._tell_foreign(data, visitor.peer)
-            self._forget(visitor)
-            visitor.close()
+                release = data[len(NAME) :].split(b"\n")[0].decode(errors="replace")
+                release = release if release.isprintable() else "?"
+                speaks = f"{visitor.peer} speaks protocol {release} of another release of elastic-run"
+                self._tell("release", f"{self._name} closed a connection: {speaks}")
+            elif data:
+                self._tell_garbage(f"{visitor.peer} is no agent of elastic-run, or one of an older release")
+            self._drop(visitor)
 
     def _meet(self, visitor: _Visitor, connected: socket.socket) -> None:
         connected.recv(len(PREAMBLE))
@@ -233,24 +227,24 @@ class Listener:
             self._loop,
             connected,
             lease=self._lease,
-            on_document=lambda _: self._close(visitor, "a document comes before the opening"),
+            on_document=lambda _: self._refuse(visitor, "a document comes before the opening"),
             on_message=lambda message: self._open(visitor, link, message),
             on_end=lambda _how, _detail: self._forget(visitor),
             most=LARGEST_OPENING,
         )
         visitor.link.is_foreign = True
 
-    def _open(self, visitor: _Visitor, link: Link, message: dict[str, object]) -> None:
+    def _open(self, visitor: _Visitor, link: Link, message: dict[str, Any]) -> None:
         if visitor.hello is not None:
             self._check_proof(visitor, link, visitor.hello, message)
             return
         try:
-            hello = visitor.hello = read_hello(message)
+            hello = visitor.hello = read_opening(Hello, message)
         except MessageError as error:
-            self._close(visitor, str(error))
+            self._refuse(visitor, str(error))
             return
         answer = self._answer(visitor, hello)
-        link.send(write_answer(answer))
+        link.send(to_message(answer))
         if answer.role != COORDINATES or not hello.node:
             self._forget(visitor)
             link.part()
@@ -260,72 +254,50 @@ class Listener:
     def _answer(self, visitor: _Visitor, hello: Hello) -> Answer:
         answer = self._describe()
         visitor.term = answer.term
-        theirs, ours = find_contradiction(self._identity, answer, hello)
-        if theirs:
-            answer = Answer(CONTRADICTS, detail=theirs)
-            if self._credentials is None:
-                self._tell_contradiction(ours)
-        elif hello.job != self._job:
+        if hello.job != self._job:
             detail = f"the job here has --rdzv-id={self._job}, and this node came with --rdzv-id={hello.job}"
             answer = Answer(REFUSED, detail=detail)
-            self._tell(
-                "job", f"{hello.host} ({visitor.peer}) came with --rdzv-id={hello.job}, and this job has {self._job}"
-            )
+            came = f"{hello.host} ({visitor.peer}) came with --rdzv-id={hello.job}, and this job has {self._job}"
+            self._tell("job", f"{self._name} closed a connection: {came}")
         if self._credentials is None:
             return answer
         nonce = visitor.nonce = make_nonce()
         if not hello.nonce:
-            self._tell_refused("it has no token, and this job has one", visitor.peer)
+            self._tell_refused("it has no token, and this job has one", visitor)
             return Answer(REFUSED, nonce=nonce)
 
         proof = self._credentials.prove(SERVER, hello.nonce, nonce)
         return replace(answer, nonce=nonce, proof=proof)
 
-    def _check_proof(self, visitor: _Visitor, link: Link, hello: Hello, message: dict[str, object]) -> None:
-
+    def _check_proof(self, visitor: _Visitor, link: Link, hello: Hello, message: dict[str, Any]) -> None:
         if self._credentials is None:
-            self._close(visitor, "it says more than an opening has")
+            self._refuse(visitor, "it says more than an opening has")
         elif self._credentials.is_proof(message.get("proof"), NODE, hello.nonce, visitor.nonce):
             self._let_in(visitor, link, hello)
         else:
-            self._tell_refused("it has another token than this job", visitor.peer)
-            self._forget(visitor)
-            visitor.close()
+            self._tell_refused("it has another token than this job", visitor)
+            self._drop(visitor)
 
     def _let_in(self, visitor: _Visitor, link: Link, hello: Hello) -> None:
         self._forget(visitor)
-        link.set_largest(LARGEST)
+        link.reader.most = LARGEST
         self._admit(hello, link, visitor.term)
 
     # --- refusals ----------------------------------------------------------------------------------------------------
-    def _close(self, visitor: _Visitor, what: str) -> None:
+    def _refuse(self, visitor: _Visitor, what: str) -> None:
         self._tell_garbage(f"{visitor.peer}: {what}")
-        self._forget(visitor)
-        visitor.close()
+        self._drop(visitor)
 
-    def _tell_foreign(self, data: bytes, peer: str) -> None:
-        if data.startswith(NAME):
-            release = data[len(NAME) :].split(b"\n")[0].decode(errors="replace")
-            release = release if release.isprintable() else "?"
-            self._tell("release", f"{peer} speaks protocol {release} of another release of elastic-run")
-        else:
-            self._tell_garbage(f"{peer} is no agent of elastic-run, or one of an older release")
+    def _tell_refused(self, reason: str, visitor: _Visitor) -> None:
+        self._tell(reason, f"{self._name} refused a connection: {reason} ({visitor.peer})")
 
     def _tell_garbage(self, what: str) -> None:
-        line = "elastic-run: refused a message at port %d that does not fit the store's protocol: %s"
-        self._warn("garbage", line, self.port, what)
+        self._tell("garbage", f"refused a message at port {self._port} that does not fit the store's protocol: {what}")
 
-    def _tell_refused(self, reason: str, peer: str) -> None:
-        line = "elastic-run: the job's store at port %d refused a connection: %s (%s)"
-        self._warn(reason, line, self.port, reason, peer)
-
-    def _tell(self, kind: str, what: str) -> None:
-        self._warn(kind, "elastic-run: the job's store at port %d closed a connection: %s", self.port, what)
-
-    def _warn(self, kind: str, line: str, *values: object) -> None:
+    def _tell(self, kind: str, text: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            _log.warning(line, *values)
+            _log.warning("elastic-run: %s", text)
 
 
 def _show_protocol(connected: socket.socket) -> None:

@@ -12,11 +12,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES
-from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.codec import MessageError, from_document, to_message
 from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.link import (
     LARGEST_OPENING,
@@ -34,31 +35,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from hmac import HMAC
-    from typing import Any
+    from typing import Any, TypeVar
 
-__all__ = [
-    "NODE",
-    "SERVER",
-    "Answer",
-    "Credentials",
-    "Hello",
-    "Identity",
-    "ask",
-    "read_hello",
-]
+    T = TypeVar("T")
+
+__all__ = ["NODE", "SERVER", "Answer", "Credentials", "Hello", "Identity", "ask", "read_opening"]
 
 #: The two roles; none is the beginning of the other, and both nonces have a fixed length.
 SERVER, NODE = b"agent that is asked", b"node that asks"
 _PURPOSE = b"elastic-run: key of connections between the nodes of a job, version 1"
 _HASH = "sha256"
 
-
 REFUSED = "refused"
-#: The same, as launchers of one step that never meet; see `step_check`.
-CONTRADICTS = "contradicts"
-_ROLES = (COORDINATES, FOLLOWS, SEARCHES, REFUSED, CONTRADICTS)
+_ROLES = (COORDINATES, FOLLOWS, SEARCHES, REFUSED)
 _RECEIVE = 1 << 14
-_LONGEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +63,6 @@ class Hello:
         nonce: With a token: random bytes, as hexadecimal digits; otherwise "".
         successor: Where the node listens, if it holds the lease in place of the agent to which it comes; else "".
         term: The term of that lease.
-        step: The step whose launchers are all needed for the job, or "".
-        place: With a step: the endpoint that its user gave.
-        coordinator: With a look of a step: the node that coordinates for the one that looks, or "".
     """
 
     job: str
@@ -85,9 +72,6 @@ class Hello:
     nonce: str = ""
     successor: str = ""
     term: int = 0
-    step: str = ""
-    place: str = ""
-    coordinator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +79,12 @@ class Answer:
     """What an agent answers.
 
     Args:
-        role: A word of `core.job.discovery`, `REFUSED` or `CONTRADICTS`.
+        role: A word of `core.job.discovery`, or `REFUSED`.
         node: The agent's node.
         standing: See `core.job.discovery.Answer`.
         term: Of the coordinator: who joins promises to follow it.
         to: Where the coordinator listens that the agent follows.
-        detail: With the last two: the reason, a sentence for the user.
+        detail: With `REFUSED`: the reason, a sentence for the user.
         nonce: With a token: the agent's random bytes.
         proof: With a token: its proof.
     """
@@ -113,6 +97,11 @@ class Answer:
     detail: str = ""
     nonce: str = ""
     proof: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in _ROLES:
+            message = f"{self.role!a:.80} is no role"
+            raise MessageError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +117,10 @@ class Identity:
     release: str
     lease: float
     credentials: Credentials | None
-    step: str = ""
-    place: str = ""
 
     def make_hello(self, *, joins: bool) -> Hello:
         """Return what this agent says first; one that only looks joins nothing."""
-        node = self.node if joins else ""
-        return Hello(self.job, node, self.host, self.release, step=self.step, place=self.place)
+        return Hello(self.job, self.node if joins else "", self.host, self.release)
 
 
 class Credentials:
@@ -166,24 +152,19 @@ class Credentials:
 
 def make_nonce() -> str:
     """Return random digits that were never used before."""
-    import os
-
     return os.urandom(32).hex()
 
 
-# --- the agent's side ------------------------------------------------------------------------------------------------
-def read_hello(message: dict[str, Any]) -> Hello:
-    """Return who comes; raise `MessageError` for garbage."""
-    term = message.get("term", 0)
-    if not isinstance(term, int):
-        found = f"term must be a number, not {term!r:.80}"
-        raise MessageError(found)
-    return Hello(term=term, **{name: _read_text(message, name) for name in Hello.__slots__ if name != "term"})
-
-
-def write_answer(answer: Answer) -> dict[str, Any]:
-    """Return an answer as it is sent."""
-    return {name: getattr(answer, name) for name in Answer.__slots__}
+def read_opening(kind: type[T], message: dict[str, Any]) -> T:
+    """Return a `Hello` or an `Answer`; raise `MessageError` for garbage."""
+    found = from_document(kind, message)
+    for name in kind.__slots__:  # type: ignore[attr-defined] # both have it
+        value = getattr(found, name)
+        # What is not printable would move the cursor of a terminal that shows it.
+        if isinstance(value, str) and not value.isprintable():
+            text = f"{name} must be a printable text, not {value!a:.80}"
+            raise MessageError(text)
+    return found
 
 
 # --- the node's side -------------------------------------------------------------------------------------------------
@@ -191,13 +172,6 @@ def ask(
     endpoint: tuple[str, int], hello: Hello, timeout: float, credentials: Credentials | None, *, dark_after: float
 ) -> tuple[Answer, socket.socket | None, bytes]:
     """Come to an agent's port.
-
-    Args:
-        endpoint: Host and port.
-        hello: Who comes; its nonce is made here.
-        timeout: Seconds for all of it.
-        credentials: Of the job's token, or None.
-        dark_after: See `connect_once`.
 
     Returns:
         The answer; of an agent that coordinates also the connection, on which the node's proof was sent, and what was
@@ -212,7 +186,7 @@ def ask(
     deadline = time.monotonic() + timeout
     connected = connect_once(*endpoint, timeout, dark_after=dark_after)
     try:
-        connected.sendall(PREAMBLE + encode_frame(MESSAGE, {key: getattr(hello, key) for key in Hello.__slots__}))
+        connected.sendall(PREAMBLE + encode_frame(MESSAGE, to_message(hello)))
         answer, rest = _receive_answer(connected, deadline, name)
         try:
             _check_token(answer, hello, credentials, name)
@@ -259,9 +233,7 @@ def _receive_answer(connected: socket.socket, deadline: float, name: str) -> tup
         reader.feed(data)
         try:
             for _, content in reader.read():
-                answer = _read_answer(content)
-                size = len(encode_frame(MESSAGE, content))
-                return answer, raw[size:]
+                return read_opening(Answer, content), raw[reader.taken :]
         except MessageError as error:
             message = f"what listens at {name} is no agent of elastic-run"
             raise StoreConnectionError(message, FOREIGN) from error
@@ -280,21 +252,3 @@ def _check_token(answer: Answer, hello: Hello, credentials: Credentials | None, 
     if not credentials.is_proof(answer.proof, SERVER, hello.nonce, answer.nonce):
         message = f"the job at {name} has another token than this node"
         raise StoreTokenError(message)
-
-
-def _read_answer(content: dict[str, Any]) -> Answer:
-    standing, term = content.get("standing"), content.get("term", 0)
-    if not isinstance(standing, int) or not isinstance(term, int) or content.get("role") not in _ROLES:
-        message = "the answer is no agent's"
-        raise MessageError(message)
-    texts = {name: _read_text(content, name) for name in Answer.__slots__ if name not in ("standing", "term")}
-    return Answer(standing=standing, term=term, **texts)
-
-
-def _read_text(message: dict[str, Any], name: str) -> str:
-    value = message.get(name, "")
-    # What is not printable would move the cursor of a terminal that shows it.
-    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
-        found = f"{name} must be a printable text, not {value!a:.80}"
-        raise MessageError(found)
-    return value

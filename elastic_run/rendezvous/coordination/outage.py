@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 
 from elastic_run.core.job.succession import ONLY_ONE
-from elastic_run.rendezvous.session import Lost, Notice, Waiting
+from elastic_run.rendezvous.events import Lost, Notice, Waiting
 from elastic_run.report.waiting import FIRST, LIVE_INTERVAL, Repetition, describe_trouble, trouble_texts
-from elastic_run.store.errors import REFUSED, SILENT, UNREADY, UNRESOLVED
+from elastic_run.store.errors import REFUSED, SILENT, UNRESOLVED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.job.config import JobConfig, NodeConfig
+    from elastic_run.core.job.config import JobConfig
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.store.errors import StoreError
 
@@ -31,32 +31,34 @@ class Outage:
     """The time without a coordinator.
 
     Attributes:
+        was_reached: Whether this agent has had a coordinator.
         fenced_after: Seconds without a coordinator after which the workers were stopped, or 0.0.
     """
 
-    def __init__(self, place: Place, config: JobConfig, node_config: NodeConfig, *, shows_waiting: bool) -> None:
+    def __init__(self, place: Place, config: JobConfig, *, shows_waiting: bool) -> None:
+        self.was_reached = False
+        self.fenced_after = 0.0
         self._place = place
         self._config = config
-        self._node_config = node_config
         self._shows_waiting = shows_waiting
         self._since: float | None = None
         self._refused_since: float | None = None
         self._last_line: float | None = None
         self._repetition = Repetition()
-        self._was_reached = False
-        self._answer = ""
-        self._listener = ("", "")  # the trouble for which it was looked up, and the clause about it
-        self.fenced_after = 0.0
-
-    @property
-    def was_reached(self) -> bool:
-        """Whether this agent has had a coordinator."""
-        return self._was_reached
 
     def begin(self) -> None:
         """Note that there is no coordinator from now on."""
         if self._since is None:
             self._since = time.monotonic()
+
+    def end(self) -> str:
+        """Note that there is a coordinator; returns a line for the user if there were lines before, else ""."""
+        silent_for = 0.0 if self._since is None else time.monotonic() - self._since
+        was_told, verb = self._last_line is not None, "answers again" if self.was_reached else "answers"
+        self._since = self._last_line = self._refused_since = None
+        self.was_reached = True
+        self.fenced_after = 0.0
+        return f"the store at {self._place.name} {verb} after {silent_for:.0f} s" if was_told else ""
 
     @property
     def attempt_limit(self) -> float:
@@ -64,40 +66,23 @@ class Outage:
         now = time.monotonic()
         left = max(0.001, self._left(now))
         waited = 0.0 if self._since is None else now - self._since
-        return left if self._was_reached or waited >= FIRST else min(left, max(0.1, FIRST - waited))
+        return left if self.was_reached or waited >= FIRST else min(left, max(0.1, FIRST - waited))
 
-    def end(self) -> str:
-        """Note that there is a coordinator; returns a line for the user if there were lines before, else ""."""
-        silent_for = 0.0 if self._since is None else time.monotonic() - self._since
-        was_told, verb = self._last_line is not None, "answers again" if self._was_reached else "answers"
-        self._since = self._last_line = self._refused_since = None
-        self._was_reached = True
-        self._answer = ""
-        self.fenced_after = 0.0
-        return f"the store at {self._place.name} {verb} after {silent_for:.0f} s" if was_told else ""
-
-    def failed(self, name: str, error: StoreError) -> Notice | Waiting | Lost | None:
+    def failed(self, error: StoreError) -> Notice | Waiting | Lost | None:
         """Note that an attempt failed; returns a line when one is due, and `Lost` after too long a time."""
         now = time.monotonic()
         self.begin()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
-        if reason == UNRESOLVED and not self._was_reached:
-            hint = self._describe_hint()
-            trouble = f"{trouble}; if the name stays unknown, give all nodes an address in its place{hint}"
-        self._answer = (trouble if reason == UNREADY else getattr(error, "answer", "")) or self._answer
-        if reason == SILENT and self._answer:
-            trouble = f"{trouble}; its last answer: {self._answer}"
+        if reason == UNRESOLVED and not self.was_reached:
+            trouble += "; if the name stays unknown, give all nodes an address in its place"
         if self.fenced_after > 0:
-            trouble = f"{trouble}; the workers were stopped after {self.fenced_after:.0f} s (--fence-after=lease)"
+            trouble += f"; the workers were stopped after {self.fenced_after:.0f} s (--fence-after=lease)"
         self._refused_since = (self._refused_since or now) if reason == REFUSED else None
         left = self._left(now)
-        if left > 0 and not self._is_line_due(trouble, now):
-            return None
-        if trouble != self._listener[0]:
-            self._listener = trouble, self._place.describe_listener(name, reason)
-        trouble, reason = (f"{text}{self._listener[1]}" for text in (trouble, reason))
         if left <= 0:
             return self._lost(now, trouble)
+        if not self._is_line_due(trouble, now):
+            return None
         self._last_line = now
         name, since, until = self._place.name, self._since or now, now + left
         if not self._shows_waiting:
@@ -109,30 +94,23 @@ class Outage:
     def _is_line_due(self, trouble: str, now: float) -> bool:
         if self._last_line is None:
             self._repetition = Repetition()
-            first = self._config.lease if self._was_reached else LIVE_INTERVAL if self._shows_waiting else FIRST
+            first = self._config.lease if self.was_reached else LIVE_INTERVAL if self._shows_waiting else FIRST
             return now - (self._since or now) >= first and self._repetition.is_due(trouble, now)
         return now - self._last_line >= LIVE_INTERVAL if self._shows_waiting else self._repetition.is_due(trouble, now)
 
-    def _describe_hint(self) -> str:
-        """Name the host where srun was started. It may be a login node, so that it is only named."""
-        address = self._node_config.launch_address
-        return f" ({address} if srun was started on the first node: SLURM_LAUNCH_NODE_IPADDR)" if address else ""
-
     def _left(self, now: float) -> float:
-        config = self._config
-        since = self._since or now
-        left = since + config.join_timeout - now
-        if not self._was_reached or self._place.choice != ONLY_ONE:
-            return left
-        left = min(left, since + config.lease + DARK_FOR - now)
-        if self._refused_since is not None:
-            left = min(left, self._refused_since + config.lease + REFUSED_FOR - now)
-        return left
+        since, lease = self._since or now, self._config.lease
+        ends = [since + self._config.join_timeout]
+        if self.was_reached and self._place.choice == ONLY_ONE:
+            ends.append(since + lease + DARK_FOR)
+            if self._refused_since is not None:
+                ends.append(self._refused_since + lease + REFUSED_FOR)
+        return min(ends) - now
 
     def _lost(self, now: float, trouble: str) -> Lost:
         silent_for = now - (self._since or now)
         place, name = self._place, self._place.name
-        if not self._was_reached:
+        if not self.was_reached:
             return Lost("rendezvous", f"the store at {name} could not be reached for {silent_for:.0f} s: {trouble}")
         gone = "; the node that served it is gone" if place.dies_with_host else ""
         if gone and place.kind == "c10d" and place.choice == ONLY_ONE:

@@ -1,66 +1,81 @@
-"""Where the nodes of a job meet: the endpoints at which an agent may coordinate.
+"""Where the nodes of a job meet: endpoints at which an agent may coordinate, or a lease that says which agent does.
 
-Of several agents that may serve one endpoint, one serves it and the others connect to it. Linux may refuse all of them
-if they begin to listen at the same moment: a refused agent tries again while nobody listens there.
+- Of several agents that may serve one endpoint, one serves it and the others connect to it. Linux may refuse all of
+  them if they begin to listen at the same moment: `search` tries again while nobody listens there.
+- With a lease (in etcd, or in a file that all nodes see), an agent opens a port first, and writes its address into the
+  lease. Beside the lease stays the address of the last coordinator: an agent that takes over tells that one to step
+  down, where it can be reached. It may live, and not know that its lease is over, since only it can't reach the store.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 import time
+from contextlib import suppress
 
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.core.job.discovery import COORDINATES
-from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
+from elastic_run.core.job.coordination import LeaseRenewed, StepDown
+from elastic_run.core.job.coordination_state import LEASE_SHARE
+from elastic_run.core.job.discovery import (
+    COORDINATES,
+    FOLLOWS,
+    KNOWS_NOTHING,
+    KNOWS_ROUND,
+    LEASE_STORE,
+    SEARCHES,
+    Answer,
+)
+from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
+from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,
     find_loopback,
-    find_trouble,
     find_whether_own_host,
-    is_own_host,
     names_loopback,
 )
-from elastic_run.rendezvous.coordination.opening import Credentials, Hello, ask
-from elastic_run.store.connecting import Backoff, format_endpoint
-from elastic_run.store.errors import CLOSED, FOREIGN, SILENT, StoreError
-from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner, open_listeners
+from elastic_run.rendezvous.coordination.opening import Credentials, Hello, Identity, ask
+from elastic_run.rendezvous.events import Notice
+from elastic_run.report.waiting import Repetition
+from elastic_run.store.connecting import format_endpoint
+from elastic_run.store.errors import StoreError
+from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Place"]
+    from elastic_run.loop import Loop
+    from elastic_run.rendezvous.coordination.lease import Holder, LeaseStore
 
-#: Seconds for a name server to say whether the endpoint is this machine, and which interface reaches it.
-LOOK_UP = 3.0
-#: The same where the look-up is made again until a coordinator was found; within the time of the first waiting line.
-_FIRST_LOOK_UP = 1.5
-#: Seconds in which a refused agent tries again to listen while nobody listens; its pauses at first, and at most.
-_CONTEST = 1.0
-_FIRST_PAUSE = 0.005
-_LONGEST_PAUSE = 0.1
-#: Seconds for an agent to answer a look.
+__all__ = ["LeasePlace", "Place", "split_endpoint"]
+
+#: Seconds for a name server to say whether the endpoint is this machine, and which interface reaches it; the same where
+#: the look-up is made again until a coordinator was found, within the time of the first waiting line.
+_LOOK_UP, _FIRST_LOOK_UP = 3.0, 1.5
+#: Seconds for an agent to answer a look; for the coordinator before to hear that there is another one.
 _LIVING = 1.0
+_TELL = 2.0
 
 
 class Place:
-    """The endpoints of a job, as one agent sees them.
+    """The endpoints of a job, as one agent sees them, in the user's order.
 
-    Args:
-        kind: `c10d` or `static`.
-        run_id: The job.
-        endpoints: Hosts and ports, in the user's order.
-        is_host: Whether this agent serves the first; None to find out.
-        secret: The secret that the members of the job share, or None.
-        serves_workers: Whether the workers' store is at the same port.
+    `is_host` says whether this agent serves the first; None to find out. With static (`serves_workers`) the workers'
+    store is at the same port.
 
     Attributes:
+        names: The endpoints as users write them, or `LEASE_STORE` alone.
+        name: The first endpoint, or the lease's store as the user wrote it, for messages.
+        choice: How a coordinator is chosen, a word of `core.job.succession`.
         own: The endpoint that this agent serves, as `names` has it; "" for none.
         port: The port that it serves, 0 for none.
         is_undecided: Whether it may have to serve one yet: a name has no address, or the port was refused.
         notice: A line for the user about the addresses at which it listens, or "".
-        doubt: A possible mistake of the user if no node comes; the lines about missing nodes show it.
+        dies_with_host: Whether the job's coordination ends with an agent that can't hand it over.
     """
 
     dies_with_host = True
@@ -78,31 +93,19 @@ class Place:
         self.kind = kind
         self.run_id = run_id
         self.endpoints = {format_endpoint(*endpoint): endpoint for endpoint in endpoints}
-        self.is_host = is_host
+        self.names = tuple(self.endpoints)
+        self.name = next(iter(self.names), "")
+        self.choice = MAJORITY if len(self.endpoints) > 1 else ONLY_ONE
         self.serves_workers = serves_workers
         self.credentials = None if secret is None else Credentials(secret)
         self.own = ""
         self.port = 0
         self.is_undecided = False
-        self.is_announced = False
         self.notice = ""
-        self.doubt = ""
+        self._is_host = is_host
+        self._is_announced = False  # whether others come by an address that this agent tells them
+        self._doubt = ""  # a possible mistake of the user if no node comes
         self._sockets: list[_socket.socket] = []
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The endpoints as users write them."""
-        return tuple(self.endpoints)
-
-    @property
-    def name(self) -> str:
-        """The first endpoint, for messages."""
-        return self.names[0]
-
-    @property
-    def choice(self) -> str:
-        """How a coordinator is chosen, a word of `core.job.succession`."""
-        return MAJORITY if len(self.endpoints) > 1 else ONLY_ONE
 
     @property
     def successors(self) -> tuple[str, ...]:
@@ -116,20 +119,18 @@ class Place:
         return sockets
 
     def serve(self) -> bool:
-        """Listen at the first endpoint that is this agent's to serve; returns whether it listens.
-
-        It may take seconds if a name has to be looked up.
+        """Listen at the first endpoint that is this agent's to serve, and return whether it listens; may take seconds.
 
         Raises:
             PortTakenError: The user said that this agent serves the endpoint, and another process has the port.
             OSError: The system refuses the port.
             ValueError: Another node has the rank or the address that the user gave to this node.
         """
-        if self.own or self.is_host is False:
+        if self.own or self._is_host is False:
             return bool(self.own)
         self.is_undecided = False
         for name, (host, port) in self.endpoints.items():
-            if self.is_host is None:
+            if self._is_host is None:
                 is_own = find_whether_own_host(host, _FIRST_LOOK_UP)
                 self.is_undecided = self.is_undecided or is_own is None
                 if not is_own:
@@ -137,10 +138,10 @@ class Place:
             elif self.serves_workers:
                 self._check_master()
             try:
-                self._listen_in_turn(host, port)
+                self._listen(host, port)
             except PortTakenError:
                 # Another agent of the job on this machine was first, unless the user says that it must be this one.
-                if self.is_host:
+                if self._is_host:
                     raise
                 self.is_undecided = True
             else:
@@ -158,31 +159,17 @@ class Place:
             self._listen(address, port)
         except PortTakenError:
             self._listen(address, 0)
-        self.is_announced = True
+        self._is_announced = True
         self.own = format_endpoint(address, self.port)
         self.endpoints = {self.own: (address, self.port)}
+        self.name, self.names = self.own, (self.own,)
 
-    def _listen_in_turn(self, host: str, port: int) -> None:
-        """Listen; try again while it is refused and nobody listens there."""
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        end = time.monotonic() + _CONTEST
-        while True:
-            try:
-                self._listen(host, port)
-            except PortTakenError:
-                if time.monotonic() >= end or find_trouble(host, port, _LIVING) is None:
-                    raise
-            else:
-                return
-            # The kernel has no event for a port that becomes free, so the bind is retried (law 2 allows it).
-            time.sleep(backoff.next_pause())
-
-    def _listen(self, host: str, port: int) -> None:
-        found = find_listening(host, LOOK_UP)
+    def _listen(self, host: str, port: int, what: str = "the job's store listens") -> None:
+        found = find_listening(host, _LOOK_UP)
         self._sockets = open_listeners(found.hosts, port)
         self.port = self._sockets[0].getsockname()[1]
         if found.reason:
-            self.notice = f"the job's store listens at port {self.port} of all interfaces: {found.reason}"
+            self.notice = f"{what} at port {self.port} of all interfaces: {found.reason}"
 
     def _check_master(self) -> None:
         """Look whether rank 0 is at its place: the user may have forgotten --node-rank here.
@@ -191,9 +178,11 @@ class Place:
         served there already is proof.
         """
         name, (host, port) = next(iter(self.endpoints.items()))
-        if names_loopback(host) or find_whether_own_host(host, LOOK_UP) is not False:
+        if names_loopback(host) or find_whether_own_host(host, _LOOK_UP) is not False:
             return
-        self.doubt = f"this node has rank 0, but {host} is no address of this machine: is --node-rank missing or wrong?"
+        self._doubt = (
+            f"this node has rank 0, but {host} is no address of this machine: is --node-rank missing or wrong?"
+        )
         try:
             hello = Hello(self.run_id, "", "", "")
             answer, _, _ = ask((host, port), hello, _LIVING, self.credentials, dark_after=_LIVING)
@@ -209,34 +198,31 @@ class Place:
     def release(self, *, is_over: bool) -> None:
         """Give back what says that this agent coordinates; a port does so by its end."""
 
+    def close(self) -> None:
+        """Close the port if nobody has taken it over."""
+        for one in self.take_sockets():
+            one.close()
+
     # --- for the user ------------------------------------------------------------------------------------------------
     def find_local_address(self) -> str:
         """Return the address of the interface that reaches the coordinator."""
         host, port = next(iter(self.endpoints.values()))
-        if names_loopback(host) and self.is_host is not False:
+        if names_loopback(host) and self._is_host is not False:
             # Only agents of this machine can come to the endpoint, so nobody else needs to reach their workers'.
-            return next(iter(find_listening(host, LOOK_UP).hosts), find_loopback())
-        return find_local_address(host, port, LOOK_UP)
-
-    def describe_listener(self, name: str, reason: str) -> str:
-        """Return a clause with the process of this machine that listens at an endpoint, or ""; may take a second."""
-        host, port = self.endpoints.get(name, ("", 0))
-        if self.own or reason not in (SILENT, CLOSED, FOREIGN) or not host or not is_own_host(host, LOOK_UP):
-            return ""
-        owner = find_port_owner(port)
-        return f"; {owner} listens there" if owner else ""
+            return next(iter(find_listening(host, _LOOK_UP).hosts), find_loopback())
+        return find_local_address(host, port, _LOOK_UP)
 
     def describe_need(self) -> str:
         """Return what other nodes have to give to come to this agent; "" where they know, or come elsewhere."""
-        if not self.own or self.is_announced:
-            return self.doubt
+        if not self.own or self._is_announced:
+            return self._doubt
         host, port = self.endpoints[self.own]
         where = f"--rdzv-endpoint={','.join(self.names)}"
         if self.kind == "static":
             where = f"--master-addr={host} --master-port={port}"
         limit = f" (on this machine only: no other machine reaches {host} here)" if names_loopback(host) else ""
         need = f"other nodes need {where} --rdzv-id={self.run_id}{limit}"
-        return "; ".join(filter(None, (self.doubt, need)))
+        return "; ".join(filter(None, (self._doubt, need)))
 
     def describe_other_job(self) -> str:
         """Return a hint for a node that comes to a running job: without an id, another job may have the same place."""
@@ -246,7 +232,168 @@ class Place:
         flag = "--rdzv-endpoint" if self.dies_with_host else "--rdzv-id"
         return f"if this is another job, give it another {flag}"
 
-    def close(self) -> None:
-        """Close the port if nobody has taken it over."""
-        for one in self.take_sockets():
-            one.close()
+
+class LeasePlace(Place):
+    """The lease of a job, as one agent sees it. Calls of its store block, so they are made outside the loop's thread.
+
+    With a server as `host`, this node's own address is that of the interface which reaches it.
+    """
+
+    dies_with_host = False
+
+    def __init__(
+        self,
+        kind: str,
+        run_id: str,
+        endpoint: str,
+        store: LeaseStore,
+        *,
+        host: tuple[str, int] | None,
+        secret: bytes | None,
+    ) -> None:
+        super().__init__(kind, run_id, [], is_host=False, secret=secret)
+        self.name, self.names, self.choice = endpoint, (LEASE_STORE,), LEASE
+        self._host = host
+        self._store = store
+        self._found: Holder | None = None
+        self._held: Holder | None = None
+        self._address = ""
+        self._is_released = False
+        self._is_kept = False
+        self._identity = Identity(run_id, "", "", "", 1.0, self.credentials)
+
+    @property
+    def term(self) -> int:
+        """The term of the lease that this agent holds."""
+        return 0 if self._held is None else self._held.term
+
+    def prepare(self, identity: Identity, local_addr: str) -> None:
+        """Open this agent's port, once, at the address that other nodes use; it may take seconds, or raise OSError."""
+        self._identity = identity
+        if not self._address:
+            local_addr = local_addr or self.find_local_address()
+            self._listen(local_addr, 0, "this node listens for other nodes")
+            self._address = format_endpoint(local_addr, self.port)
+
+    # --- the lease; each of these may block --------------------------------------------------------------------------
+    def look(self) -> Answer:
+        """Read who holds the lease."""
+        self._found = found = self._store.read()
+        if found is None or not found.is_valid:
+            return Answer(LEASE_STORE, SEARCHES)
+        node, address = _read(found.value)
+        return Answer(LEASE_STORE, FOLLOWS, node, address)
+
+    def acquire(self, instead_of: str) -> Answer:
+        """Acquire the lease, if nobody holds it but the node that is given."""
+        found = self._found
+        former = found if found is not None and _read(found.value)[0] == instead_of else None
+        last = self._store.read_last()
+        self._held = self._store.acquire(self._make_value(), self._identity.lease, instead_of=former)
+        if self._held is None:
+            return self.look()
+        self._store.write_last(self._address)
+        if last not in ("", self._address) and former is None:
+            self._tell_successor(last)
+        standing = KNOWS_ROUND if last or found is not None else KNOWS_NOTHING
+        return Answer(LEASE_STORE, COORDINATES, self._identity.node, "", standing)
+
+    def _renew(self) -> LeaseRenewed | StepDown:
+        """Hold the lease on, or acquire it again if nobody has it."""
+        store, until = self._store, time.monotonic() + LEASE_SHARE * self._identity.lease
+        if self._held is not None and store.renew(self._held, self._identity.lease):
+            return LeaseRenewed(until, self._held.term)
+        if not self._is_released:
+            self._held = store.acquire(self._make_value(), self._identity.lease)
+        if self._held is not None:
+            return LeaseRenewed(until, self._held.term)
+        found = store.read()
+        return StepDown("" if found is None else _read(found.value)[1])
+
+    def release(self, *, is_over: bool) -> None:
+        """Give the lease back, or remove all that the job has in the store; a store out of reach keeps it a while."""
+        self._is_released = True  # a renewal may be on its way
+        held, self._held = self._held, None
+        with suppress(StoreError):
+            if is_over:
+                self._store.remove()
+            elif held is not None:
+                self._store.release(held)
+
+    def _make_value(self) -> str:
+        document = {"node": self._identity.node, "address": self._address, "nonce": os.urandom(8).hex()}
+        return json.dumps(document, separators=(",", ":"))
+
+    def _tell_successor(self, last: str) -> None:
+        """Tell the coordinator before, which may live, that this agent coordinates now."""
+        hello = replace(self._identity.make_hello(joins=True), successor=self._address, term=self.term)
+        with suppress(StoreError):
+            _, connected, _ = ask(split_endpoint(last), hello, _TELL, self.credentials, dark_after=_TELL)
+            if connected is not None:
+                connected.close()
+
+    # --- while this agent coordinates --------------------------------------------------------------------------------
+    def keep(
+        self,
+        loop: Loop,
+        is_needed: Callable[[], bool],
+        tell_result: Callable[[LeaseRenewed | StepDown], None],
+        tell_user: Callable[[Notice], None],
+    ) -> None:
+        """Renew the lease, each time in a thread, and again in a third of its time, in the coordinator's loop."""
+        failing_since, repetition = 0.0, Repetition()
+
+        def begin() -> None:
+            self._is_kept = is_needed()
+            if self._is_kept:
+                threading.Thread(target=renew, name="rendezvous-lease", daemon=True).start()
+
+        def renew() -> None:
+            trouble = ""
+            try:
+                tell_result(self._renew())
+            except StoreError as error:
+                trouble = getattr(error, "cause", str(error))
+            loop.call_soon_threadsafe(lambda: again(trouble))
+
+        def again(trouble: str) -> None:
+            nonlocal failing_since, repetition
+            now, lease = loop.now(), self._identity.lease
+            silent_for = now - failing_since if failing_since else 0.0
+            if not trouble:
+                failing_since, repetition = 0.0, Repetition()
+                if silent_for >= lease:
+                    tell_user(Notice(f"the store at {self.name} answers again after {silent_for:.0f} s"))
+            else:
+                failing_since = failing_since or now
+                if silent_for >= lease and repetition.is_due(trouble, now):
+                    fact = f"the store at {self.name} has been out of reach for {silent_for:.0f} s: {trouble}"
+                    tell_user(Notice(f"{fact}; the job goes on, and its next round waits for the store"))
+            loop.call_later(lease / 3, begin)
+
+        if not self._is_kept:
+            begin()
+
+    # --- for the user ------------------------------------------------------------------------------------------------
+    def find_local_address(self) -> str:
+        """Return the address of the interface that reaches the store."""
+        return find_local_address(*(self._host or (find_loopback(), 1)), _LOOK_UP)
+
+    def describe_need(self) -> str:
+        """Return nothing: other nodes know the store."""
+        return ""
+
+
+def _read(value: str) -> tuple[str, str]:
+    """Return the node that holds a lease, and where it listens."""
+    try:
+        document = json.loads(value)
+        return str(document["node"]), str(document["address"])
+    except (ValueError, KeyError, TypeError):
+        return "", ""
+
+
+def split_endpoint(name: str) -> tuple[str, int]:
+    """Return the host and the port of an address that `format_endpoint` has made."""
+    host, _, port = name.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port) if port.isdigit() else 0

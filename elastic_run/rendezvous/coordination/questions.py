@@ -1,8 +1,8 @@
 """Questions that a node asks all nodes of its job (`status`, `stacks`, drains, hang checks): both halves.
 
-The coordinator passes a question on to each node, and sends the asker the answers together. An answer names no question
-id: the same question, asked by two nodes at a time, is passed on once to each node and answered to both. A node that
-does not answer in the asker's time is missing from the answer.
+The coordinator passes a question on to each node, and sends the asker the answers together. The same question, asked by
+two nodes at a time, is passed on once to each node and answered to both. A node that does not answer in the asker's
+time is missing from the answer.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PART = 16
 
 @dataclass(slots=True)
 class _Open:
-    """A question that was sent to all nodes, and the answers so far."""
+    """A question that was sent to all nodes; `number` is the asking node's own."""
 
     asker: Link
-    number: int  # the asking node's own number of the question
+    number: int
     question: str
     missing: set[str]  # the nodes that have yet to answer
     timer: Timer | None = None
@@ -55,13 +55,12 @@ class Questions:
         if len(question) > _LONGEST or len(self._open) >= _MOST:
             asker.send({"kind": "answers", "number": number, "documents": [], "is_last": True})
             return
-        asked = next((one for one in self._open if one.question == question), None)
-        one = _Open(asker, number, question, set(nodes))
-        if asked is not None:
-            one.missing, one.documents = set(asked.missing), [*asked.documents]
-        one.timer = self._loop.call_later(min(wait, _LONGEST_WAIT), lambda: self._finish(one))
-        self._open.append(one)
-        for link in () if asked is not None else nodes.values():
+        twin = next((other for other in self._open if other.question == question), None)
+        missing, documents = (set(nodes), []) if twin is None else (set(twin.missing), [*twin.documents])
+        asked = _Open(asker, number, question, missing, documents=documents)
+        asked.timer = self._loop.call_later(min(wait, _LONGEST_WAIT), lambda: self._finish(asked))
+        self._open.append(asked)
+        for link in nodes.values() if twin is None else ():
             link.send({"kind": "asked", "question": question})
 
     def answer(self, node: str, message: Mapping[str, Any]) -> None:
@@ -69,41 +68,40 @@ class Questions:
         question, document = message.get("question"), message.get("document")
         if not isinstance(question, str) or not isinstance(document, dict) or not is_sound(document, question):
             return
-        for one in tuple(self._open):
-            if one.question == question and node in one.missing:
-                one.missing.discard(node)
-                one.documents.append(document)
-                if not one.missing:
-                    self._finish(one)
+        for asked in tuple(self._open):
+            if asked.question == question and node in asked.missing:
+                asked.documents.append(document)
+                self._drop(asked, node)
 
     def lose(self, node: str) -> None:
         """Wait no longer for a node that is gone."""
-        for one in tuple(self._open):
-            one.missing.discard(node)
-            if not one.missing:
-                self._finish(one)
+        for asked in tuple(self._open):
+            self._drop(asked, node)
 
     def clear(self) -> None:
         """Forget all questions: their askers are told nothing more here."""
-        for one in self._open:
-            if one.timer is not None:
-                one.timer.cancel()
+        for asked in self._open:
+            if asked.timer is not None:
+                asked.timer.cancel()
         self._open.clear()
 
-    def _finish(self, one: _Open) -> None:
-        if one not in self._open:
-            return
-        self._open.remove(one)
-        if one.timer is not None:
-            one.timer.cancel()
-        for start in range(0, max(1, len(one.documents)), _PART):
-            part = one.documents[start : start + _PART]
-            is_last = start + _PART >= len(one.documents)
-            one.asker.send({"kind": "answers", "number": one.number, "documents": part, "is_last": is_last})
+    def _drop(self, asked: _Open, node: str) -> None:
+        asked.missing.discard(node)
+        if not asked.missing:
+            self._finish(asked)
+
+    def _finish(self, asked: _Open) -> None:
+        self._open.remove(asked)
+        if asked.timer is not None:
+            asked.timer.cancel()
+        for start in range(0, max(1, len(asked.documents)), _PART):
+            part = asked.documents[start : start + _PART]
+            is_last = start + _PART >= len(asked.documents)
+            asked.asker.send({"kind": "answers", "number": asked.number, "documents": part, "is_last": is_last})
 
 
 class OwnQuestions:
-    """The questions that one node has asked, in the loop of its thread."""
+    """The questions that one node has asked, in its loop."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -126,7 +124,7 @@ class OwnQuestions:
             return
         deliver, found = self._asked[number]
         if isinstance(documents, list):
-            found += [one for one in documents if isinstance(one, dict)]
+            found += [document for document in documents if isinstance(document, dict)]
         if message.get("is_last"):
             del self._asked[number]
             deliver(found)

@@ -118,7 +118,7 @@ def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.Mo
 _REGISTERS = """
 import sys
 from elastic_run.rendezvous.api import rendezvous_handler_registry
-from elastic_run.rendezvous.local import LocalRendezvousHandler
+from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from elastic_run.run import main, parse_args, run
 
 def make(params):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.leases.lease import Holder
+from elastic_run.rendezvous.coordination.lease import Holder
 from elastic_run.store.errors import (
     CLOSED,
     FOREIGN,
@@ -165,7 +165,8 @@ def test_an_agent_that_was_stopped_before_its_link_comes_too_late(
 @of_etcd
 def test_etcd_is_gone_and_comes_back(kind: str) -> None:
     """Each call ends with the reason, in time; with etcd the lease is back, and the same holder has it."""
-    with Etcd() as etcd, closing(Place(kind, str(etcd.endpoints[0])).open("job", timeout=0.4)) as lease:
+    with Etcd() as etcd:
+        lease = Place(kind, str(etcd.endpoints[0])).open("job", timeout=0.4)
         held = take(lease)
         lease.write_last("text")
         etcd.kill(0)
@@ -196,19 +197,19 @@ def test_a_member_hangs_and_another_dies(kind: str, three: Etcd) -> None:
     leader = three.find_leader()
     hanging = (leader + 1) % 3
     endpoints = sorted(three.endpoints, key=lambda one: one is not three.endpoints[hanging])
-    with closing(Place(kind, ",".join(map(str, endpoints))).open("job")) as lease:
-        assert lease.read() is None
-        three.pause(hanging)
-        try:
-            begun = time.monotonic()
-            held = take(lease)
-            assert time.monotonic() - begun < stretched(DEADLINE / 6)
-        finally:
-            three.resume(hanging)
-        three.kill(leader)
-        assert lease.renew(held, LONG)
-        assert lease.read() == held
-        assert take(lease, instead_of=held).term > held.term
+    lease = Place(kind, ",".join(map(str, endpoints))).open("job")
+    assert lease.read() is None
+    three.pause(hanging)
+    try:
+        begun = time.monotonic()
+        held = take(lease)
+        assert time.monotonic() - begun < stretched(DEADLINE / 6)
+    finally:
+        three.resume(hanging)
+    three.kill(leader)
+    assert lease.renew(held, LONG)
+    assert lease.read() == held
+    assert take(lease, instead_of=held).term > held.term
 
 
 # --- who may ---------------------------------------------------------------------------------------------------------
@@ -217,15 +218,13 @@ def test_certificates(kind: str, certificates: Certificates) -> None:
     """Both sides show their certificate; a node that shows none, or doesn't trust the server's, is refused at once."""
     trust, own = {"cacert": certificates.cacert}, {"cert": certificates.cert, "key": certificates.key}
     with Etcd(certificates=certificates) as etcd:
-        with closing(Place(kind, str(etcd.endpoints[0]), protocol="https", **trust, **own).open("job")) as lease:
-            held = take(lease)
-            assert lease.renew(held, LONG)
+        lease = Place(kind, str(etcd.endpoints[0]), protocol="https", **trust, **own).open("job")
+        held = take(lease)
+        assert lease.renew(held, LONG)
         for conf, said in ((trust, "certificate"), (own, "CERTIFICATE_VERIFY_FAILED")):
             begun = time.monotonic()
-            with (
-                closing(Place(kind, str(etcd.endpoints[0]), protocol="https", **conf).open("job")) as refused,
-                pytest.raises(StoreAccessError, match=said),
-            ):
+            refused = Place(kind, str(etcd.endpoints[0]), protocol="https", **conf).open("job")
+            with pytest.raises(StoreAccessError, match=said):
                 refused.read()
             assert time.monotonic() - begun < stretched(DEADLINE / 4)
 
@@ -237,15 +236,15 @@ def test_users(certificates: Certificates, tmp_path: Path) -> None:
     conf = {"protocol": "https", "cacert": certificates.cacert}
     with Etcd(certificates=certificates, has_users=True) as etcd:
         place = Place("etcd-v3", str(etcd.endpoints[0]), user=ROOT[0], password_file=str(secret), **conf)
-        with closing(place.open("job")) as lease:
-            held = take(lease)
-            lease._pass = "expired"  # type: ignore[attr-defined] # noqa: S105 - no secret
-            assert lease.renew(held, LONG)
-            lease.remove()
+        lease = place.open("job")
+        held = take(lease)
+        lease._pass = "expired"  # type: ignore[attr-defined] # noqa: S105 - no secret
+        assert lease.renew(held, LONG)
+        lease.remove()
         for user in ({"user": ROOT[0], "password": "wrong"}, {}, {"user": "guest", "password": "guest"}):
             place = Place("etcd-v3", str(etcd.endpoints[0]), **user, **conf)
-            with closing(place.open("job")) as refused, pytest.raises(StoreAccessError):
-                refused.acquire(make_value(), LONG)
+            with pytest.raises(StoreAccessError):
+                place.open("job").acquire(make_value(), LONG)
 
 
 def test_a_directory_that_refuses_us_is_named(tmp_path: Path) -> None:
@@ -317,10 +316,8 @@ def answering(*pieces: bytes, pause: float = 0.0) -> Iterator[tuple[int, list[by
 def test_a_stranger_is_no_etcd(kind: str, pieces: tuple[bytes, ...], reason: str) -> None:
     """A server that is no etcd is named so; one that says nothing, or little, is given up after the timeout."""
     pause = 0.2 if len(pieces) > 100 else 0.0
-    with (
-        answering(*pieces, pause=pause) as (port, _),
-        closing(Place(kind, f"{LOOPBACK}:{port}").open("job", timeout=0.4)) as lease,
-    ):
+    with answering(*pieces, pause=pause) as (port, _):
+        lease = Place(kind, f"{LOOPBACK}:{port}").open("job", timeout=0.4)
         begun = time.monotonic()
         with pytest.raises(StoreConnectionError, match=f"{LOOPBACK}:{port}") as caught:
             lease.read()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from elastic_run.rendezvous.leases.lease import Holder, LeaseStore
+    from elastic_run.rendezvous.coordination.lease import Holder, LeaseStore
 
 
 @pytest.fixture(scope="module")
@@ -168,17 +168,17 @@ def test_the_text_beside_the_lease_outlives_it(job: Job) -> None:
 
 def test_a_removed_job_leaves_nothing(place: Place, kind_and_server: tuple[str, Etcd | None], tmp_path: Path) -> None:
     """Neither a key nor a directory is left; another job at the same place stays."""
-    with closing(place.open("one")) as one, closing(place.open("other/../job ü")) as other:
-        kept = take(other, value=make_value("ü€"))
-        for _ in range(2):
-            take(one)
-            one.write_last("text")
-            one.remove()
-            assert is_free(one)
-            assert one.read_last() == ""
-        assert other.read() == kept
-        other.remove()
+    one, other = place.open("one"), place.open("other/../job ü")
+    kept = take(other, value=make_value("ü€"))
+    for _ in range(2):
+        take(one)
+        one.write_last("text")
         one.remove()
+        assert is_free(one)
+        assert one.read_last() == ""
+    assert other.read() == kept
+    other.remove()
+    one.remove()
     server = kind_and_server[1]
     if server is None:
         assert list(tmp_path.iterdir()) == []

@@ -6,23 +6,22 @@ import json
 import os
 import re
 import signal
-import threading
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.rendezvous.coordination import places
+from elastic_run.core.job.node_events import Formed
 from elastic_run.rendezvous.coordination.places import Place
-from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
+from elastic_run.store.tcpstore.listener import PortTakenError
 from tests.support.local_rendezvous import COPIED, copied, place, wait_coordinated
 from tests.support.processes import children_of
-from tests.support.sessions import free_port
-from tests.support.wait import DEADLINE, stretched, wait_until
+from tests.support.sessions import free_port, tcp_node
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    import _socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from contextlib import ExitStack
     from pathlib import Path
 
     from tests.support.launch import Launch, Launched, Worker
@@ -255,25 +254,21 @@ def test_an_agent_whose_endpoint_is_served_by_another_one_does_not_serve_it(*, i
             assert not second.serve()
 
 
-def test_one_of_two_serves_when_both_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_meet_when_both_were_refused(monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Two agents begin to listen at one address at the same moment, and both are refused: one serves in the end."""
-    gate = threading.Barrier(2, timeout=DEADLINE)
-    refused: set[threading.Thread] = set()
+    refused: set[Place] = set()
 
-    def refuse_both(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
+    def refuse_both(place: Place, *where: Any) -> None:
         """Refuse each agent's first attempt, as Linux does."""
-        if threading.current_thread() not in refused:
-            refused.add(threading.current_thread())
-            gate.wait()
+        if place not in refused:
+            refused.add(place)
             raise PortTakenError(port)
-        return open_listeners(hosts, port)
+        listen(place, *where)
 
-    monkeypatch.setattr(places, "open_listeners", refuse_both)
-    port = free_port()
-    with closing(make_address(port)) as one, closing(make_address(port)) as other:
-        threads = [threading.Thread(target=agent.serve) for agent in (one, other)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert bool(one.own) is not bool(other.own)
+    listen, port = Place._listen, free_port()
+    monkeypatch.setattr(Place, "_listen", refuse_both)
+    nodes = [stack.enter_context(tcp_node(port, (2, 2))) for _ in range(2)]
+    for node in nodes:
+        node.wait_for(Formed)
+        node.done()
+    assert len(refused) == 2

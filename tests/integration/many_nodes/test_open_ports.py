@@ -275,12 +275,6 @@ def start_with_etcd(bed: Bed, rows: Rows) -> None:
     assert etcd.process.poll() is None
 
 
-def start_etcd_server(bed: Bed, rows: Rows) -> None:
-    program = f"from elastic_run.rendezvous.etcd_server import EtcdServer as E\ne = E()\ne.start()\n{WAITING}"
-    bed.execute(0, [sys.executable, "-c", program])
-    bed.check(rows, ["its"], {})
-
-
 MODES: Mapping[str, Callable[[Bed, Rows], None]] = {
     "one node, `--standalone`": start_one,
     "one node, `--worker-store=rank0`": start_one_with_rank0,
@@ -295,7 +289,6 @@ MODES: Mapping[str, Callable[[Bed, Rows], None]] = {
     "c10d, `store_type=file`": start_with_file,
     "etcd, etcd-v2, etcd-v3": start_with_etcd,
     "static": start_static,
-    "`EtcdServer` of the Python API": start_etcd_server,
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from elastic_run.core.job.node_events import Ended, Formed
 from elastic_run.loop import Loop
-from elastic_run.rendezvous.session import Lost
+from elastic_run.rendezvous.events import Lost
 from elastic_run.report.waiting import WaitLine
 from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import FAST, free_port, tcp_node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,10 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from elastic_run.rendezvous.coordination.places import Place
-from tests.support.launch import ELASTIC_RUN
 from tests.support.programs import TELLS_SOON, shortened
 from tests.support.sessions import free_port
-from tests.support.slurm_variables import task_of
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
@@ -189,42 +186,3 @@ def test_a_launcher_with_other_settings_is_refused_at_once(launch: Launch, worke
         assert second.wait_exit() == REFUSED, flags
         assert time.monotonic() - second.started_at < stretched(_AT_ONCE), flags
         assert "in the job" in " ".join(second.stderr.split()), flags
-
-
-_TASK = (*task_of("4.0"), *ELASTIC_RUN)
-_TASK_TELLS_SOON = (*task_of("4.0"), *TELLS_SOON)
-
-
-def step_of(tasks: int) -> dict[str, str]:
-    """Return the variables of a step whose first node is this machine."""
-    nodes = ",".join((os.uname().nodename, *"bcd"[: tasks - 1]))
-    counts = dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), str(tasks))
-    return {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": nodes, **counts}
-
-
-def _in_step() -> str:
-    return _C10D.format(port=free_port()).replace("localhost", os.uname().nodename)
-
-
-def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
-    """Jobs that need only some launchers of their step are no contradiction: each has an endpoint of its own."""
-    path = worker("say('size', os.environ['WORLD_SIZE'])\ntime.sleep(1000)")
-    flags_of = {name: _in_step().replace("id=a", f"id={name}").split() for name in "ab"}
-    agents = [launch(*flags_of[name], path, env=step_of(4), program=_TASK_TELLS_SOON) for name in "ab"]
-    for agent in agents:
-        agent.wait_line("waiting: 1/2 nodes")
-    agents += [launch(*flags_of[name], path, program=_TASK, env=step_of(4)) for name in "ba"]
-    for agent in agents:
-        agent.wait_line("^size 2$")
-
-
-def test_a_later_job_of_a_step_is_no_contradiction(launch: Launch, worker: Worker) -> None:
-    """Once the nodes have met, another job of the same step may meet elsewhere."""
-    path = worker("say('runs')\ntime.sleep(1000)")
-    first = [launch(*flags.split(), path, env=step_of(2), program=_TASK) for flags in [_in_step()] * 2]
-    for agent in first:
-        agent.wait_line("runs")
-    other, flags = worker("say('later')"), _in_step().replace("id=a", "id=b")
-    later = [launch(*flags.split(), other, program=_TASK, env=step_of(2)) for _ in range(2)]
-    assert [agent.wait_exit() for agent in later] == [0, 0]
-    assert first[0].process.poll() is first[1].process.poll() is None

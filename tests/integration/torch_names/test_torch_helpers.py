@@ -8,13 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
 from elastic_run.agent.health_check_server import HealthCheckServer, create_healthcheck_server
-from elastic_run.rendezvous import EtcdServer
-from elastic_run.rendezvous.etcd_server import stop_etcd
 from tests.support.wait import DEADLINE
 
 ROOT = Path(__file__).parents[3]
@@ -58,52 +55,6 @@ main()
         package == "elastic_run"
     ):  # torch's records nothing here: its @record sees only the making of the context manager
         assert "ValueError: after it" in (tmp_path / "error.json").read_text(encoding="utf-8")
-
-
-@pytest.mark.system
-def test_a_local_etcd_is_started_and_stopped(tmp_path: Path) -> None:
-    """It answers when `start` returns, its endpoint is where it says, and `stop` leaves nothing of its own."""
-    server = EtcdServer()
-    own = Path(str(server._own_dir))
-    server.start(timeout=int(DEADLINE), stderr=subprocess.DEVNULL)
-    process = server._process
-    assert process is not None
-    assert server.get_endpoint() == f"localhost:{server.get_port()}"
-    with urlopen(f"http://{server.get_endpoint()}/version") as answer:
-        assert b"etcdserver" in answer.read()
-    client = server.get_client()
-    client.write("/key", "value")
-    assert client.read("/key").value == "value"
-    server.stop()
-    server.stop()
-    assert process.poll() is not None
-    assert not own.exists()
-    given = EtcdServer(str(tmp_path / "data"))
-    given.start(timeout=int(DEADLINE), stderr=subprocess.DEVNULL)
-    given.stop()
-    assert (tmp_path / "data").exists()
-
-
-def test_an_etcd_that_cannot_run_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No program, one that ends at once, one that is silent, no python-etcd: an exception of the right class each."""
-    server = EtcdServer(str(tmp_path))
-    monkeypatch.setattr(server, "_program", str(tmp_path / "nothing"))
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        server.start()
-    monkeypatch.setattr(server, "_program", "false")
-    with pytest.raises(RuntimeError, match="false has ended with exit code 1"):
-        server.start(num_retries=2)
-    program = tmp_path / "silent"
-    program.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 1000\n', encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setattr(server, "_program", str(program))
-    with pytest.raises(TimeoutError, match=r"doesn't answer at localhost:\d+ after 0 s"):
-        server.start(timeout=0, num_retries=1)
-    monkeypatch.setitem(sys.modules, "etcd", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install python-etcd"):
-        server.get_client()
-    stop_etcd(None)
-    server.stop()
 
 
 # --- types ------------------------------------------------------------------------------------------------------------

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_run.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from elastic_run.rendezvous.local import LocalStore
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous import RendezvousHandlerCreator, RendezvousParameters
@@ -28,7 +27,8 @@ class MeetingPlace(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return rank 0 of 1, with the store at the endpoint's host and the port of the settings."""
         info = RendezvousStoreInfo(self.params.endpoint, self.params.get_as_int("port") or 0)
-        return RendezvousInfo(store=LocalStore(), rank=0, world_size=1, bootstrap_store_info=info)
+        store: Any = None  # the only node of a round asks for nothing
+        return RendezvousInfo(store, rank=0, world_size=1, bootstrap_store_info=info)
 
     def is_closed(self) -> bool:
         """Return False."""

@@ -1,9 +1,9 @@
 """The lease over etcd's version 2, through python-etcd: a key with a time to live.
 
 Rules
-- python-etcd makes the requests, and its exceptions say what the key is or isn't. Its pool of connections is ours
-  (`_Pool`): python-etcd's has no deadline for a whole request, knows the next server only by asking the cluster for
-  names, which need not resolve here, and is of no use any more after all servers were away once.
+- python-etcd's client writes the requests and reads the answers, and its exceptions say what the key is or isn't. Ours
+  (`EtcdServers`) carries them: python-etcd has no deadline for a whole request, knows the next server only by asking
+  the cluster for names, which need not resolve here, and is of no use any more after all servers were away once.
 - The term is the index at which the key was created. A renewal changes the time to live, and not this index.
 - Each request names the value that it expects, with the holder's nonce: no late request touches another holder's key.
 - Reads ask for a quorum: a member that is cut off would answer from the past.
@@ -13,25 +13,25 @@ Rules
 from __future__ import annotations
 
 import json
-import logging
 import math
 from base64 import b64encode
 from contextlib import suppress
-from urllib.parse import quote
+from types import SimpleNamespace
+from urllib.parse import quote, urlencode
 
 import etcd
 
-from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, EtcdLease, Holder
+from elastic_run.rendezvous.coordination.etcd import EtcdLease
+from elastic_run.rendezvous.coordination.lease import COORDINATOR, LAST_ROUND, Holder
 from elastic_run.store.errors import FOREIGN, UNREADY, StoreAccessError, StoreConnectionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.rendezvous.leases.etcd_servers import Answer, EtcdServers, EtcdUser
+    from elastic_run.rendezvous.coordination.etcd import Answer, EtcdServers, EtcdUser
 
-_DONE = (200, 201)
 _SERVER_ERROR = 500
 _UNAUTHORIZED = 110  # etcd's number
 #: What a request may meet: a holder that leaves. Each is met once, not again and again.
@@ -40,7 +40,7 @@ _LOST = (etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed)
 
 
 class EtcdV2Lease(EtcdLease):
-    """A job's lease as a key of etcd's version 2; see `EtcdLease` for the values."""
+    """A job's lease as a key of etcd's version 2."""
 
     def __init__(
         self,
@@ -52,13 +52,8 @@ class EtcdV2Lease(EtcdLease):
         secret: bytes | None = None,
     ) -> None:
         super().__init__(servers, run_id, prefix=prefix, user=user, secret=secret)
-        # python-etcd quotes nothing.
-        self._root = quote(self._root.strip("/"))
-        # It logs each failure as an error, before the next server is asked.
-        logging.getLogger("etcd").setLevel(logging.CRITICAL)
-        self._etcd = etcd.Client(allow_redirect=False)
-        pool = _Pool(servers, user)
-        self._etcd.http.pool_classes_by_scheme = {"http": lambda *_, **__: pool}
+        self._root = quote(self._root.strip("/"))  # python-etcd quotes nothing
+        self._etcd = _Client(servers, user)
 
     def read(self) -> Holder | None:
         try:
@@ -115,80 +110,48 @@ class EtcdV2Lease(EtcdLease):
     def _call(self, method: Callable[..., Any], name: str, *values: str | None, **options: object) -> Any:
         """Make one call of python-etcd's client about a key of the job; `..` is what holds the jobs.
 
-        Returns:
-            Its answer, an `etcd.EtcdResult`.
-
-        Raises:
-            StoreConnectionError: No server is able to answer within the timeout.
-            StoreAccessError: etcd refuses this node.
-            etcd.EtcdException: etcd refuses the operation for what the key is or isn't.
+        `etcd.EtcdException` says that etcd refuses the operation for what the key is or isn't.
         """
         key = self._root.rpartition("/")[0] if name == ".." else f"{self._root}/{name}".rstrip("/")
-        self._etcd.expected_cluster_id = None  # behind one address there may be another cluster now
-        try:
-            return method(key, *values, **options)
-        except etcd.EtcdConnectionFailed as error:
-            raise error.cause from None
-        except etcd.EtcdException as error:
-            if isinstance(error.payload, dict) and "errorCode" in error.payload:
-                raise
-            raise _say_foreign(str(self._servers)) from error
+        return method(key, *values, **options)
 
 
-class _Pool:
-    """Takes python-etcd's requests to a cluster.
-
-    Args:
-        servers: The cluster.
-        user: The user, if etcd wants to know. python-etcd takes letters of Latin-1 only.
-    """
+class _Client(etcd.Client):  # type: ignore[misc] # python-etcd has no types
+    """python-etcd's client over our connections; a user's name may have letters beyond Latin-1, unlike its own."""
 
     def __init__(self, servers: EtcdServers, user: EtcdUser | None) -> None:
+        super().__init__()
         self._servers = servers
-        text = "" if user is None else f"{user.name}:{user.password}"
-        self._headers = {"Authorization": f"Basic {b64encode(text.encode()).decode()}"} if text else {}
+        self._user_headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        if user is not None:
+            secret = b64encode(f"{user.name}:{user.password}".encode()).decode()
+            self._user_headers["Authorization"] = f"Basic {secret}"
 
-    def urlopen(self, method: str, url: str, *, headers: Mapping[str, str], body: str = "", **_: object) -> _Response:
-        """Send a request of python-etcd."""
-        return self._servers.ask(method, url, body.encode(), {**headers, **self._headers}, _read_answer)
+    def api_execute(self, path: str, method: str, params: Any = None, timeout: object = None) -> Any:  # noqa: ARG002
+        fields = urlencode(params or {})
+        is_body = method in (self._MPUT, self._MPOST)
+        url, body = (path, fields) if is_body or not fields else (f"{path}?{fields}", "")
+        return self._servers.ask(method, url, body.encode(), self._user_headers, _read_answer)
 
 
-def _read_answer(answer: Answer) -> _Response:
-    """Return an answer that python-etcd understands."""
+def _read_answer(answer: Answer) -> SimpleNamespace:
+    """Return an answer as python-etcd reads it, or raise its exception."""
     try:
-        fault = json.loads(answer.body)
+        document = json.loads(answer.body)
     except (ValueError, RecursionError):
-        fault = None
-    text = f"{fault.get('message')} ({fault.get('cause')})" if isinstance(fault, dict) else ""
-    if answer.status in _DONE and text:
-        return _Response(answer)
+        document = None
+    fault = document if isinstance(document, dict) else {}
+    text = f"{fault.get('message')} ({fault.get('cause')})" if "message" in fault else ""
     if answer.status >= _SERVER_ERROR:
         message = f"etcd at {answer.endpoint}: {text or answer.body[:200].decode(errors='replace').strip()}"
         raise StoreConnectionError(message, UNREADY)
-    if not text:
-        raise _say_foreign(answer.endpoint)
-    code = fault.get("errorCode")
-    if not isinstance(code, int) or code == _UNAUTHORIZED:
+    if "errorCode" in fault and fault["errorCode"] != _UNAUTHORIZED:
+        etcd.EtcdError.handle(fault)
+    if text:
         message = f"etcd at {answer.endpoint}: {text}"
         raise StoreAccessError(message)
-    return _Response(answer)
-
-
-def _say_foreign(endpoint: str) -> StoreConnectionError:
-    what = "does not speak etcd's version 2 API (etcd 3.4 needs --enable-v2; etcd-v3 does not)"
-    return StoreConnectionError(f"{endpoint} {what}", FOREIGN)
-
-
-class _Response:
-    """An answer, as python-etcd reads it."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.status = answer.status
-        self.data = answer.body
-        self._headers = answer.headers
-
-    def getheaders(self) -> Mapping[str, str]:
-        return self._headers
-
-    def getheader(self, name: str) -> str | None:
-        return self._headers.get(name)
+    if "node" not in fault:
+        remedy = "etcd 3.4 needs --enable-v2; etcd-v3 does not"
+        message = f"{answer.endpoint} does not speak etcd's version 2 API ({remedy})"
+        raise StoreConnectionError(message, FOREIGN)
+    return SimpleNamespace(status=answer.status, data=answer.body, getheaders=lambda: answer.headers)

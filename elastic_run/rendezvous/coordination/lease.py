@@ -20,11 +20,7 @@ from abc import ABC, abstractmethod
 from elastic_run.records import dataclass
 from elastic_run.store.errors import StoreAccessError, StoreTokenError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_run.rendezvous.leases.etcd_servers import EtcdServers, EtcdUser
-
-__all__ = ["COORDINATOR", "LAST_ROUND", "EtcdLease", "Holder", "LeaseStore", "Seal", "job_path"]
+__all__ = ["COORDINATOR", "LAST_ROUND", "Holder", "LeaseStore", "Seal", "job_path"]
 
 #: Names of the two keys below the job's path.
 COORDINATOR, LAST_ROUND = "coordinator", "last_round"
@@ -49,16 +45,17 @@ class Holder:
 
 
 class LeaseStore(ABC):
-    """A job's lease. Calls block, for the timeout that the store was opened with; one thread at a time may call.
+    """A job's lease; calls block, for a timeout that etcd's stores have.
 
     Args:
         name: The store for messages, such as `etcd at 10.0.0.1:2379`.
-        seal: Signs and checks what is stored.
+        run_id: The job.
+        secret: The secret that the members of the job share, or None.
     """
 
-    def __init__(self, name: str, seal: Seal) -> None:
+    def __init__(self, name: str, run_id: str, secret: bytes | None) -> None:
         self.name = name
-        self._seal = seal
+        self._seal = Seal(run_id, secret, name)
 
     @abstractmethod
     def read(self) -> Holder | None:
@@ -87,7 +84,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def write_last(self, text: str) -> None:
-        """Write the text beside the lease, which has no time to live: the nodes of the last round."""
+        """Write the text beside the lease, which has no time to live: where the last coordinator listens."""
 
     @abstractmethod
     def read_last(self) -> str:
@@ -97,9 +94,6 @@ class LeaseStore(ABC):
     def remove(self) -> None:
         """Delete the lease and the text: the job is over."""
 
-    def close(self) -> None:  # noqa: B027 - a file has no connection
-        """Close the connection."""
-
     def _open_last(self, stored: str) -> str:
         """Return the text beside the lease; "" if there is none, or an earlier job of this id had another token."""
         try:
@@ -108,44 +102,8 @@ class LeaseStore(ABC):
             return ""
 
 
-class EtcdLease(LeaseStore):
-    """A job's lease in an etcd cluster of either version.
-
-    Args:
-        servers: The cluster; this object owns it from now on.
-        run_id: The job.
-        prefix: What comes before `elastic-run/`.
-        user: The user, if etcd wants to know.
-        secret: The secret that the members of the job share, or None.
-    """
-
-    def __init__(
-        self,
-        servers: EtcdServers,
-        run_id: str,
-        *,
-        prefix: str = "",
-        user: EtcdUser | None = None,
-        secret: bytes | None = None,
-    ) -> None:
-        super().__init__(str(servers), Seal(run_id, secret, str(servers)))
-        self._servers = servers
-        self._user = user
-        self._root = f"{prefix}{job_path(run_id)}"
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._servers.close()
-
-
 class Seal:
-    """Shows that a text was written by a member of the job.
-
-    Args:
-        run_id: The job.
-        secret: The secret that the members of the job share, or None.
-        name: The store for messages.
-    """
+    """Shows that a text was written by a member of the job; see `LeaseStore` for the arguments."""
 
     def __init__(self, run_id: str, secret: bytes | None, name: str) -> None:
         self._run_id = run_id
@@ -157,12 +115,7 @@ class Seal:
         return f"{_FORMAT} {self._sign(key, text)} {text}"
 
     def open(self, key: str, stored: str) -> str:
-        """Return a stored text.
-
-        Raises:
-            StoreTokenError: No member of this job wrote it there.
-            StoreAccessError: It is no text of this format.
-        """
+        """Return a stored text; StoreTokenError if no member of the job wrote it, StoreAccessError if nobody did."""
         version, _, signed = stored.partition(" ")
         proof, _, text = signed.partition(" ")
         if version != _FORMAT:
@@ -194,14 +147,7 @@ class Seal:
 
 
 def job_path(run_id: str) -> str:
-    """Return where a job lies in a store that other jobs use, too.
-
-    Returns:
-        `elastic-run/<run id>`, with everything in the run id that paths give a meaning to, or forbid, escaped.
-
-    Raises:
-        ValueError: The run id is empty: what lies there is all jobs'.
-    """
+    """Return `elastic-run/<run id>`, with everything in the id that paths give a meaning to, or forbid, escaped."""
     if not run_id:
         message = "a job store needs a run id"
         raise ValueError(message)

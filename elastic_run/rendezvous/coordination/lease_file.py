@@ -9,8 +9,8 @@ Rules
 - A renewal changes a counter, in place: a rename would bring back the file of an earlier holder. So a file is read
   until two reads agree.
 - A lease has expired for an agent that has not seen the counter change for the time to live, by the agent's own clock.
-  The holder counts from before it writes, so it knows first. While an agent can't read the file no lease ages for it:
-  the holder may be unable to write, and gets time to do so. To release is to write a time to live of 0.
+  While an agent can't read the file no lease ages for it: the holder may be unable to write, and gets time to do so. To
+  release is to write a time to live of 0.
 - The file of the last holder stays, so that terms grow. `remove` deletes it.
 - A client of NFS may list a directory from a cache of many seconds, until it makes a file there itself. So an agent
   makes its file first, then reads who has the lease.
@@ -26,7 +26,7 @@ import time
 from contextlib import contextmanager, suppress
 
 from elastic_run.records import dataclass
-from elastic_run.rendezvous.leases.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, Seal, job_path
+from elastic_run.rendezvous.coordination.lease import COORDINATOR, LAST_ROUND, Holder, LeaseStore, job_path
 from elastic_run.store.errors import UNREACHABLE, StoreAccessError, StoreConnectionError, StoreTokenError
 
 TYPE_CHECKING = False
@@ -65,16 +65,10 @@ class _Lease:
 
 
 class FileLease(LeaseStore):
-    """A job's lease in a directory.
-
-    Args:
-        path: The directory. Where it isn't one, the directory is beside it, with `.d` behind its name.
-        run_id: The job.
-        secret: The secret that the members of the job share, or None.
-    """
+    """A job's lease in a directory; where `path` isn't one, the directory is beside it, with `.d` behind its name."""
 
     def __init__(self, path: str, run_id: str, *, secret: bytes | None = None) -> None:
-        super().__init__(path, Seal(run_id, secret, path))
+        super().__init__(path, run_id, secret)
         self._base = path.rstrip("/") if os.path.isdir(path) or path.endswith("/") else path + _BESIDE
         self._root = os.path.join(self._base, job_path(run_id))
         self._seen: tuple[int, str] | None = None

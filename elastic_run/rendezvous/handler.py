@@ -26,9 +26,9 @@ from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.api import RendezvousHandler
-from elastic_run.rendezvous.backend_table import BACKENDS, make_place, read_settings
-from elastic_run.rendezvous.coordination.coordinated_session import CoordinatedSession
-from elastic_run.rendezvous.session import Setup
+from elastic_run.rendezvous.backend_table import BACKENDS, check_static, make_place, read_settings
+from elastic_run.rendezvous.events import Setup
+from elastic_run.rendezvous.session import Session
 from elastic_run.store.connecting import format_endpoint
 
 TYPE_CHECKING = False
@@ -36,17 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
+    from elastic_run.rendezvous.backend_table import Settings
     from elastic_run.rendezvous.coordination.places import Place
-    from elastic_run.rendezvous.session import Session
-    from elastic_run.rendezvous.settings import Settings
     from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
-__all__ = [
-    "ElasticRendezvousHandler",
-    "create_handler",
-    "describe_join_command",
-    "open_session",
-]
+__all__ = ["ElasticRendezvousHandler", "create_handler", "describe_join_command", "open_session"]
 
 _PUBLIC = "localhost"
 #: Bytes of the token that a job without an endpoint makes.
@@ -57,11 +51,7 @@ _NO_LIMIT = 1_000_000_000
 class ElasticRendezvousHandler(RendezvousHandler):
     """One node's part in the rendezvous of a job of several nodes.
 
-    Args:
-        params: The parameters, as the user gave them.
-        settings: The settings in them, checked.
-        run_id: The job.
-        hosts_anywhere: Whether the user named no endpoint. Then this node coordinates, and prints the address.
+    Where the user named no endpoint (`hosts_anywhere`), this node coordinates, and prints the address.
     """
 
     def __init__(
@@ -76,13 +66,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
 
     # --- sessions ------------------------------------------------------------------------------------------------
     def open_session(self, setup: Setup) -> Session:
-        """Make the session of one agent run.
-
-        Args:
-            setup: The agent's description of its job.
-
-        Returns:
-            The session, not yet started.
+        """Make the session of one agent run; it is not started yet.
 
         Raises:
             PortTakenError: This node is to listen at a port that another process has.
@@ -215,7 +199,7 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
     """
     settings = read_settings(params.backend, params.config)
     if params.backend == "static":
-        _check_static(params, settings)
+        check_static(params.endpoint, settings.rank, params.max_nodes)
         return ElasticRendezvousHandler(params, settings, params.run_id or NO_RUN_ID)
     if params.backend == "c10d" and settings.store_type == "tcp" and not params.endpoint.strip():
         if settings.is_host is False:
@@ -236,27 +220,6 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
     return ElasticRendezvousHandler(params, settings, params.run_id)
 
 
-def _check_static(params: RendezvousParameters, settings: Settings) -> None:
-    if settings.rank is None:
-        message = "rendezvous backend 'static' needs the rank of this node (rank=N): give --node-rank"
-        raise ValueError(message)
-    if not 0 <= settings.rank < params.max_nodes:
-        message = (
-            f"--node-rank: {settings.rank} is not in 0 to {params.max_nodes - 1}, the ranks of {params.max_nodes} nodes"
-        )
-        raise ValueError(message)
-    if not params.endpoint.strip():
-        message = "rendezvous backend 'static' needs an endpoint: give --master-addr and --master-port"
-        raise ValueError(message)
-    place = make_place("static", params.endpoint, params.run_id or NO_RUN_ID, settings)
-    if next(iter(place.endpoints.values()))[1] < 0:
-        message = f"rendezvous endpoint {params.endpoint!r} has no port: give --master-port"
-        raise ValueError(message)
-    if len(place.endpoints) > 1:
-        message = f"rendezvous endpoint {params.endpoint!r}: 'static' knows one endpoint, rank 0's"
-        raise ValueError(message)
-
-
 def open_session(
     place: Place,
     settings: Settings,
@@ -264,31 +227,15 @@ def open_session(
     *,
     local_addr: str | None = None,
     describe_join: Callable[[str, int], str] | None = None,
-) -> CoordinatedSession:
-    """Make the session of one agent run; nothing is said to other nodes before its `start`.
-
-    Args:
-        place: Where the nodes meet.
-        settings: Of the rendezvous.
-        setup: The agent's description of its job.
-        local_addr: The address for other nodes; None for the address of the interface that reaches the endpoint.
-        describe_join: Says how others join, once this agent listens at a host and a port; None where they know.
-
-    Returns:
-        The session.
-
-    Raises:
-        ValueError: A value is one that no node could read.
-    """
-    node_info = setup.node_info
-    node = f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}"
+) -> Session:
+    """Make the session of one agent run; see `Session` for the values. ValueError if no node could read one of them."""
     config = settings.complete(replace(setup.job_config, has_successors=place.choice != ONLY_ONE))
     try:
-        from_document(NodeState, to_message(NodeState(node, node_info, config, StoreAddress("", 0))))
+        from_document(NodeState, to_message(NodeState("", setup.node_info, config, StoreAddress("", 0))))
     except ValueError as error:
         message = f"the other nodes could not read a value of this node: {error}"
         raise ValueError(message) from None
-    return CoordinatedSession(node, place, setup, config, local_addr=local_addr or "", describe_join=describe_join)
+    return Session(place, setup, config, local_addr=local_addr or "", describe_join=describe_join)
 
 
 #: All nodes of a job must agree on it: the first one starts with the fewest nodes.
@@ -302,14 +249,7 @@ _NO_COMMAND = JoinCommand(("elastic-run",), (), ("...",))
 def describe_join_command(
     endpoint: str, run_id: str, command: JoinCommand | None, *, token: bytes | None = None
 ) -> str:
-    """Return the command for other nodes, as one line for a shell.
-
-    Args:
-        endpoint: Where this node serves the store.
-        run_id: The job.
-        command: This node's command line; None where there is none.
-        token: The token that was made for this job, or None.
-    """
+    """Return the command for other nodes, as one line for a shell; `token` is the one that was made for this job."""
     command = command or _NO_COMMAND
     values = dict(word.partition("=")[::2] for word in command.flags)
     settings = [values.get(_CONF, "")]
