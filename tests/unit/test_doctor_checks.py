@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from elastic_run.diagnosis import doctor_host, doctor_network
-from elastic_run.diagnosis.doctor_checks import FAMILIES, check_python, check_scheduler, check_variables, run_checks
+from elastic_run.diagnosis.doctor_checks import FAMILIES, check_python, check_variables, run_checks
 from elastic_run.diagnosis.doctor_host import check_control_groups, check_directories, check_gpus, parse_gpus
 from elastic_run.diagnosis.doctor_network import Lookup, check_ports
 from elastic_run.diagnosis.doctor_nodes import NodeReport, check_node_reports, describe_network, measure_rate
@@ -205,41 +205,6 @@ def test_with_another_python_for_workers_the_active_environment_does_not_matter(
     assert found.what == "PYTHON_EXEC is /gone/python, which can't be executed"
 
 
-def test_many_launchers_of_a_step_and_idle_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of Slurm that agree may still describe another job than is meant, or be left over from an ended one."""
-    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
-    step = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a[1-2]"}
-    (found,) = check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "8"}, "a1"))
-    assert "srun --ntasks=2 --ntasks-per-node=1" in found.remedy
-    batch = {"SLURM_JOB_ID": "4", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "a[1-2]"}
-    assert texts(check_scheduler(Subject(batch, "a1"))) == [
-        "warning: the Slurm job has 1 more nodes, which a launcher without srun does not use"
-    ]
-    assert check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1")) == []
-    monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "")
-    assert texts(check_scheduler(Subject({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1"))) == [
-        "warning: the variables of a Slurm step are left over: this process does not run in it, and they are not used"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("index", "nodes", "host", "count"),
-    [
-        ("1", "2", "job-1", 0),
-        ("1", "", "job-1", 1),
-        ("2", "1:2", "job-2", 1),
-        ("x", "2", "job-1", 1),
-        ("1" * 6000, "2", "job-1", 1),
-        ("1", "1" * 6000, "job-1", 0),
-        ("1", "2", "my", 1),
-    ],
-)
-def test_pods(index: str, nodes: str, host: str, count: int) -> None:
-    """A pod needs its index, its name and the number of pods."""
-    environ = {"JOB_COMPLETION_INDEX": index, **({"PET_NNODES": nodes} if nodes else {})}
-    assert len(check_scheduler(Subject(environ, host))) == count
-
-
 def test_all_variables_are_judged() -> None:
     """Leftovers, settings and names each have their finding."""
     environ = {"RANK": "0", "NCCL_P2P_DISABLE": "1", "PET_NNODE": "2"}
@@ -314,7 +279,7 @@ def test_the_report_is_for_one_screen() -> None:
     text = render_report(["h0"], [problem("what", "evidence", "remedy")] * 30, {"torch": "2.13"})
     assert len(text.splitlines()) < 40
     assert text.splitlines()[-2:] == ["and 21 more (--json has all)", "30 problems, no warnings"]
-    assert len(FAMILIES) == 11
+    assert len(FAMILIES) == 10
 
 
 def report(host: str, *, failures: dict[int, str] | None = None, heard: str = "", **more: Any) -> NodeReport:

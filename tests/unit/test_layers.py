@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.utils",
         "rendezvous.addresses",
     }
-    | {"report.text", "files", "schedulers.slurm"},
+    | {"report.text", "files"},
     "worker": {"contract", "core.kept_generations", "schedulers.slurm_variables"},
 }
 #: What the command line's modules leave to the launcher, which alone sees all.

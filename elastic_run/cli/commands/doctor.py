@@ -105,7 +105,7 @@ def _find_step() -> Step | None:
     try:
         return find_step(os.environ, os.uname().nodename)
     except StepError:
-        return None  # that is a finding
+        return None  # a launcher refuses it in one line
 
 
 def _make_subject(args: Namespace) -> Subject:

@@ -142,13 +142,6 @@ FAULTS = [
         "NCCL_SOCKET_IFNAME names br, an interface that is down",
         "unset NCCL_SOCKET_IFNAME",
     ),
-    Fault(
-        "slurm",
-        "export SLURM_JOB_ID=4 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=a[1-2]",
-        "variables of Slurm contradict each other: this host, h0, is none of the step's nodes",
-        "env -u SLURM_JOB_ID",
-    ),
-    Fault("kubernetes", "export JOB_COMPLETION_INDEX=1", "nothing says how many pods", "set PET_NNODES"),
     Fault("typing-error", "export PET_NODES=3", "PET_NODES is not a variable", "PET_NNODES"),
     Fault("leftovers", "export RANK=0 WORLD_SIZE=8", "RANK is set", "unset RANK WORLD_SIZE", is_problem=False),
     Fault("threads", "export OMP_NUM_THREADS=auto", "OMP_NUM_THREADS='auto' is not a number", "unset OMP_NUM"),
