@@ -161,11 +161,6 @@ def test_a_job_is_named_by_its_run_id_its_beginning_or_a_pid(run: str, expected:
     assert choose_job([LLAMA, OTHER, UNNAMED], run) is expected
 
 
-def test_the_only_job_needs_no_name() -> None:
-    """RUN may be left out where one job runs."""
-    assert choose_job([LLAMA], None) is LLAMA
-
-
 def test_a_whole_run_id_wins_over_a_longer_one() -> None:
     """A job can always be named, also where its run id is the beginning of another's."""
     longer = job("llama-2", 40)
@@ -188,12 +183,6 @@ def test_what_names_no_single_job_is_refused_in_one_line(jobs: list[RunningJob],
     with pytest.raises(UsageError) as raised:
         choose_job(jobs, run)
     assert str(raised.value) == error
-
-
-def test_where_no_job_runs_a_command_may_say_what_helps() -> None:
-    """The advice follows the message."""
-    with pytest.raises(UsageError, match=r"^no job of yours runs on this machine; name the directory$"):
-        choose_job([], None, advice="name the directory")
 
 
 def test_an_agent_of_another_pid_namespace_tells_its_pid_itself(monkeypatch: pytest.MonkeyPatch) -> None:
