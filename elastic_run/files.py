@@ -1,10 +1,11 @@
-"""Files that the user names, and files and directories below directories to which other users may write.
+"""Files and programs that the user names, and files and directories below directories to which others may write.
 
 A named pipe to which nothing is written is given up; a shell's `<(command)` is a pipe as well, and may take any time.
 Files are made anew or replaced by a rename, so that a write never goes through a link of another user's to a file
 elsewhere. A file, a named pipe or a device that belongs to this user or to root is used as it is.
 
-Directories are made and removed without tempfile and shutil: workers would wait for these imports.
+Directories are made and removed without tempfile and shutil: workers would wait for these imports. A message
+names the part of a path that denies access: of a long path, users look at the wrong part first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from io import BufferedReader
     from typing import Any
 
@@ -33,21 +34,13 @@ _OTHERS_READ = stat.S_IROTH | stat.S_IXOTH
 
 
 def read_user_file(path: str, most: int) -> bytes:
-    """Return the content of a file, and no more than `most` bytes of it.
-
-    Raises:
-        OSError: It can't be read, or it is a pipe to which nothing was written.
-    """
+    """Return the content of a file, and no more than `most` bytes of it; see `open_user_file`."""
     with open_user_file(path) as file:
         return file.read(most)
 
 
 def open_user_file(path: str) -> BufferedReader:
-    """Open a file for reading; if it is a pipe, wait for the first byte.
-
-    Raises:
-        OSError: It can't be opened, or it is a pipe to which nothing was written.
-    """
+    """Open a file for reading; if it is a pipe, wait for the first byte. A pipe without one is an OSError, too."""
     file = open(path, "rb", opener=_open_without_wait)  # noqa: SIM115 - the caller closes it
     try:
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
@@ -122,8 +115,7 @@ def _read_text(path: str) -> str:
 def open_own(path: str, flags: int) -> int:
     """Open a file with flags such as `os.O_WRONLY | os.O_APPEND`, made anew if nothing has its name; closed on exec.
 
-    Raises:
-        OSError: It can't be opened, or belongs to another user than this one and root.
+    A file that belongs to another user than this one and root is a PermissionError.
     """
     flags |= os.O_CLOEXEC | os.O_NOCTTY
     try:
@@ -136,11 +128,7 @@ def open_own(path: str, flags: int) -> int:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Write beside the file and rename, so that a reader never sees a part of it; a link is replaced, not followed.
-
-    Raises:
-        OSError: It can't be written.
-    """
+    """Write beside the file and rename, so that a reader never sees a part of it; a link is replaced, not followed."""
     draft = f"{path}.{os.urandom(4).hex()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -232,3 +220,74 @@ def attempt(action: Callable[[str], None], path: str) -> None:
         action(path)
     except OSError:
         pass
+
+
+# --- programs, and what denies access to a path -----------------------------------------------------------------------
+def find_program(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return the path of a program that may be executed, or None; PATH is searched as by shutil.which."""
+    if os.path.dirname(name):
+        return name if is_executable(name) else None
+    paths = (os.path.join(part or os.curdir, name) for part in environ.get("PATH", os.defpath).split(os.pathsep))
+    return next((path for path in paths if is_executable(path)), None)
+
+
+def is_executable(path: str) -> bool:
+    """Whether a path is a file that this process may execute."""
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def name_denier(path: str) -> str:
+    """Return a clause that names the directory which keeps this process from a file, or "" if none does.
+
+    The clause begins with a colon, for the end of a message.
+    """
+    place, parents = os.path.realpath(path), []
+    while (parent := os.path.dirname(place)) != place:
+        parents.append(parent)
+        place = parent
+    for parent in reversed(parents):
+        if os.path.isdir(parent) and not os.access(parent, os.X_OK):
+            return f": the directory {parent!r} denies access (ls -ld shows who may enter it)"
+    return ""
+
+
+def explain_denial(message: str, access: Callable[[str, int], bool] = os.access) -> str:
+    """Return a clause such as `a directory (drwx------ root) may not be entered: '/data'`, or "".
+
+    `message` is that of a PermissionError. The path comes last, so that it gets a line of its own if it is long.
+    """
+    import re
+
+    # Python names the path: `[Errno 13] Permission denied: '/data/ckpt'`; of a rename the first of two.
+    found = re.search(r"Permission denied: ('(?:[^'\\]|\\.)+')", message)
+    if found is None:
+        return ""
+    path = os.path.abspath(found[1][1:-1])
+    parts = path.split(os.sep)
+    for count in range(1, len(parts)):
+        directory = os.sep.join(parts[:count]) or os.sep
+        if not os.path.isdir(directory):
+            return ""
+        if not access(directory, os.X_OK):
+            return f"a directory {_describe_owner(directory)}may not be entered: {directory!r}"
+    if not os.path.exists(path):
+        parent = os.path.dirname(path)
+        owner = _describe_owner(parent).strip()
+        return "" if access(parent, os.W_OK) else f"nothing may be created in a directory {owner}: {parent!r}"
+    denied = [verb for verb, mode in (("read", os.R_OK), ("written", os.W_OK)) if not access(path, mode)]
+    return f"the file {_describe_owner(path)}may not be {' or '.join(denied)}: {path!r}" if denied else ""
+
+
+def _describe_owner(path: str) -> str:
+    """Return mode and owner in brackets."""
+    import pwd
+
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    try:
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        owner = f"uid {status.st_uid}"
+    return f"({stat.filemode(status.st_mode)} {owner}) "

@@ -7,7 +7,7 @@ script, as scripts of that time expect; those of torch 1 want --local_rank=N, wh
 from __future__ import annotations
 
 from elastic_run import lazy_names
-from elastic_run.cli.flags import FLAGS, LOCAL_RANK_UNDERSCORE, USE_ENV
+from elastic_run.cli.flags import LEGACY_FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.run import run, run_command
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["launch", "main", "parse_args"]
 
-#: The flags of this front door.
-LEGACY_FLAGS = (*FLAGS, USE_ENV, LOCAL_RANK_UNDERSCORE)
 _WORDS = ("python", "-m", "elastic_run.launch")
 
 #: Names that torch's module has from others, and that programs take from there.

@@ -1,27 +1,45 @@
-"""`LaunchConfig`: how a job is launched. Programs import it from `elastic_run` or `elastic_run.launcher`.
+"""How a job is launched, and from there to this node's agent: the one place that wires the parts together.
 
-Source of torch's fields and defaults: torch 2.13, torch.distributed.launcher.api.
+- Programs import `LaunchConfig` from `elastic_run`. Source of torch's fields and defaults: torch 2.13,
+  torch.distributed.launcher.api.
+- `make_agent_context` makes what the first worker needs; `make_agent` makes the rest while that worker starts.
+- `preview_environments` is for `--explain`: it makes the same parts and starts nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 
-from elastic_run import contract
-from elastic_run.cli.flags import FLAGS
+from elastic_run import contract, signals
+from elastic_run.agent.api import WorkerGroup, WorkerSpec
+from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, short_name
 from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import JobConfig, NodeConfig, Window
+from elastic_run.core.job.config import JobConfig, NodeConfig
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from elastic_run.records import dataclass, field, fields, replace
+from elastic_run.multiprocessing.process.process_table import has_children, list_foreign_handled
+from elastic_run.notices import UsageError, say
+from elastic_run.records import dataclass, field, replace
+from elastic_run.rendezvous.api import RendezvousParameters
+from elastic_run.rendezvous.backend_table import BACKENDS
+from elastic_run.rendezvous.registry import get_rendezvous_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
 
+    from elastic_run.agent.http_ports import HttpPort, MetricsPort
+    from elastic_run.agent.kept_memory import KeptMemories
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.core.agent.faults import Fault
     from elastic_run.multiprocessing.output.logs import LogsSpecs
+
+    Port = TypeVar("Port", HttpPort, MetricsPort)
+
+__all__ = ["LaunchConfig", "make_agent", "make_agent_context", "name_flag", "preview_environments"]
 
 _DEFAULT_RENDEZVOUS_TIMEOUT = 900
 
@@ -63,8 +81,8 @@ class LaunchConfig:
         agent_config: The other settings of this node.
 
     Raises:
-        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, a setting has a value
-            that its flag would not take, a name is too long, or there are too many workers.
+        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, a name is too long, or
+            there are too many workers.
     """
 
     min_nodes: int
@@ -109,54 +127,282 @@ class LaunchConfig:
             self.shutdown_timeout = int(text)
         if self.node_config.exit_barrier_timeout is None:
             text = os.environ.get(contract.ENV_EXIT_BARRIER_TIMEOUT) or str(contract.DEFAULT_EXIT_BARRIER_TIMEOUT)
-            _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
+            _check(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
             self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
         if self.nproc_per_node > MOST_WORKERS:
             message = f"nproc_per_node is above the limit of {MOST_WORKERS} workers on a node"
             raise ValueError(message)
-        _check_field("run_id", self.run_id, job_id)
-        _check_field("role", self.role, short_name)
-        _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
-        _check_field("max_restarts", str(self.max_restarts), count)
-        _check_field("preferred_rank", str(self.node_config.preferred_rank or 0), count)
-        for settings in (self.job_config, self.node_config, self.agent_config):
-            _check_settings(settings)
+        _check("run_id", self.run_id, job_id)
+        _check("role", self.role, short_name)
+        if any(name in f"{self.signals_to_handle},{self.forward_signals}" for name in ("SIGKILL", "SIGSTOP")):
+            message = "no process can handle SIGKILL or SIGSTOP"
+            raise ValueError(message)
+        _check("max_restarts", str(self.max_restarts), count)
+        _check("preferred_rank", str(self.node_config.preferred_rank or 0), count)
         if not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
             raise ValueError(message)
 
 
-def _refuse_unhandleable(*lists: str) -> None:
-    for name in ("SIGKILL", "SIGSTOP"):
-        if any(name in names for names in lists):
-            message = f"no process can handle {name}"
-            raise ValueError(message)
-
-
-def _check_settings(settings: JobConfig | NodeConfig | AgentConfig) -> None:
-    """Check the settings as the flags of the same names check theirs."""
-    flags = {flag.dest: flag for flag in FLAGS if not flag.is_switch}
-    for one in fields(settings):
-        value = getattr(settings, one.name)
-        if value is not one.default and one.name in flags and (text := _show_for_flag(one.name, value)) is not None:
-            _check_field(one.name, text, flags[one.name].parse)
-
-
-def _show_for_flag(name: str, value: object) -> str | None:
-    """Return a setting as its flag takes it; None for what no flag can say, such as no value at all."""
-    if name == "hang_timeout" and value == 0:
-        return "auto"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or None
-    if isinstance(value, Window):
-        is_for_flag = name != "membership_window" or value.count  # the membership may change 0 times
-        return f"{value.count}/{value.seconds or 1}" if is_for_flag else None
-    return str(value) if isinstance(value, int | float | str) else None
-
-
-def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:
+def _check(name: str, text: str, check: Callable[[str], object]) -> None:
     try:
         check(text)
     except ValueError as error:
         message = f"{name}: {text!r} {error}"
         raise ValueError(message) from None
+
+
+def make_agent_context(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    *,
+    is_whole_process: bool,
+    mask: frozenset[int] | None = None,
+) -> AgentContext:
+    """Bring together what the rounds of an agent share: workers, rendezvous, output, and what the user asked for.
+
+    Without a run id the job gets a random one, as with torch. `mask` are the signals that were blocked before this
+    process has blocked others, or None if it hasn't.
+
+    Raises:
+        RendezvousError: The backend is not in this release.
+        ValueError: The backend is unknown.
+    """
+    # Before a plug-in starts one: an orphan that comes to this process is a worker's only if it began without children.
+    adopts_orphans = is_whole_process and os.getpid() != 1 and not has_children()
+    if not config.run_id:
+        config.run_id = str(int.from_bytes(os.urandom(16), "big"))
+    parameters = _make_parameters(config)
+    spec = _make_spec(config, parameters, entrypoint, args, get_rendezvous_handler(parameters))
+    logs_specs = config.logs_specs or DefaultLogsSpecs()
+    if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
+        logs_specs.host = os.uname().nodename  # other nodes may have the same directory
+    context = AgentContext(
+        WorkerGroup(spec),
+        logs_specs,
+        _options(config, entrypoint, is_whole_process=is_whole_process, adopts_orphans=adopts_orphans),
+    )
+    context.mask = mask
+    settings = config.agent_config
+    if settings.keep_state:
+        context.kept = _keep_state(settings, config)
+    if settings.health_port is not None:
+        from elastic_run.agent.http_ports import HttpPort
+
+        context.health_port = _open_port(HttpPort, settings.health_port, "health port")
+    if settings.metrics_port is not None:
+        from importlib.util import find_spec
+
+        from elastic_run.agent.http_ports import MetricsPort
+
+        if find_spec("prometheus_client") is None:
+            message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
+            raise ValueError(message)
+        context.metrics_port = _open_port(MetricsPort, settings.metrics_port, "metrics port")
+    if settings.preload:
+        from elastic_run.agent.driver.warm_start import start_preload
+
+        if obstacle := start_preload(context, settings.preload):
+            say(obstacle)
+    return context
+
+
+def _keep_state(settings: AgentConfig, config: LaunchConfig) -> KeptMemories:
+    from elastic_run.agent.kept_memory import KeptMemories, choose_size
+
+    workers, is_served = config.nproc_per_node, config.max_nodes > 1
+    copies = settings.keep_state_copies if is_served else 0
+    size = choose_size(settings.keep_state, workers * (1 + copies))
+    try:
+        return KeptMemories(size, workers, copies, is_served=is_served)
+    except OSError as error:  # EFBIG with a limit of ulimit -f
+        message = f"keep state gets no {size / 1e6:,.0f} MB of memory from the system: {error.strerror}"
+        raise ValueError(message) from error
+
+
+def _open_port(kind: Callable[[int], Port], port: int, name: str) -> Port:
+    """Open a port of the agent's; the user is told of one that the system has chosen."""
+    try:
+        server = kind(port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            from elastic_run.store.tcpstore.listener import PortTakenError
+
+            message = f"{name.removesuffix('port')}{PortTakenError(port)}"
+        else:
+            message = f"{name} {port} can't be opened: {error.strerror}"
+        raise ValueError(message) from error
+    if not port:
+        say(f"{'health checks are answered' if name == 'health port' else 'metrics are'} at port {server.port}")
+    return server
+
+
+def make_agent(config: LaunchConfig, context: AgentContext, *, health_check_server: Any = None) -> LocalElasticAgent:
+    """Make this node's agent, not yet running."""
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+
+    return LocalElasticAgent(
+        context.group.spec,
+        context.logs_specs,
+        context.options.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout or 0,
+        health_check_server=health_check_server,
+        context=context,
+    )
+
+
+def _make_parameters(config: LaunchConfig) -> RendezvousParameters:
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+
+
+def _make_spec(
+    config: LaunchConfig,
+    parameters: RendezvousParameters,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    handler: Any,
+) -> WorkerSpec:
+    # The address of the workers' store is fixed by the user in a static job.
+    master_addr: str | None = None
+    master_port: int | None = None
+    if parameters.backend == "static":
+        from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
+
+        master_addr, master_port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+        if master_port == -1:
+            message = f"--rdzv-endpoint {parameters.endpoint!r} has no port: give --master-port or HOST:PORT"
+            raise ValueError(message)
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def _options(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    *,
+    is_whole_process: bool,
+    adopts_orphans: bool = False,
+) -> AgentOptions:
+    start_method = config.start_method
+    if callable(entrypoint) and start_method == "spawn":  # which can't start a function of a notebook's cell
+        from elastic_run.multiprocessing.functions.start_methods import choose_start_method
+
+        start_method = choose_start_method(entrypoint)
+    faults: tuple[Fault, ...] = ()
+    if config.agent_config.inject_fault:
+        from elastic_run.cli.faults import read_faults
+
+        faults = read_faults(config.agent_config.inject_fault)
+    affinities = {}
+    if config.numa_options is not None:
+        from elastic_run.cluster.numa import worker_affinities
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter
+
+        affinities = worker_affinities(config.numa_options, config.nproc_per_node, python=own_interpreter())
+    named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
+    foreign = list_foreign_handled() if is_whole_process else frozenset[int]()
+    kept = {*named, *foreign}
+    return AgentOptions(
+        job_config=replace(
+            config.job_config,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            max_restarts=config.max_restarts,
+        ),
+        node_config=config.node_config,
+        agent_config=config.agent_config,
+        faults=faults,
+        shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
+        signals=parse_signals(config.signals_to_handle),
+        forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
+        unnamed_signals=tuple(number for number in signals.ENDING if is_whole_process and number not in kept),
+        offered=tuple(number for number in signals.OFFERED if is_whole_process and number not in kept),
+        prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
+        affinities=affinities,
+        is_whole_process=is_whole_process,
+        is_wrapped=bool(foreign),
+        adopts_orphans=adopts_orphans,
+        start_method=start_method,
+        stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
+    )
+
+
+def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str]) -> dict[int, dict[str, str]]:
+    """Return by local rank the variables that the workers of this node would get, and start nothing.
+
+    `contract.ENV_OF_ROUND` are left out where other nodes decide about these. A value that a start would refuse
+    raises a UsageError here as well. The handler of a plug-in is not made, since it may start anything.
+    """
+    from elastic_run.agent.driver.round_join import assign_ranks
+    from elastic_run.agent.driver.worker_launch import worker_environments
+    from elastic_run.store.tcpstore.worker_store import choose_loopback, is_served_by_agent
+
+    parameters = _make_parameters(config)
+    handler = None
+    try:
+        if config.rdzv_backend in BACKENDS:
+            handler = get_rendezvous_handler(parameters)
+        spec = _make_spec(config, parameters, entrypoint, args, handler)
+    except ValueError as error:
+        raise UsageError(name_flag(str(error))) from None
+    group, size = WorkerGroup(spec), config.nproc_per_node
+    options = _options(config, entrypoint, is_whole_process=True)
+    is_alone = getattr(handler, "is_immediate", False)
+    assign_ranks(
+        group, group_rank=0, group_world_size=1, base_rank=0, world_size=size, role_rank=0, role_world_size=size
+    )
+    group.master_addr = choose_loopback()[0]
+    group.master_port = spec.master_port
+    environments = worker_environments(
+        group,
+        os.environ,
+        run_id=config.run_id,
+        restart_count=0,
+        max_restarts=config.max_restarts,
+        use_agent_store=is_served_by_agent(options.agent_config.worker_store, os.environ),
+        signals=options.signals,
+        more=options.worker_variables,
+    )
+    decided_later = contract.ENV_OF_ROUND if not is_alone else () if spec.master_port else (contract.ENV_MASTER_PORT,)
+    return {
+        rank: {name: value for name, value in variables.items() if name not in decided_later}
+        for rank, variables in environments.items()
+    }
+
+
+def name_flag(message: str) -> str:
+    """Put the flag in front of a message of the rendezvous, which knows settings and endpoints, but not the flags."""
+    flags = {
+        "rendezvous backend": "--rdzv-backend",
+        "rendezvous setting": "--rdzv-conf",
+        "rendezvous endpoint": "--rdzv-endpoint",
+        "health port": "--health-port",
+        "metrics port": "--metrics-port",
+        "keep state": "--keep-state",
+    }
+    return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)

@@ -2,7 +2,7 @@
 
 `elastic_launch` and `launch_agent` keep torch's behaviour for programs: they return results and raise failures.
 `launch_job` is for the command line: it reports on the console and returns the exit code. The agent that they run comes
-from `agent_setup`.
+from `launch_config`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import sys
 
 from elastic_run import lazy_names, signals
 from elastic_run.agent.driver.worker_launch import start_early
-from elastic_run.agent_setup import make_agent, make_agent_context, name_flag
-from elastic_run.errors import PluginHungError, UsageError
-from elastic_run.launch_config import LaunchConfig
+from elastic_run.launch_config import LaunchConfig, make_agent, make_agent_context, name_flag
 from elastic_run.multiprocessing.process.process_table import list_foreign_handled
+from elastic_run.notices import UsageError
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -51,6 +50,14 @@ __getattr__ = lazy_names(
     },
     logger="logger",
 )
+
+
+class PluginHungError(Exception):
+    """The job has ended, and a plug-in's call has not returned: Python's own end might wait for its locks for ever."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
 
 
 class StopRequests:
@@ -202,15 +209,7 @@ def _name_program(entrypoint: Callable[..., Any] | str | None, args: list[Any]) 
 
 
 def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
-    """Run this node's part of a job for the command line: report on the console, answer with an exit code.
-
-    Args:
-        config: How.
-        entrypoint: The command to run as each worker.
-        args: Its arguments.
-
-    Returns:
-        The exit code; `contract.EXIT_CODES` lists them.
+    """Run this node's part of a job for the command line: report on the console, and return the exit code.
 
     Raises:
         UsageError: The rendezvous can't work with what the user said.

@@ -29,7 +29,7 @@ from elastic_run import signals
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import TypeVar
 
     from elastic_run.signals import Handler, SignalInfo
@@ -42,8 +42,6 @@ _WRITABLE = select.POLLOUT
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 #: Seconds that one wait lasts: the kernel counts milliseconds in 32 bits. A timer beyond that is due in a later turn.
 _LONGEST_WAIT = 86400.0
-#: Seconds in which a plug-in that has started a process collects it itself.
-_PLUGIN_WAIT = 2.0
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: Stands for an exit status that other code of this process has taken; `Loop.lost_exits` tells it from a real 255.
@@ -64,14 +62,7 @@ class Timer:
 
 
 class Loop:
-    """Waits for descriptors, timers, child exits and signals, and calls back.
-
-    Use it as a context manager, or call `close`.
-
-    Attributes:
-        lost_exits: Children whose exit status other code of this process has taken.
-        senders: Where the last signal of each number came from, as far as that is known.
-    """
+    """Waits for descriptors, timers, child exits and signals, and calls back, until `close`."""
 
     def __init__(self) -> None:
         self._wake_read, self._wake_write = os.pipe()
@@ -89,8 +80,10 @@ class Loop:
         self._soon: list[Callable[[], None]] = []
         self._children: dict[int, Callable[[int], None]] = {}
         self._pidfds: dict[int, int] = {}
+        #: Children whose exit status other code of this process has taken.
         self.lost_exits: set[int] = set()
         self._signals: list[int] = []
+        #: Where the last signal of each number came from, as far as that is known.
         self.senders: dict[int, SignalInfo] = {}
         self._signal_descriptor = -1
         self._signal_callbacks: dict[int, Callable[[int], None]] = {}
@@ -105,9 +98,7 @@ class Loop:
     def __enter__(self) -> Loop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -224,8 +215,7 @@ class Loop:
     def keep_exits(self) -> None:
         """Take the statuses of watched children before this program's own answer to SIGCHLD takes or discards them.
 
-        A handler of the program still gets every SIGCHLD, after the statuses were taken. Harmless where SIGCHLD has
-        its default action.
+        A handler of the program still gets every SIGCHLD, after the statuses were taken.
         """
         if not signals.is_answered(signals.SIGCHLD):
             return
@@ -246,37 +236,17 @@ class Loop:
     def reap_strangers(self, *, own_session: int | None = None) -> None:
         """Collect ended children that nobody watches, as PID 1 of a container must.
 
-        Call it when those that are not strangers are watched.
-
-        Args:
-            own_session: A session whose processes are no strangers: plug-ins may have started them. Those of another
-                session a plug-in may have started too, so they are collected `_PLUGIN_WAIT` seconds after their
-                end. None to collect all at once.
+        Call it when those that are not strangers are watched. The processes of `own_session` are left alone: plug-ins
+        may have started them and want their statuses.
         """
-        waiting: set[int] = set()
-
-        def reap_first(pid: int) -> None:
-            try:
-                self._reap(pid)
-            except BaseException:
-                self.call_soon(reap_all)  # for those behind it no other SIGCHLD may come
-                raise
-
-        def collect_late(pid: int) -> None:
-            waiting.discard(pid)
-            if pid not in self._children:
-                self._collect(pid)
 
         def reap_all(number: int = signals.SIGCHLD) -> None:
             self._take_statuses(number)
             for pid in signals.list_ended_children():
                 if pid in self._children:
-                    reap_first(pid)
-                elif own_session is None:
+                    self._reap(pid)
+                elif own_session is None or _read_session(pid) not in (None, own_session):
                     self._collect(pid)
-                elif pid not in waiting and _read_session(pid) not in (None, own_session):
-                    waiting.add(pid)
-                    self.call_later(_PLUGIN_WAIT, lambda pid=pid: collect_late(pid))  # type: ignore[misc]
 
         self._install(signals.SIGCHLD, reap_all)
         self.call_soon(reap_all)  # those that have ended before
@@ -337,11 +307,8 @@ class Loop:
         self._previous_handlers.clear()
 
     def _restore_signals(self) -> None:
-        late = [number for number in self._signals if number == signals.SIGCHLD]
         for number, previous in self._previous_handlers.items():
             signals.install_handler(number, previous)
-            if number in late and callable(previous):
-                previous(number, None)
         self._previous_handlers.clear()
         if self._previous_wakeup_fd is not None:
             signals.set_wakeup_fd(self._previous_wakeup_fd)
@@ -405,9 +372,7 @@ class Loop:
         The descriptors lead to /dev/null then, rather than being closed: what owns one would close somebody else's
         under that number later.
         """
-        for number, previous in self._previous_handlers.items():
-            signals.install_handler(number, previous)
-        self._previous_handlers.clear()
+        self._restore_signals()
         signals.set_wakeup_fd(-1)
         self._wake_lock = RLock()  # a thread that isn't here may hold the other
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

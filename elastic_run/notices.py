@@ -1,15 +1,28 @@
-"""Lines of the launcher on stderr before the agent has a console, and texts on stdout that the user asked for."""
+"""What the user is told without the agent's console: lines on stderr, texts on stdout, an error that becomes a line.
+
+`find_foreign_place` tells whose code has raised an exception.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from elastic_run.errors import UsageError
-
+_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("site-packages" + os.sep, "dist-packages" + os.sep)
+#: Packages that our own code calls.
+_DEPENDENCIES = ("etcd", "prometheus_client", "psutil", "urllib3")
 #: Of the lines that we say, in characters.
 _LONGEST_WORD = 200
 _LONGEST_LINE = 1000
+
+
+class UsageError(ValueError, RuntimeError):
+    """The command line is wrong: one line that names the flag, the value and what is allowed.
+
+    It is a ValueError and a RuntimeError: for the same mistakes torch raises the one or the other.
+    """
 
 
 def say(text: str) -> None:
@@ -82,3 +95,29 @@ def give_up_stdout(error: OSError) -> None:
     if not isinstance(error, BrokenPipeError):
         message = f"standard output can't be written: {error.strerror}"
         raise UsageError(message) from None
+
+
+def find_foreign_place(error: BaseException) -> str:
+    """Return the ``FILE:LINE`` where code that is not ours, such as a plug-in's, raised an exception, or "".
+
+    The standard library and our dependencies count to the code that called them.
+    """
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if path.startswith(_ROOT):
+            place = ""
+        elif not _is_neutral(path):
+            place = f"{path}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _is_neutral(path: str) -> bool:
+    if path.startswith("<"):  # code that was made from a text, such as a constructor
+        return True
+    for directory in _INSTALLED:
+        _, found, below = path.rpartition(os.sep + directory)
+        if found:
+            return below.partition(os.sep)[0] in _DEPENDENCIES
+    return path.startswith(_STANDARD_LIBRARY)

@@ -2,8 +2,7 @@
 
 The standard module imports `inspect`, `ast` and `dis`, and compiles half a dozen methods for every class: together half
 of what a node of several took to import before its first worker. Here a class gets methods that all records share,
-which read the names of its fields at run time. Only a constructor that turns out to be busy is compiled, and then it is
-faster than the standard one.
+which read the names of its fields at run time. Only the constructor is compiled, when the first record is made.
 
 `dataclasses.fields`, `replace`, `asdict`, `is_dataclass` and `inspect.signature` work on these records, because what
 they look at is made when they ask, by the standard module itself. What nobody here needs is missing: of `dataclass`
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MISSING", "dataclass", "field", "fields", "replace"]
 
-#: Constructions after which the constructor is compiled; that takes about as long as so many by the generic one.
-_BUSY = 20
 #: What the standard module is asked for when somebody looks.
 _STANDARD = ("__dataclass_fields__", "__dataclass_params__", "__signature__")
 
@@ -40,7 +37,7 @@ _MISSING: Any = _Missing()
 class _Field:
     """What is known of one attribute."""
 
-    __slots__ = ("default", "default_factory", "init", "is_required", "name", "type")
+    __slots__ = ("default", "default_factory", "init", "name", "type")
 
     def __init__(self, default: Any, default_factory: Any, *, init: bool) -> None:
         self.name = ""
@@ -48,27 +45,23 @@ class _Field:
         self.default = default
         self.default_factory = default_factory
         self.init = init
-        #: Whether the constructor must be given a value.
-        self.is_required = init and default is _MISSING and default_factory is _MISSING
 
-    def make(self) -> Any:
-        """Return the default, a fresh one where a factory was given, or `MISSING`."""
-        return self.default if self.default_factory is _MISSING else self.default_factory()
+    @property
+    def is_required(self) -> bool:
+        """Whether the constructor must be given a value."""
+        return self.init and self.default is _MISSING and self.default_factory is _MISSING
 
 
 class _Shape:
     """What a class's shared methods need to know of it."""
 
-    __slots__ = ("compared", "constructions", "derived", "fields", "is_frozen", "is_slotted", "names", "required")
+    __slots__ = ("compared", "fields", "is_frozen", "is_slotted", "names")
 
     def __init__(self, fields: tuple[_Field, ...], *, is_frozen: bool, is_slotted: bool) -> None:
         self.fields = fields
         self.names = tuple([one.name for one in fields])
-        self.required = [one.name for one in fields if one.is_required]
-        self.derived = [one.name for one in fields if not one.init]
         self.is_frozen = is_frozen
         self.is_slotted = is_slotted
-        self.constructions = 0
         self.compared: Callable[[object], Any] = self._make_getter
 
     def _make_getter(self, record: object) -> Any:
@@ -87,7 +80,16 @@ class _MadeByTheStandardModule:
         self._name = name
 
     def __get__(self, _instance: object, owner: Any) -> Any:
-        twin = _standard(owner)
+        import dataclasses
+
+        shape: _Shape = owner.__record_shape__
+        body: dict[str, Any] = {"__annotations__": {one.name: one.type for one in shape.fields}}
+        for one in shape.fields:
+            options = {"default": one.default, "default_factory": one.default_factory}
+            given = {name: value for name, value in options.items() if value is not _MISSING}
+            body[one.name] = dataclasses.field(init=one.init, **given)
+        twin = type(owner.__name__, (), {**body, "__module__": owner.__module__})
+        twin = dataclasses.dataclass(twin, frozen=shape.is_frozen)
         if self._name == "__signature__":
             import inspect
 
@@ -108,12 +110,8 @@ def _fields(record: Any) -> tuple[_Field, ...]:
 
 
 def _replace(record: Any, /, **changes: Any) -> Any:
-    shape: _Shape = record.__record_shape__
-    values = dict(zip(shape.names, shape.compared(record)))  # noqa: B905 - `compared` may give one more
-    for name in shape.derived:
-        del values[name]
-    values.update(changes)
-    return type(record)(**values)
+    given = {one.name: getattr(record, one.name) for one in _fields(record) if one.init}
+    return type(record)(**{**given, **changes})
 
 
 def _dataclass(cls: Any = None, /, *, frozen: bool = False, slots: bool = False) -> Any:
@@ -125,8 +123,21 @@ def _dataclass(cls: Any = None, /, *, frozen: bool = False, slots: bool = False)
 # --- making a class --------------------------------------------------------------------------------------------------
 def _make_record(cls: Any, *, is_frozen: bool, is_slotted: bool) -> Any:
     shape = _Shape(_take_fields(cls), is_frozen=is_frozen, is_slotted=is_slotted)
-    methods = _methods(cls, shape)
+    methods: dict[str, Any] = {name: _MadeByTheStandardModule(name) for name in _STANDARD}
+    methods["__record_shape__"] = shape
+    methods["__match_args__"] = tuple(one.name for one in shape.fields if one.init)
+    methods["__init__"] = _init
+    methods["__replace__"] = _replace
+    if "__repr__" not in cls.__dict__:
+        methods["__repr__"] = _repr
+    if "__eq__" not in cls.__dict__:
+        methods["__eq__"] = _eq
+        methods["__hash__"] = _hash if is_frozen else None
+    if is_frozen:
+        methods["__setattr__"] = methods["__delattr__"] = _refuse
     if is_slotted:
+        methods["__getstate__"] = _values
+        methods["__setstate__"] = _set_values
         return _remake(cls, shape, methods)
     for name, value in methods.items():
         setattr(cls, name, value)
@@ -158,27 +169,6 @@ def _take_fields(cls: Any) -> tuple[_Field, ...]:
     return tuple(found.values())
 
 
-def _methods(cls: Any, shape: _Shape) -> dict[str, Any]:
-    """Return what a record's class gets beside what it has."""
-    own = cls.__dict__
-    methods: dict[str, Any] = {name: _MadeByTheStandardModule(name) for name in _STANDARD}
-    methods["__record_shape__"] = shape
-    methods["__match_args__"] = tuple(one.name for one in shape.fields if one.init)
-    methods["__init__"] = _init
-    methods["__replace__"] = _replace
-    if "__repr__" not in own:
-        methods["__repr__"] = _repr
-    if "__eq__" not in own:
-        methods["__eq__"] = _eq
-        methods["__hash__"] = _hash if shape.is_frozen else None
-    if shape.is_frozen:
-        methods["__setattr__"] = methods["__delattr__"] = _refuse
-    if shape.is_slotted:
-        methods["__getstate__"] = _values
-        methods["__setstate__"] = _set_values
-    return methods
-
-
 def _remake(cls: Any, shape: _Shape, methods: dict[str, Any]) -> Any:
     """Return the class with slots: it can be given them only when it is made, so it is made again."""
     inherited = {name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())}
@@ -190,62 +180,11 @@ def _remake(cls: Any, shape: _Shape, methods: dict[str, Any]) -> Any:
     return made
 
 
-def _standard(owner: Any) -> type:
-    """Return a record of the standard module with the same fields."""
-    import dataclasses
-
-    shape: _Shape = owner.__record_shape__
-    body: dict[str, Any] = {"__annotations__": {one.name: one.type for one in shape.fields}}
-    for one in shape.fields:
-        options = {"default": one.default, "default_factory": one.default_factory}
-        given = {name: value for name, value in options.items() if value is not _MISSING}
-        body[one.name] = dataclasses.field(init=one.init, **given)
-    twin = type(owner.__name__, (), {**body, "__module__": owner.__module__})
-    return dataclasses.dataclass(twin, frozen=shape.is_frozen)
-
-
 # --- the constructor -------------------------------------------------------------------------------------------------
 def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Compile the constructor of the class: a parameter and an assignment for each field; it takes this one's place."""
     shape: _Shape = self.__record_shape__
-    shape.constructions += 1
-    if shape.constructions == _BUSY:
-        owner: Any = next(base for base in type(self).__mro__ if base.__dict__.get("__record_shape__") is shape)
-        owner.__init__ = _compile_init(owner, shape)
-    given = _bind(self, args, kwargs)
-    for one in shape.fields:
-        name = one.name
-        value = given[name] if name in given else one.make()
-        if value is not _MISSING:
-            _set(self, name, value)
-    if hasattr(self, "__post_init__"):
-        self.__post_init__()
-
-
-def _bind(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the values given, by name.
-
-    Raises:
-        TypeError: They are not what the constructor takes.
-    """
-    names, kind = self.__match_args__, type(self).__name__
-    if len(args) > len(names):
-        message = f"{kind}() takes {len(names)} arguments, not {len(args)}"
-        raise TypeError(message)
-    given = dict(zip(names, args))  # noqa: B905 - fewer are fine; `strict` costs a keyword in each call
-    for name in kwargs:
-        if name in given or name not in names:
-            message = f"{kind}(): argument {name!r} {'was given twice' if name in given else 'is unknown'}"
-            raise TypeError(message)
-    given.update(kwargs)
-    missing = [name for name in self.__record_shape__.required if name not in given]
-    if missing:
-        message = f"{kind}() needs {', '.join(map(repr, missing))}"
-        raise TypeError(message)
-    return given
-
-
-def _compile_init(owner: Any, shape: _Shape) -> Callable[..., None]:
-    """Return a constructor of one class: a parameter and an assignment for each field, nothing to look up."""
+    owner: Any = next(base for base in type(self).__mro__ if base.__dict__.get("__record_shape__") is shape)
     known: dict[str, Any] = {"__MISSING__": _MISSING, "__set__": _set}
     parameters, lines = ["self", "/"], []
     for one in shape.fields:
@@ -265,8 +204,8 @@ def _compile_init(owner: Any, shape: _Shape) -> Callable[..., None]:
         lines.append("self.__post_init__()")
     body = "\n    ".join(lines or ["pass"])
     exec(f"def __init__({', '.join(parameters)}):\n    {body}", known)  # noqa: S102 - all of it is from our own code
-    init: Callable[..., None] = known["__init__"]
-    return init
+    owner.__init__ = known["__init__"]
+    owner.__init__(self, *args, **kwargs)
 
 
 def _texts(one: _Field) -> tuple[str, str]:

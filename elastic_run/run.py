@@ -15,10 +15,9 @@ import os
 import sys
 
 from elastic_run import contract, lazy_names
-from elastic_run.cli.checks import check_master, check_request
-from elastic_run.cli.config import get_rdzv_endpoint, make_config
+from elastic_run.cli.checks import check_master, check_request, find_notices
+from elastic_run.cli.config import count_workers, get_rdzv_endpoint, make_config
 from elastic_run.cli.flags import CONFIGURATION, FLAGS
-from elastic_run.cli.notices import find_notices
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import (
     choose_rendezvous,
@@ -32,10 +31,8 @@ from elastic_run.cli.request import (
     write_given,
 )
 from elastic_run.cli.values import node_range
-from elastic_run.cli.workers import count_workers
-from elastic_run.errors import PluginHungError, UsageError, find_foreign_place
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
-from elastic_run.notices import say
+from elastic_run.notices import UsageError, find_foreign_place, say
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -43,8 +40,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
 
+    from elastic_run.cli.flags import Flag
     from elastic_run.cli.request import Origin, Origins, Request
-    from elastic_run.cli.values import Flag
     from elastic_run.core.job.config import JoinCommand
     from elastic_run.launcher import LaunchConfig
 
@@ -108,13 +105,8 @@ def run_command(
 ) -> None:
     """Run a job for the command line, and leave with its exit code unless that is 0.
 
-    Args:
-        words: The words behind the command; None for those of this process.
-        flags: The flags that the command has.
-        command_words: The words of the command itself, to show how other nodes join the job.
-
-    Raises:
-        SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
+    `words` stand behind the command; None for those of this process. `command_words` are the command itself, to show
+    how other nodes join the job.
     """
     parser = LauncherArgumentParser(flags)
     args: Namespace = parser.parse_args(sys.argv[1:] if words is None else words)
@@ -132,7 +124,7 @@ def run_command(
         if config.max_nodes > 1:
             join_command = _make_join_command(args, flags, command_words, parser.origins)
             config.node_config = replace(config.node_config, join_command=join_command)
-        from elastic_run.launcher import launch_job
+        from elastic_run.launcher import PluginHungError, launch_job
 
         try:
             code = launch_job(config, command, command_args)
@@ -153,12 +145,7 @@ def run_command(
 def _prepare(args: Namespace, origins: Origins | None) -> tuple[Request, list[str]]:
     """Fill in what follows from other values, check everything, and find what the user should know.
 
-    Args:
-        args: The command line; it is changed.
-        origins: The origins of its values, to which new ones are added; None where a program made the namespace.
-
-    Returns:
-        What the user asked for, and a line for each notice.
+    `args` is changed, and new origins are added to `origins`, which are None where a program made the namespace.
     """
     recorded: Origins = {} if origins is None else origins
     complete_arguments(args)
@@ -184,8 +171,8 @@ def _prepare(args: Namespace, origins: Origins | None) -> tuple[Request, list[st
 
 def _explain(request: Request, flags: Sequence[Flag], notices: Sequence[str]) -> None:
     """Print what a start would do, with the notices that it would begin with."""
-    from elastic_run.agent_setup import preview_environments
     from elastic_run.cli.explain import render_explanation
+    from elastic_run.launch_config import preview_environments
     from elastic_run.notices import print_text
 
     # Without the directory, which would be made; `check_request` has tried it out.
@@ -245,21 +232,21 @@ def _report_error(error: Exception, origins: Mapping[str, Origin]) -> int:
         return contract.EXIT_CANNOT_START
     if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
         raise error
+    from elastic_run.multiprocessing.output.logs import LogsPluginError
+    from elastic_run.utils import describe_exception
+
     if is_kind(error, RendezvousError):  # torch's, of a plug-in
         cause = f": {error.__cause__}" if error.__cause__ is not None else ""
         say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
         return contract.EXIT_RENDEZVOUS
-    from elastic_run.multiprocessing.output.logs import LogsPluginError
-    from elastic_run.utils import describe_exception
-
-    told = describe_exception(error)
     place = find_foreign_place(error)
     if isinstance(error, LogsPluginError):
         say(f"error: {error}")
     elif place:  # of a plug-in
-        say(f"error: {told}, at {place}, which is no code of elastic-run (LOGLEVEL=DEBUG shows the traceback)")
+        told = f"{describe_exception(error)}, at {place}, which is no code of elastic-run"
+        say(f"error: {told} (LOGLEVEL=DEBUG shows the traceback)")
     else:
-        say(f"internal error: {told} (please report it; LOGLEVEL=DEBUG shows the traceback)")
+        say(f"internal error: {describe_exception(error)} (please report it; LOGLEVEL=DEBUG shows the traceback)")
     return contract.EXIT_INTERNAL_ERROR
 
 
@@ -284,11 +271,11 @@ def _run(args: Namespace, origins: Origins | None) -> None:
     if args.explain or args.explain_all:
         _explain(request, FLAGS, notices)
         return
+    from elastic_run.launcher import elastic_launch
+
     for notice in notices:
         say(notice)
     config, command, command_args = make_config(request, os.environ)
-    from elastic_run.launcher import elastic_launch
-
     elastic_launch(config, command)(*command_args)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.worker_readings import Usage
     from elastic_run.agent.http_server import HttpRequest
-    from elastic_run.cluster.gpu_use import GpuUse
+    from elastic_run.cluster.devices import GpuUse
     from elastic_run.core.diagnosis.stacks import Dump
 
     Document = dict[str, Any]

@@ -82,7 +82,7 @@ class History:
             self._is_prepared = True
             import json  # noqa: F401
 
-            import elastic_run.cluster.kernel_log
+            import elastic_run.cluster.limits
             import elastic_run.core.failure.diagnose
             import elastic_run.core.failure.traceback_text
             import elastic_run.core.failure.uncaught
@@ -124,7 +124,7 @@ class History:
         self.root.oom_kills = self._count_oom_kills()
         exception = self.root.certain_exception
         if exception is not None and exception.name == "PermissionError" and not self.root.remark:
-            from elastic_run.cluster.paths import explain_denial
+            from elastic_run.files import explain_denial
 
             self.root.remark = explain_denial(exception.message)  # here: other nodes may not see that path
         return failure_of(self.root, ended.uptime, self._find_rule(self.root))
@@ -349,7 +349,7 @@ class History:
 
 def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:
     """Note at each worker that failed what the kernel's log of the last seconds says of it."""
-    from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log
+    from elastic_run.cluster.limits import has_first_pids, read_kernel_log
     from elastic_run.core.failure.diagnose import find_line, last_words, may_tell
 
     failed = [(end, last_words(end)) for end in ends if end.exitcode != 0 and not end.was_stopped]

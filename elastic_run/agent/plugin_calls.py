@@ -62,8 +62,8 @@ def make_call(name: str, call: Callable[[], Any]) -> Any:
     except BaseException as error:
         import logging
 
-        from elastic_run.errors import find_foreign_place
         from elastic_run.multiprocessing.api import SignalException
+        from elastic_run.notices import find_foreign_place
         from elastic_run.utils import describe_exception
 
         if isinstance(error, SignalException):  # a handler of the program has raised this for a signal

@@ -5,21 +5,17 @@ Imported only where a variable of a scheduler is there.
 
 from __future__ import annotations
 
-import os
-
 from elastic_run import contract
+from elastic_run.cli.config import count_node_gpus
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.request import Origin, derive, names_rendezvous, read_endpoints
 from elastic_run.cli.values import node_range
-from elastic_run.cli.workers import count_node_gpus
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.records import replace
 from elastic_run.rendezvous.backend_table import BACKENDS
-from elastic_run.schedulers.asked import Asked, Derivation
+from elastic_run.schedulers.derivation import STARTERS, Asked, Derivation, describe_starter
 from elastic_run.schedulers.kubernetes import derive_from_indexed_job
-from elastic_run.schedulers.slurm import is_left_over
-from elastic_run.schedulers.slurm_job import derive_from_step
-from elastic_run.schedulers.starters import STARTERS, describe_idle_hosts, describe_starter
+from elastic_run.schedulers.slurm import derive_from_step, is_left_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,20 +38,9 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     """Fill in values that follow from this launcher's Slurm step or indexed Job, unless a flag gives them.
 
     Schedulers start a launcher on each node: srun in a step of Slurm, Kubernetes in each pod of an indexed Job. All of
-    them are one job. Without the derived values each of them would train a model of its own.
-
-    Args:
-        args: The command line; it is changed.
-        environ: The environment.
-        origins: Origins of the values that the user gave; the origins of the derived values are added. None if a
-            program made the namespace: then values that differ from the defaults count as given, and the number of
-            workers always.
-
-    Returns:
-        What was found, with notices for the user.
-
-    Raises:
-        UsageError: The launchers would not become one job, or a variable can't be read.
+    them are one job. Without the derived values each of them would train a model of its own. The origins of the derived
+    values are added to `origins`, which are None if a program made the namespace: then values that differ from the
+    defaults count as given, and the number of workers always.
     """
     _check_numbers(environ)
     has_left_slurm = False
@@ -73,9 +58,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     elif "JOB_COMPLETION_INDEX" in environ:
         found = derive_from_indexed_job(asked, environ)
     else:
-        is_alone = not asked.names_place and asked.most == 1
-        notice = describe_idle_hosts(environ, os.uname().nodename) if is_alone else ""
-        return replace(nothing, notices=[notice] if notice else [])
+        return nothing
     _apply_derivation(found, asked, args, environ, {} if origins is None else origins)
     return replace(found, has_left_slurm=has_left_slurm)
 

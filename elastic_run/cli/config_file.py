@@ -8,10 +8,10 @@
     [rdzv-conf]
     join_timeout = 600
 
-A value has the type that TOML has for it: true and false for a switch and for a flag that needs no value, a number, a
-text, a list where the flag takes several values, a table for settings. Each value is converted to the text of the flag
-and read like it, so a file can express no more than the command line. The script and its arguments are not in the file:
-in `elastic-run --config job.toml --lr=1` it would be unclear whether --lr belongs to the script.
+A value has the type that TOML has for it: true and false for a switch, a number, a text, a list where the flag takes
+several values, a table for settings. Each value is converted to the text of the flag and read like it, so a file can
+express no more than the command line. The script and its arguments are not in the file: in `elastic-run --config
+job.toml --lr=1` it would be unclear whether --lr belongs to the script.
 
 The whole file is checked, also values that a flag overrides, so that a typing error shows at once.
 """
@@ -28,12 +28,9 @@ from elastic_run.files import read_toml
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
-    from elastic_run.cli.values import Flag
-
-#: Keys with which a user may try to name the script.
-_SCRIPT_KEYS = ("script", "training_script", "training_script_args", "script_args", "args", "arguments", "command")
+    from elastic_run.cli.flags import Flag
 
 
 def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, Origin]]:
@@ -52,10 +49,9 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
     for key, value in document.items():
         dest = key.replace("-", "_")
         try:
-            flag = _find_flag(key, known)
+            flag = _find_flag(dest, known)
             if dest in values:
-                message = "is set twice, with a hyphen and with an underscore"
-                raise ValueError(message)  # noqa: TRY301 - the key is added below, as for the other errors
+                _refuse("is set twice, with a hyphen and with an underscore")
             # As the command line would have it, where the locale knows less than UTF-8.
             text = os.fsdecode(_write(flag, value).encode())
             values[dest] = (_read(flag, text), Origin(FILE, path, "" if flag.is_switch else text))
@@ -65,38 +61,29 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
     return values
 
 
-def _find_flag(key: str, known: Mapping[str, Flag]) -> Flag:
-    dest = key.replace("-", "_")
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(reason) from None
+
+
+def _find_flag(dest: str, known: Mapping[str, Flag]) -> Flag:
     flag = known.get(dest)
-    if flag is not None and flag.group != CONFIGURATION:
-        return flag
-    if flag is not None:
-        message = "is for the command line only"
-    elif dest in _SCRIPT_KEYS:
-        message = "is not a flag: give the script and its arguments on the command line"
-    else:
-        names = [name.replace("_", "-") for name, flag in known.items() if flag.group != CONFIGURATION]
-        message = f"is not a flag{nearest(dest.replace('_', '-'), names)}"
-    raise ValueError(message)
+    if flag is None:
+        names = [flag.name[2:] for flag in known.values() if flag.group != CONFIGURATION]
+        _refuse(f"is not a flag{nearest(dest.replace('_', '-'), names)}")
+    return flag if flag.group != CONFIGURATION else _refuse("is for the command line only")
 
 
 def _read(flag: Flag, text: str) -> Any:
     try:
         return flag.parse(text)
     except ValueError as error:
-        message = f"{text!r} {error}"
-        raise ValueError(message) from None
+        _refuse(f"{text!r} {error}")
 
 
 def _write(flag: Flag, value: object) -> str:
     """Return a value of TOML as the text of a flag."""
     if flag.is_switch:
-        if not isinstance(value, bool):
-            message = f"{_show(value)} is not true or false"
-            raise ValueError(message)
-        return str(int(value))
-    if isinstance(value, bool) and flag.implied:
-        return flag.implied if value else "false"
+        return str(int(value)) if isinstance(value, bool) else _refuse(f"{_show(value)} is not true or false")
     if isinstance(value, list) and ",..." in flag.values:
         return ",".join(_write_item(flag, item) for item in value)
     if isinstance(value, dict) and flag.values.startswith("KEY="):
@@ -104,16 +91,13 @@ def _write(flag: Flag, value: object) -> str:
     if isinstance(value, str) or (_is_number(value) and flag.parse not in (str, short_name, job_id)):
         return str(value)
     if _is_number(value):
-        message = f'{value} is a number, but the value is a text: write "{value}"'
-    else:
-        message = f"{_show(value)} is not a value of this flag ({flag.values})"
-    raise ValueError(message)
+        _refuse(f'{value} is a number, but the value is a text: write "{value}"')
+    _refuse(f"{_show(value)} is not a value of this flag ({flag.values})")
 
 
 def _write_item(flag: Flag, item: object) -> str:
     if not isinstance(item, str) and not _is_number(item):
-        message = f"{_show(item)} in the list is not a value of this flag ({flag.values})"
-        raise ValueError(message)
+        _refuse(f"{_show(item)} in the list is not a value of this flag ({flag.values})")
     return str(item).replace(",", ",,") if flag.parse is text_list else str(item)
 
 
@@ -121,12 +105,8 @@ def _write_setting(key: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str) and not _is_number(value):
-        message = f"{key}: {_show(value)} is not a number, a text, true or false"
-        raise ValueError(message)
-    if "," in str(value):
-        message = f"{key}: {value!r} has a comma, which ends a setting"
-        raise ValueError(message)
-    return str(value)
+        _refuse(f"{key}: {_show(value)} is not a number, a text, true or false")
+    return str(value) if "," not in str(value) else _refuse(f"{key}: {value!r} has a comma, which ends a setting")
 
 
 def _is_number(value: object) -> bool:

@@ -12,18 +12,19 @@ import shlex
 import textwrap
 
 from elastic_run import contract
+from elastic_run.cli.config import choose_threads
 from elastic_run.cli.help import WIDTH, describe_default
 from elastic_run.cli.request import DERIVED, FILE, FLAG, VARIABLE, Origin
-from elastic_run.cli.workers import choose_threads
 from elastic_run.rendezvous.backend_table import BACKENDS
+from elastic_run.report.text import count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
+    from elastic_run.cli.flags import Flag
     from elastic_run.cli.request import Request
-    from elastic_run.cli.values import Flag
     from elastic_run.launcher import LaunchConfig
 
 _OWN_FLAGS = ("--explain", "--explain-all")
@@ -57,14 +58,8 @@ def render_explanation(
 ) -> str:
     """Return a description of the job that these values would start.
 
-    Args:
-        request: What the user asked for.
-        flags: The flags of the command.
-        config: The configuration that was made of the values.
-        command: The workers' command.
-        environments: Variables of the workers by local rank, without variables that only a round decides.
-        environ: The variables of this process, without variables that a start would add.
-        notices: Lines that a start would print before the workers run.
+    `environments` are the variables of the workers by local rank, without those that only a round decides, and
+    `environ` the variables of this process, without those that a start would add.
     """
     args, origins = request.args, request.origins
     shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]
@@ -114,9 +109,8 @@ def _describe(origin: Origin | None) -> str:
     unused = origin.unused
     if unused is None:
         return text
-    if unused.kind == FILE:
-        return f"{text}; {unused.text} in {unused.source} is not used"
-    return f"{text}; {unused.source}{f'={unused.text}' if unused.text else ''} is not used"
+    shown = f"{unused.text} in {unused.source}" if unused.kind == FILE else f"{unused.source}={unused.text}".rstrip("=")
+    return f"{text}; {shown} is not used"
 
 
 def _variable_rows(args: Namespace, environ: Mapping[str, str], workers: int) -> list[str]:
@@ -133,11 +127,11 @@ def _variable_rows(args: Namespace, environ: Mapping[str, str], workers: int) ->
 def _describe_size(config: LaunchConfig) -> str:
     least, most, workers = config.min_nodes, config.max_nodes, config.nproc_per_node
     if most == 1:
-        return f"1 node, {_count(workers, 'worker')}"
-    if least == most:
-        return f"{least} nodes, {least * workers} workers if every node starts {workers}"
-    total = f"{least * workers} to {most * workers}"
-    return f"{least} to {most} nodes, {total} workers if every node starts {workers}"
+        return f"1 node, {count(workers, 'worker')}"
+    nodes, total = (
+        (least, least * workers) if least == most else (f"{least} to {most}", f"{least * workers} to {most * workers}")
+    )
+    return f"{nodes} nodes, {total} workers if every node starts {workers}"
 
 
 def _describe_rendezvous(args: Namespace, config: LaunchConfig, origins: Mapping[str, Origin]) -> str:
@@ -169,7 +163,7 @@ def _describe_directory() -> str:
 
 
 def _describe_node(args: Namespace, config: LaunchConfig) -> str:
-    place = f"{os.uname().nodename}: {_count(config.nproc_per_node, 'worker')}"
+    place = f"{os.uname().nodename}: {count(config.nproc_per_node, 'worker')}"
     if config.max_nodes == 1:
         return place
     if config.rdzv_backend == "static":
@@ -178,9 +172,7 @@ def _describe_node(args: Namespace, config: LaunchConfig) -> str:
         location = config.node_config.location.partition("/")[0]
         return f"{place}; its rank follows from its place in the network, {location}"
     rank = config.node_config.preferred_rank
-    return (
-        f"{place}; any rank among the nodes" if rank is None else f"{place}; rank {rank} among the nodes if it is free"
-    )
+    return f"{place}; {'any rank among the nodes' if rank is None else f'rank {rank} among the nodes if it is free'}"
 
 
 def _render_environment(environments: Mapping[int, Mapping[str, str]], origins: Mapping[str, Origin]) -> str:
@@ -220,7 +212,3 @@ def _join(values: Sequence[str]) -> str:
 def _shown_id(args: Namespace, origins: Mapping[str, Origin]) -> str:
     origin = origins.get("rdzv_id")
     return origin.text if origin is not None and origin.text else str(args.rdzv_id)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -5,10 +5,10 @@ Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
 
 from __future__ import annotations
 
-from elastic_run.cli.values import duration, nearest
+from elastic_run.cli.values import duration
 from elastic_run.cluster.limits import memory_limit
 from elastic_run.core.agent.faults import ACTIONS, AGENT_ACTIONS, Fault
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
 
 TYPE_CHECKING = False
@@ -43,11 +43,7 @@ def check_faults(text: str, world_size: int) -> None:
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:
-    """Read faults such as `kill@30s:rank=1,stop=5s@10s..60s:rank=any:attempt=all:seed=7`; empty for none.
-
-    Raises:
-        ValueError: Something in it is none; the message follows the value.
-    """
+    """Read faults such as `kill@30s:rank=1,stop=5s@10s..60s:rank=any:attempt=all:seed=7`; empty for none."""
     return tuple(_read_fault(part) for part in text.split(",")) if text else ()
 
 
@@ -56,7 +52,7 @@ def _read_fault(text: str) -> Fault:
     head, at, when = what.partition("@")
     kind, _, value = head.partition("=")
     if kind not in _KINDS:
-        _refuse(f"a fault {kind!r}, which is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}")
+        _refuse(f"a fault {kind!r}, which is none of {', '.join(_KINDS)}")
     if kind == "import" and at:
         _refuse(f"the time {when!r}, but the module of import={value} is missing from the start")
     signal = _KINDS[kind]
@@ -71,7 +67,9 @@ def _read_fault(text: str) -> Fault:
     before = _read_seconds(last) if dots else after
     if before < after:
         _refuse(f"the time {when}, whose end is before its start")
-    places = _read_places(words)
+    places = dict(word.partition("=")[::2] for word in words)
+    if len(places) < len(words) or not places.keys() <= set(_PLACES):
+        _refuse(f"{':'.join(words)!r}, and the keys are {', '.join(_PLACES)}, each at most once")
     return Fault(
         signal=signal,
         after=after,
@@ -100,24 +98,11 @@ def _read_action(kind: str, value: str) -> str:
     return kind if kind in ACTIONS or kind in AGENT_ACTIONS else ""
 
 
-def _read_places(words: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name in found:
-            _refuse(f"a key {name!r} twice")
-        if name not in _PLACES:
-            _refuse(f"a key {name!r}, which is none of {', '.join(_PLACES)}{nearest(name, _PLACES)}")
-        found[name] = value
-    return found
-
-
 def _read_seconds(text: str) -> float:
     try:
         return duration(text)
-    except ValueError:
-        what = f"the time {text!r}, which is not a number of seconds, nor a number with s, m, h or d"
-        _refuse(what)
+    except ValueError as error:
+        _refuse(f"the time {text!r}, which {error}")
 
 
 def _read_number(name: str, text: str, word: str = "") -> int | None:

@@ -12,15 +12,16 @@ import sys
 import textwrap
 
 from elastic_run import contract
-from elastic_run.cli.commands import COMMANDS, get_function
+from elastic_run.cli.commands import COMMANDS, CommandParser, get_function, run
+from elastic_run.cli.flags import FLAGS
 from elastic_run.core.job.config import Window
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError, print_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elastic_run.cli.values import Flag
+    from elastic_run.cli.flags import Flag
 
 WIDTH = 80
 #: The flags of --help, in its order.
@@ -73,11 +74,6 @@ def render_help(flags: Sequence[Flag]) -> str:
     names = textwrap.fill(", ".join(COMMANDS), WIDTH, initial_indent="  ", subsequent_indent="  ")
     commands = f"Commands (elastic-run help explains them)\n{names}\n"
     return "\n".join([_USAGE, *_render_most_used(flags), commands, _render_end(flags)])
-
-
-def render_command_help(flags: Sequence[Flag]) -> str:
-    """Return the text of `elastic-run help`: that of --help, but with the table of the commands."""
-    return "\n".join([_USAGE, render_commands(), *_render_most_used(flags), _render_end(flags)])
 
 
 def _render_most_used(flags: Sequence[Flag]) -> list[str]:
@@ -166,14 +162,6 @@ def _render_section(flag: Flag) -> str:
     return "\n\n".join([heading, _CODE.sub(r"`\g<0>`", flag.text), *([" · ".join(facts)] if facts else [])])
 
 
-if __name__ == "__main__":
-    import sys
-
-    from elastic_run.cli.flags import FLAGS
-
-    sys.stdout.write(render_markdown(FLAGS))
-
-
 # --- completion -------------------------------------------------------------------------------------------------------
 
 #: Forms of values that shtab completes, and its name of the completion.
@@ -247,3 +235,22 @@ def _complete(action: argparse.Action) -> argparse.Action:
     action.metavar = None
     action.help = (action.help or "").partition(". ")[0]
     return action
+
+
+# --- elastic-run help ------------------------------------------------------------------------------------------------
+
+
+def make_help_parser() -> CommandParser:
+    """Return the parser of `elastic-run help`."""
+    parser = CommandParser("help")
+    parser.add_argument("command", nargs="?", choices=[*COMMANDS], metavar="COMMAND", help="one of the commands")
+    return parser
+
+
+def run_help(words: Sequence[str]) -> int:
+    """Print the commands and the most used flags, or the help of one command."""
+    command = make_help_parser().parse_args(words).command
+    if command is not None:
+        return run([command, "--help"])
+    print_text("\n".join([_USAGE, render_commands(), *_render_most_used(FLAGS), _render_end(FLAGS)]))
+    return 0

@@ -1,12 +1,11 @@
 """From the words of a command line to a namespace: argparse, filled from the table of flags.
 
-Six things differ from plain argparse:
+Five things differ from plain argparse:
 
 - Two spellings of one flag (``--max-restarts``, ``--max_restarts``) do not make an abbreviation ambiguous. Nor do flags
   that torchrun does not have, where one of torchrun's flags matches.
 - The words behind the script are never read as flags. Python before 3.12.8 ends with an error where one of them looks
   like an ambiguous abbreviation; here the ambiguity is an action, and argparse runs no action behind the script.
-- A flag that needs no value (``--requeue``) takes the next word only if it is a number; argparse would take the script.
 - ``PET_<FLAG>`` is the default of a flag. argparse converts it only if the flag is not given.
 - The file of ``--config`` is read after that, for the values that neither a flag nor a variable gives.
 - An error is one line that names the flag or the variable, the value and what is allowed.
@@ -26,8 +25,7 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.request import FLAG, VARIABLE, Origin, name_source
 from elastic_run.cli.values import nearest
-from elastic_run.errors import UsageError
-from elastic_run.notices import print_text, say
+from elastic_run.notices import UsageError, print_text, say
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -35,11 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    from elastic_run.cli.values import Flag
+    from elastic_run.cli.flags import Flag
 
 _SCRIPT, _SCRIPT_ARGS = "training_script", "training_script_args"
-#: Letters from which on a wrong flag may be the beginning of a right one with a typing error.
-_SHORTEST_START = 5
 #: Begin of argparse's message about a missing script, unless a program has translated it.
 _SCRIPT_IS_MISSING = "the following arguments are required"
 _SCRIPT_MISSING_MESSAGE = "no script given: elastic-run [flags] SCRIPT [arguments] (see --help)"
@@ -47,30 +43,12 @@ _SCRIPT_MISSING_MESSAGE = "no script given: elastic-run [flags] SCRIPT [argument
 _VALUE_IS_TOO_MUCH = "ignored explicit argument "
 
 
-#: Names that other launchers have for flags of the table.
-_NAMES_ELSEWHERE = {
-    **dict.fromkeys(
-        ("gpus", "ngpus", "n-gpus", "num-gpus", "gpus-per-node", "devices", "np", "num-procs", "num-processes"),
-        "--nproc-per-node",
-    ),
-    **dict.fromkeys(("ntasks-per-node", "tasks-per-node", "num-workers", "workers"), "--nproc-per-node"),
-    **dict.fromkeys(("nodes", "num-nodes", "num-machines", "n-nodes"), "--nnodes"),
-    **dict.fromkeys(("machine-rank", "node-id"), "--node-rank"),
-    "main-process-ip": "--master-addr",
-    "main-process-port": "--master-port",
-}
-
-
-class ValueNotAllowedError(UsageError):
-    """A value of a flag, a variable or a file is not allowed; the words themselves are a command line."""
-
-
 class LauncherArgumentParser(argparse.ArgumentParser):
     """The parser of the launcher's flags.
 
     Args:
         flags: The flags.
-        raises_values: Whether a value that is not allowed raises `ValueNotAllowedError`. By default it ends the program
+        raises_values: Whether a value that is not allowed raises UsageError. By default it ends the program
             with a line, as every other error does.
 
     Attributes:
@@ -81,7 +59,6 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         super().__init__(prog="elastic-run", add_help=False, exit_on_error=False)
         self.flags = tuple(flags)
         self._raises_values = raises_values
-        self._words: Sequence[str] = ()
         self.origins: dict[str, Origin] = {}
         self._optionals._negative_number_matcher = _NumberMatcher(self._negative_number_matcher)  # type: ignore[assignment]  # noqa: SLF001
         for flag in flags:
@@ -95,27 +72,28 @@ class LauncherArgumentParser(argparse.ArgumentParser):
 
         Raises:
             SystemExit: The line is wrong (2), or asks for the help or the version (0).
-            ValueNotAllowedError: A value is not allowed, and the parser raises for it.
+            UsageError: A value is not allowed, and the parser raises for it.
         """
         namespace, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.error(_describe_unknown(unknown[0], self.flags))
+            name = unknown[0].partition("=")[0]
+            hint = nearest(name.replace("_", "-"), [flag.name for flag in self.flags])
+            self.error(f"unknown flag {name}{hint} (see --help)")
         return namespace
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Read a command line as `parse_args` does, and return the namespace and the unknown flags."""
-        self._words = sys.argv[1:] if args is None else list(args)
         self.origins = {
             flag.dest: Origin(VARIABLE, flag.variable, os.environ[flag.variable])
             for flag in self.flags
             if flag.variable in os.environ
         }
         try:
-            namespace, unknown = super().parse_known_args(_mark_lone_flags(self._words, self.flags), namespace)
+            namespace, unknown = super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
             if isinstance(error.__context__, _RefusedTextError):
-                self._refuse(_suggest_long(error.__context__.line, self._words, self.flags))
-            self.error(_suggest_long(self._describe(error), self._words, self.flags))
+                self._refuse(error.__context__.line)
+            self.error(self._describe(error))
         # Not the namespace's value: a program that builds on this parser may have a --config of its own.
         named = self.origins.get("config")
         if named is not None and (named.text or named.kind == FLAG):  # an empty variable names no file
@@ -140,7 +118,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
 
     def _refuse(self, line: str) -> NoReturn:
         if self._raises_values:
-            raise ValueNotAllowedError(line) from None
+            raise UsageError(line) from None
         self.error(line)
 
     def format_help(self) -> str:
@@ -152,8 +130,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
         if message.startswith(_SCRIPT_IS_MISSING):
-            unknown = _find_unknown(self._words, self.flags)
-            message = _describe_unknown(unknown, self.flags) if unknown else _SCRIPT_MISSING_MESSAGE
+            message = _SCRIPT_MISSING_MESSAGE
         say(f"error: {message}")
         sys.exit(contract.EXIT_USAGE)
 
@@ -179,11 +156,6 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         if "-" in arg_strings_pattern or [action.dest for action in actions] != [_SCRIPT, _SCRIPT_ARGS]:
             return super()._match_arguments_partial(actions, arg_strings_pattern)
         return [1, len(arg_strings_pattern) - 1] if arg_strings_pattern.startswith("A") else []
-
-    def _parse_optional(self, arg_string: str) -> Any:
-        """Give a flag that stands alone the value that it implies."""
-        word = f"{arg_string}={arg_string.implied}" if isinstance(arg_string, _LoneFlag) else arg_string
-        return super()._parse_optional(word)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Find the flags that a word may abbreviate; for an ambiguous word, find an action that refuses it."""
@@ -280,31 +252,6 @@ class _Ambiguous(argparse.Action):
         )
 
 
-class _LoneFlag(str):
-    """A word of the command line that is a flag without its value; behind the script the word is any word."""
-
-    __slots__ = ("implied",)
-    implied: str
-
-
-def _mark_lone_flags(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
-    """Return the words; each flag that may stand alone, and has no number behind it, as a `_LoneFlag`."""
-    marked = list(words)
-    spellings = [spelling for flag in flags if flag.implied for spelling in flag.spellings]
-    for place, word in enumerate(words):
-        may_be = len(word) > len("--") and any(spelling.startswith(word) for spelling in spellings)
-        found = match_abbreviation(word, flags) if may_be else []
-        if len(found) == 1 and found[0].implied and not any(map(_is_number, words[place + 1 : place + 2])):
-            marked[place] = lone = _LoneFlag(word)
-            lone.implied = found[0].implied
-    return marked
-
-
-def _is_number(word: str) -> bool:
-    """Whether a word is meant as a number; an empty one is, of a variable that is not set, and is no script."""
-    return not word or (word.isascii() and word.isdecimal())
-
-
 class _FromVariable(str):
     """A default that comes from a variable; it has the variable's name."""
 
@@ -338,43 +285,6 @@ class _Reader:
         except ValueError as error:
             source = text.name if isinstance(text, _FromVariable) else self._flag.name
             raise _RefusedTextError(source, f"{self.text!r} {error}") from None
-
-
-def _find_unknown(words: Sequence[str], flags: Sequence[Flag]) -> str | None:
-    """Return the first word that looks like a flag and is none."""
-    letters = {spelling for flag in flags for spelling in flag.spellings if not spelling.startswith("--")}
-    for word in words:
-        if word == "--":
-            return None
-        is_known = word[:2] in letters or bool(match_abbreviation(word.partition("=")[0], flags))
-        if word.startswith("-") and not is_known and not word[1:2].isdigit() and word != "-":
-            return word
-    return None
-
-
-def _describe_unknown(word: str, flags: Sequence[Flag]) -> str:
-    """A wrong flag is often a part of the right one (--nprocs, --endpoint), so whole words and beginnings count too."""
-    name = word.partition("=")[0]
-    wanted = name.replace("_", "-").lstrip("-")
-    names = {flag.name[2:]: flag.name for flag in flags}
-    if wanted in _NAMES_ELSEWHERE:
-        return f"unknown flag {name}, did you mean {_NAMES_ELSEWHERE[wanted]!r}? (see --help)"
-    parts = [flag for text, flag in names.items() if f"-{wanted}-" in f"-{text}-"]
-    if len(parts) == 1:
-        return f"unknown flag {name}, did you mean {parts[0]!r}? (see --help)"
-    starts = {text[: len(wanted)]: flag for text, flag in names.items()} if len(wanted) >= _SHORTEST_START else {}
-    known = starts | names
-    hint = nearest(wanted, known, translate=known)
-    return f"unknown flag {name}{hint} (see --help)"
-
-
-def _suggest_long(line: str, words: Sequence[str], flags: Sequence[Flag]) -> str:
-    """Return a line about a letter's value, with the long flag that the user has written with one hyphen (-tee=3)."""
-    for word in words:
-        name = word.partition("=")[0]
-        if len(name) > len("-r") and repr(word[2:]) in line and len(match_abbreviation(f"-{name}", flags)) == 1:
-            return f"{line}, did you mean '-{name}'?"
-    return line
 
 
 def _make_text(flag: Flag, value: str, parser: argparse.ArgumentParser) -> str:

@@ -15,7 +15,7 @@ import os
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import node_range
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.backend_table import BACKENDS
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, MutableMapping
 
-    from elastic_run.cli.values import Flag
+    from elastic_run.cli.flags import Flag
     from elastic_run.multiprocessing.output.logs import Streams
-    from elastic_run.schedulers.asked import Derivation
+    from elastic_run.schedulers.derivation import Derivation
 
     #: Origins by the name of the value, as in the namespace.
     Origins = MutableMapping[str, "Origin"]
@@ -37,7 +37,7 @@ SLURM, KUBERNETES, DERIVED = "Slurm", "Kubernetes", "derived"
 RANDOM = "(random)"
 #: The variables by which a scheduler, or a program that starts launchers side by side, is known; see `schedulers`.
 _OF_SCHEDULERS = (
-    *("SLURM_JOB_ID", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX"),
     *("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"),
     *("SKYPILOT_NUM_NODES", "SM_HOSTS"),
 )
@@ -75,21 +75,12 @@ class Request:
     Attributes:
         args: The values by the flags' names, for what needs no reading.
         origins: Where they come from; a value without an origin has its default, or a program has set it.
-        least: Fewest nodes.
-        most: Most nodes.
-        workers: Workers on this node.
         names_rendezvous: Whether the user said how, or where, the nodes meet.
         hosts_rendezvous: Whether this node serves the place where several nodes meet, since the user named none.
         endpoints: Host and port of each endpoint of a backend of ours; the port is -1 if none is given.
-        settings: The keys and values of --rdzv-conf.
-        redirects: What goes to log files only.
-        tee: What goes to log files and to the console.
-        health_check: The words of the command.
         token: The secret that the nodes of the job share: None where the user says nothing, empty for none at all.
-        uses_env: Whether workers get their local rank from the environment only, as except under the legacy launcher.
         location: This node's place in the network; see `NodeConfig`.
         has_left_slurm: Whether Slurm's variables are left over from another step, so that no value follows from them.
-        has_random_id: Whether the job's id is a random one.
     """
 
     args: Namespace
@@ -103,9 +94,7 @@ class Request:
     settings: dict[str, str]
     redirects: Streams
     tee: Streams
-    health_check: tuple[str, ...]
     token: bytes | None
-    uses_env: bool
     location: str = ""
     has_left_slurm: bool = False
     has_random_id: bool = False
@@ -126,25 +115,15 @@ def read_request(
 ) -> Request:
     """Read the texts of a namespace that has a value for each flag.
 
-    Args:
-        args: The namespace.
-        workers: Workers on this node.
-        environ: The environment, for the token.
-        origins: Origins of its values.
-        found: What follows from the scheduler.
-
-    Raises:
-        UsageError: A text can't be read.
+    `found` is what follows from the scheduler. UsageError: a text can't be read.
     """
     # Not at the top: the parser needs this module, and not the output's.
     from elastic_run.multiprocessing.output.logs import parse_streams
 
+    if args.no_python and args.module and not args.run_path:
+        message = "--no-python: cannot be combined with -m: --no-python runs a program, -m a Python module"
+        raise UsageError(message)
     least, most = node_range(args.nnodes)
-    health_check: tuple[str, ...] = ()
-    if args.health_check:
-        import shlex
-
-        health_check = tuple(shlex.split(args.health_check))
     is_first = not args.node_rank and args.master_addr == "127.0.0.1"
     return Request(
         args=args,
@@ -158,9 +137,7 @@ def read_request(
         settings=_read_settings(args),
         redirects=parse_streams(args.redirects),
         tee=parse_streams(args.tee),
-        health_check=health_check,
         token=_read_token(args.rdzv_token_file, environ),
-        uses_env=get_use_env(args),
         location="" if found is None else found.location,
         has_left_slurm=found is not None and found.has_left_slurm,
     )
@@ -246,11 +223,7 @@ def complete_arguments(args: Namespace) -> None:
 
 
 def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins: Origins) -> None:
-    """Fill in values that no flag gives from variables that other programs use as well.
-
-    Raises:
-        UsageError: The value of a variable is not allowed.
-    """
+    """Fill in values that no flag gives from variables that other programs use as well."""
     for flag in FLAGS:
         text = environ.get(flag.other_variable) if flag.other_variable else None
         if text and getattr(args, flag.dest) is None:
@@ -291,37 +264,21 @@ def choose_rendezvous(request: Request) -> None:
         request.least = request.most = 1
         request.has_random_id = args.rdzv_id in ("", contract.NO_RUN_ID)
         if request.has_random_id:
-            derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id())
+            derive(args, origins, replace(reason, text=RANDOM), rdzv_id=os.urandom(18).hex())
     elif request.hosts_rendezvous:
         reason = Origin(DERIVED, "this node serves the store")
         derive(args, origins, reason, rdzv_backend="c10d")
         if args.rdzv_id == contract.NO_RUN_ID:
-            derive(args, origins, replace(reason, text=RANDOM), rdzv_id=_make_unique_id()[:8])
+            derive(args, origins, replace(reason, text=RANDOM), rdzv_id=os.urandom(4).hex())
     if not args.master_port:
         args.master_port = contract.DEFAULT_MASTER_PORT
-
-
-def _make_unique_id() -> str:
-    """Make a random id in the form of a version 4 UUID, without importing uuid."""
-    digits = list(os.urandom(16).hex())
-    digits[12] = "4"
-    digits[16] = "89ab"[int(digits[16], 16) & 3]
-    text = "".join(digits)
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 # --- origins in texts ------------------------------------------------------------------------------------------------
 
 
 def name_source(message: str, origins: Mapping[str, Origin], environ: Mapping[str, str]) -> str:
-    """Name the variables, or the file, in a message about flags whose values come from there.
-
-    Args:
-        message: A message that begins with a flag, and may mention more: as ``--nnodes=3`` or ``leave --nnodes out``.
-            Another one is returned as it is.
-        origins: Origins of the values.
-        environ: The environment.
-    """
+    """Return a message that begins with a flag with the variable, or the file, from which the flag's value comes."""
     if not message.startswith("--"):
         return message
     flag, colon, rest = message.partition(":")
@@ -333,22 +290,7 @@ def name_source(message: str, origins: Mapping[str, Origin], environ: Mapping[st
     elif origin is not None and origin.kind in (SLURM, KUBERNETES):
         variables = " ".join(f"{name}={environ[name]}" for name in origin.source.split(", ") if name in environ)
         flag = f"{variables or origin.source or origin.kind}: {flag}"
-    for dest, other in origins.items():
-        if other.text and other.kind in (VARIABLE, FILE, SLURM, KUBERNETES):
-            rest = _rename(rest, f"--{dest.replace('_', '-')}", other)
     return f"{flag}{colon}{rest}"
-
-
-def _rename(text: str, flag: str, origin: Origin) -> str:
-    """Name the origin where a text shows the given value of a flag, and where it says to leave the flag out."""
-    import re
-
-    shown, removed = {
-        VARIABLE: (f"{origin.source}={origin.text}", f"leave {origin.source} unset"),
-        FILE: (f"{flag[2:]}={origin.text} in {origin.source}", f"leave {flag[2:]} out of {origin.source}"),
-    }.get(origin.kind, (f"{flag}={origin.text} from {origin.source or origin.kind}", f"leave {flag} out"))
-    text = text.replace(f"leave {flag} out", removed)
-    return re.sub(rf"{re.escape(f'{flag}={origin.text}')}(?![\w.-]|:\w)", lambda _: shown, text)
 
 
 def write_given(flag: Flag, args: Namespace, origins: Mapping[str, Origin]) -> str:

@@ -1,4 +1,4 @@
-"""Which GPUs a worker will see, found out without torch and without a driver's library.
+"""Which GPUs a worker will see, found without torch and without a driver's library; and what processes take of them.
 
 NVIDIA
 - The driver lists its GPUs in /proc/driver/nvidia/gpus, named by PCI address, with minor number and UUID. A container
@@ -11,6 +11,8 @@ NVIDIA
 AMD: the nodes of the kernel's topology (kfd) with SIMD units and a device file. Intel: the discrete cards, one device
 for each of their tiles.
 
+What processes take: by nvidia-smi, or by nvidia-ml-py (extra `gpu`).
+
 torch's build decides in the end: a torch without CUDA sees no GPU. Its version file names the devices that it was built
 for; the file is read as text. Packages can add other devices to torch; for these, torch is asked (`torch_devices`).
 """
@@ -19,19 +21,24 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 
 from elastic_run.cluster.limits import ROOT, cpu_count, list_names, read_text
 from elastic_run.cluster.torch_devices import TorchUnavailableError, count_by_torch
 from elastic_run.contract import ENV_CUDA_VISIBLE_DEVICES, ENV_HIP_VISIBLE_DEVICES, WORKER_COUNT_WORDS
+from elastic_run.files import find_program
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 _NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 _NVIDIA_SMI_TIMEOUT = 30.0
+#: Seconds before now in which a process has computed or has not. The driver takes a sample at least once a second.
+_WINDOW = 2.0
 
 
 class DeviceError(ValueError):
@@ -51,16 +58,10 @@ class Device:
 
 
 def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> int:
-    """Return the number of devices or CPUs of a kind on this machine, for a worker on each.
+    """Return the number of devices or CPUs of a kind on this machine, for a worker on each; at least 1.
 
-    Args:
-        word: auto, cpu, gpu, xpu, or the name that a package has given to its device for torch, such as npu.
-        environ: Environment, for the variables that hide devices.
-        root: Root of the file system.
-        python: Interpreter in which torch is asked for the devices that packages add to it; "" where there is none.
-
-    Returns:
-        At least 1.
+    `word` is auto, cpu, gpu, xpu, or the name that a package has given to its device for torch, such as npu; `python`
+    is the interpreter in which torch is asked for such devices, "" where there is none.
 
     Raises:
         UnknownDeviceError: No package adds a device of this name to torch.
@@ -138,8 +139,6 @@ def find_nvidia(*, root: str = ROOT, asks_program: bool = True) -> list[Device]:
 
 def _ask_nvidia_smi() -> list[Device]:
     """Have nvidia-smi list the GPUs: a second or two, so it comes last."""
-    from elastic_run.cluster.paths import find_program
-
     program = next((path for name in _NVIDIA_SMI if (path := find_program(name, os.environ))), None)
     if program is None:
         return []
@@ -264,3 +263,105 @@ def torch_build(environ: Mapping[str, str], directory: str | None = None) -> fro
 def _read_facts(path: str, separator: str) -> dict[str, str]:
     lines = (line.partition(separator) for line in read_text(path).splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
+
+
+# --- what processes take of GPUs --------------------------------------------------------------------------------------
+
+
+def find_query(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the command that lists the processes with GPU memory, or None if workers use no such GPU."""
+    if environ.get(ENV_CUDA_VISIBLE_DEVICES) in ("", "-1"):
+        return None
+    program = find_program("nvidia-smi", environ)
+    return None if program is None else (program, "--query-compute-apps=pid", "--format=csv,noheader")
+
+
+def read_pids(output: str) -> frozenset[int]:
+    """Return the pids that the command has listed; a line that is no number is a message."""
+    lines = (line.strip() for line in output.splitlines())
+    return frozenset(int(line) for line in lines if line.isdecimal())
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What one process takes of all GPUs of this machine.
+
+    Args:
+        busy: Percent of the time in which its GPUs computed, for any process; the mean of several GPUs.
+        memory: Bytes, or None where the driver does not tell.
+        computes: Whether a GPU has computed for it lately; if the driver does not tell, whether its GPUs have computed
+            for any process.
+    """
+
+    busy: float | None
+    memory: int | None
+    computes: bool
+
+
+def has_library() -> bool:
+    """Whether nvidia-ml-py is installed; it is not imported."""
+    from importlib.util import find_spec
+
+    return find_spec("pynvml") is not None
+
+
+def read_gpu_use() -> dict[int, GpuUse]:
+    """Return what each process takes, by pid in this machine's first namespace; empty where the library tells nothing.
+
+    A driver that is ill may hold the caller up for long.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}  # no driver, or no GPU
+    found: dict[int, list[GpuUse]] = {}
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            for pid, use in _read_device(pynvml, index):
+                found.setdefault(pid, []).append(use)
+    except pynvml.NVMLError:
+        pass  # what was read counts
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    return {pid: _add(uses) for pid, uses in found.items()}
+
+
+def _read_device(pynvml: Any, index: int) -> list[tuple[int, GpuUse]]:
+    try:
+        device = pynvml.nvmlDeviceGetHandleByIndex(index)
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+    except pynvml.NVMLError:
+        return []  # this GPU was lost
+    try:
+        busy = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+    except pynvml.NVMLError:
+        busy = None  # a part of a GPU (MIG) has no such figure
+    computing = _find_computing(pynvml, device)
+    return [
+        (
+            process.pid,
+            GpuUse(busy, process.usedGpuMemory, computes=bool(busy) if computing is None else process.pid in computing),
+        )
+        for process in processes
+    ]
+
+
+def _find_computing(pynvml: Any, device: Any) -> frozenset[int] | None:
+    """Return the processes for which a GPU has computed lately, or None where the driver doesn't tell (MIG, WSL)."""
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(device, int((time.time() - _WINDOW) * 1e6))
+    except pynvml.NVMLError_NotFound:
+        return frozenset()  # the driver tells, and no process has used the GPU
+    except pynvml.NVMLError:
+        return None
+    return frozenset(each.pid for each in samples if each.smUtil or each.memUtil or each.encUtil or each.decUtil)
+
+
+def _add(uses: list[GpuUse]) -> GpuUse:
+    busy = [use.busy for use in uses if use.busy is not None]
+    memory = [use.memory for use in uses if use.memory is not None]
+    computes = any(use.computes for use in uses)
+    return GpuUse(sum(busy) / len(busy) if busy else None, sum(memory) if memory else None, computes)

@@ -5,12 +5,13 @@ its CPUs then shares the limit with all the others. So the limits of the control
 Every function takes the root of the file system as an argument, so that tests can show it other machines.
 
 Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control,
-which counts the group alone, without those below it) and mm/vmstat.c.
+which counts the group alone, without those below it), mm/vmstat.c, ABI/testing/dev-kmsg and include/linux/proc_ns.h.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 ROOT = "/"
 #: No memory limit, as version 1 writes it: the largest number of pages.
 _NO_LIMIT = 1 << 60
+_LOG = "/dev/kmsg"
+#: Bytes of the longest record, and records that are read at most: some 0.1 s.
+_RECORD = 8192
+_MOST_RECORDS = 100_000
+_FIRST_NAMESPACE = "pid:[4026531836]"
+#: Seconds that the log's clock and ours may differ by.
+_SLACK = 5.0
 
 
 def cpu_count(*, root: str = ROOT) -> int:
@@ -154,6 +162,57 @@ def _read_memory_left(group: str) -> float | None:
     texts = (read_text(os.path.join(group, name)).strip() for name in ("memory.current", "memory.usage_in_bytes"))
     used = next((int(text) for text in texts if text.isdecimal()), 0)
     return None if limit is None else max(1.0, limit - used)
+
+
+# --- the kernel's log -------------------------------------------------------------------------------------------------
+
+
+def read_kernel_log(seconds: float, path: str = _LOG) -> tuple[str, ...]:
+    """Return the messages of the last seconds, the oldest first; none where the log may not be read."""
+    # Most kernels stamp records with the clock that is not adjusted, some with the adjusted one.
+    now = min(time.clock_gettime(time.CLOCK_MONOTONIC_RAW), time.monotonic())
+    since = max(0.0, now - seconds - _SLACK) * 1e6
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        text = b"".join(_read_records(descriptor))
+    finally:
+        os.close(descriptor)
+    return tuple(message for at, message in map(_parse, text.splitlines()) if at >= since)
+
+
+def has_first_pids() -> bool:
+    """Whether this process's pids are those that the kernel writes: not so in most containers."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
+    except OSError:
+        return False
+
+
+def _read_records(descriptor: int) -> list[bytes]:
+    records: list[bytes] = []
+    while len(records) < _MOST_RECORDS:
+        try:
+            record = os.read(descriptor, _RECORD)
+        except BrokenPipeError:
+            continue  # records were overwritten meanwhile; the next one is the oldest that is left
+        except OSError:
+            break
+        if not record:
+            break
+        records.append(record)
+    return records
+
+
+def _parse(line: bytes) -> tuple[float, str]:
+    """Return the microseconds since boot and the message of `6,242,340620,-;message`; of a dictionary's line -1."""
+    head, _, message = line.partition(b";")
+    fields = head.split(b",")
+    if len(fields) < 4 or not fields[2].isdigit():  # noqa: PLR2004 - priority, number, time, flags
+        return -1.0, ""
+    return float(fields[2]), message.decode(errors="replace")
 
 
 # --- files of the kernel ---------------------------------------------------------------------------------------------

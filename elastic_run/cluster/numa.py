@@ -63,17 +63,9 @@ def worker_affinities(
     root: str = ROOT,
     python: str = "",
 ) -> dict[int, frozenset[int]]:
-    """Find the CPUs for each worker of this node.
+    """Find the CPUs for each worker of this node, by local rank.
 
-    Args:
-        options: How the workers are bound.
-        count: Number of workers.
-        environ: Environment, for the variables that hide GPUs; None for this process's.
-        root: Root of the file system.
-        python: Interpreter in which torch is asked for devices that packages add to it; "" where there is none.
-
-    Returns:
-        Numbers of CPUs by local rank.
+    `python` is the interpreter in which torch is asked for devices that packages add to it; "" where there is none.
 
     Raises:
         NumaError: There are fewer GPUs than workers, or the machine doesn't tell which CPUs are near which GPU.
@@ -122,7 +114,7 @@ class Machine:
     def cpus_near(self, gpu: int, mode: AffinityMode) -> frozenset[int]:
         """Choose the CPUs for the worker of a GPU; NumaError if there is none, or too few for all GPUs."""
         choose = {
-            AffinityMode.NODE: self._node,
+            AffinityMode.NODE: lambda gpu: self._cpus_of_node(self._gpu_nodes[gpu]),
             AffinityMode.SOCKET: self._socket,
             AffinityMode.EXCLUSIVE: self._share,
             AffinityMode.CORE_COMPLEX: self._core_complex,
@@ -133,9 +125,6 @@ class Machine:
             raise NumaError(message)
         return cpus
 
-    def _node(self, gpu: int) -> frozenset[int]:
-        return self._cpus_of_node(self._gpu_nodes[gpu])
-
     def _socket(self, gpu: int) -> frozenset[int]:
         # By all CPUs of a node, not only those allowed: with torch a node without an allowed one is an error.
         wanted = self._socket_of_node(self._gpu_nodes[gpu])
@@ -145,7 +134,7 @@ class Machine:
 
     def _share(self, gpu: int) -> frozenset[int]:
         """Deal the node's cores out; the first GPUs get one more where it doesn't come out even."""
-        cores = self._group(self._node(gpu), self._core_of_cpu)
+        cores = self._group(self._cpus_of_node(self._gpu_nodes[gpu]), self._core_of_cpu)
         place, neighbours = self._place_on_node(gpu)
         if len(cores) < neighbours:
             message = f"{neighbours} GPUs share the {len(cores)} cores of NUMA node {self._gpu_nodes[gpu]}"
@@ -156,7 +145,8 @@ class Machine:
 
     def _core_complex(self, gpu: int) -> frozenset[int]:
         """The caches with most allowed CPUs come first."""
-        groups = sorted(self._group(self._node(gpu), self._cache_of_cpu), key=lambda cpus: (-len(cpus), min(cpus)))
+        cpus = self._cpus_of_node(self._gpu_nodes[gpu])
+        groups = sorted(self._group(cpus, self._cache_of_cpu), key=lambda cpus: (-len(cpus), min(cpus)))
         place, _ = self._place_on_node(gpu)
         return groups[place % len(groups)] if groups else frozenset()
 

@@ -48,16 +48,10 @@ def find_torch_version(paths: Iterable[str]) -> str:
 
 
 def count_by_torch(word: str, environ: Mapping[str, str], python: str, path: Iterable[str]) -> int | None:
-    """Ask torch how many devices there are, in this process or in a child.
+    """Ask torch how many devices there are, in this process or in a child; None if torch doesn't know the name.
 
-    Args:
-        word: Name of a device type, or `auto` for the device that torch prefers.
-        environ: The environment of the child.
-        python: The child's interpreter, or "" where there is none.
-        path: Directories with installed packages.
-
-    Returns:
-        The number; 0 if torch knows the type and there is no such device here; None if torch doesn't know the name.
+    `word` is the name of a device type, or `auto` for the device that torch prefers. `python` is the child's
+    interpreter, "" where there is none; `path` are directories with installed packages.
 
     Raises:
         TorchUnavailableError: The child has failed, for example because the package can't be loaded.

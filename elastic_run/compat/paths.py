@@ -1,8 +1,8 @@
 """Which of torch's paths mean which of ours, and which names of theirs come from elsewhere.
 
 Everything in the table of paths is public in torch 2.13 and promised by us. `torch.distributed.elastic` itself and its
-`agent` are empty packages; its `timer` and `utils` run in workers and in programs: they stay torch's. A test holds the
-tables against torch.
+`agent` are empty packages; its `timer`, `utils` and `control_plane` run in workers and in programs: they stay torch's.
+A test holds the tables against torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ PATHS: dict[str, str] = {
     "torch.distributed.elastic.agent.server.api": "elastic_run.agent",
     "torch.distributed.elastic.agent.server.local_elastic_agent": "elastic_run.agent.local_elastic_agent",
     "torch.distributed.elastic.agent.server.health_check_server": "elastic_run.agent.health_check_server",
-    "torch.distributed.elastic.control_plane": "elastic_run.control_plane",
     "torch.distributed.elastic.events": "elastic_run.events",
     "torch.distributed.elastic.events.api": "elastic_run.events.api",
     "torch.distributed.elastic.events.handlers": "elastic_run.events",

@@ -19,7 +19,7 @@ import time
 
 from elastic_run.contract import NO_RUN_ID
 from elastic_run.control.socket_directory import find_sockets, remove_stale
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False

@@ -14,8 +14,8 @@ import psutil
 
 from elastic_run.cluster.devices import torch_build
 from elastic_run.cluster.limits import available_cpus, cgroup_limit, list_names, read_text
-from elastic_run.cluster.paths import find_program
 from elastic_run.diagnosis.doctor_report import problem, warning
+from elastic_run.files import find_program
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False

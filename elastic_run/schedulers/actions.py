@@ -22,14 +22,9 @@ _REASON = 100
 
 
 def requeue_job(environ: Mapping[str, str], limit: int) -> tuple[bool, str]:
-    """Requeue the Slurm job of this process. Of a step's tasks only the first one asks.
+    """Requeue the Slurm job of this process, at most `limit` times in all. Of a step's tasks only the first one asks.
 
-    Args:
-        environ: The environment.
-        limit: Number of times that the job may be requeued in all.
-
-    Returns:
-        Whether the job is to be run again, even if this process could not arrange it; and a sentence for the user.
+    Returns whether the job is to be run again, even if this process could not arrange it; and a sentence for the user.
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not job or (environ.get("SLURM_PROCID") or "0") != "0":
@@ -52,7 +47,7 @@ def has_requeues_left(environ: Mapping[str, str], limit: int) -> bool:
 
 def _ask_slurm(job: str, environ: Mapping[str, str]) -> tuple[bool, str]:
     """Requeue a job; returns whether it is to run again, and why that is not arranged for, or ""."""
-    from elastic_run.cluster.paths import find_program
+    from elastic_run.files import find_program
 
     scontrol = find_program("scontrol", environ)
     if scontrol is None:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import socket
 
 from elastic_run.contract import DEFAULT_C10D_PORT
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.records import dataclass
-from elastic_run.schedulers.asked import Derivation, check_endpoint
+from elastic_run.schedulers.derivation import Derivation, check_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_run.schedulers.asked import Asked
+    from elastic_run.schedulers.derivation import Asked
 
 #: Pods that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
@@ -68,11 +68,7 @@ class _Pod:
 
 
 def derive_from_indexed_job(asked: Asked, environ: Mapping[str, str]) -> Derivation:
-    """Return the values that follow from this pod's Job.
-
-    Raises:
-        UsageError: The pods' launchers would not become one job.
-    """
+    """Return the values that follow from this pod's Job; UsageError if its launchers would not become one job."""
     index = environ["JOB_COMPLETION_INDEX"]
     if index and not index.isdecimal() and not asked.names_place and asked.most > 1:
         message = (
@@ -90,6 +86,8 @@ def derive_from_indexed_job(asked: Asked, environ: Mapping[str, str]) -> Derivat
             "job in each pod"
         )
         raise UsageError(message)
+    if not asked.names_place and "rdzv_id" not in asked.given:
+        _check_jobset(pod)
     return Derivation(
         "the Kubernetes Job",
         "Kubernetes",
@@ -97,7 +95,6 @@ def derive_from_indexed_job(asked: Asked, environ: Mapping[str, str]) -> Derivat
         _VARIABLES,
         is_per_gpu=not asked.names_place,
         is_first=pod.index == 0,
-        notices=[] if asked.names_place or "rdzv_id" in asked.given else _describe_jobset(pod),
     )
 
 
@@ -143,27 +140,18 @@ def _derive_nodes(pod: _Pod, asked: Asked) -> dict[str, object]:
     return derived
 
 
-def _describe_jobset(pod: _Pod) -> list[str]:
-    """Return a notice for the user of a JobSet: each of its Jobs is a job of its own.
+def _check_jobset(pod: _Pod) -> None:
+    """Refuse a pod of a second or later Job of a JobSet's replicated job: each Job would train a model of its own.
 
     A JobSet names its pods SET-REPLICATED_JOB-NUMBER-INDEX, and the Service after itself.
-
-    Raises:
-        UsageError: The pod is of a second or later Job of a replicated job; each Job would train a model of its own.
     """
     name, _, domain = pod.hostname.partition(".")
     jobset = domain.partition(".")[0]
     words = name.removeprefix(f"{jobset}-").split("-") if jobset and name.startswith(f"{jobset}-") else []
-    if len(words) > 2 and words[-1] == str(pod.index) and words[-2].isdecimal():  # noqa: PLR2004
-        if int(words[-2]):
-            message = (
-                f"--nnodes: this pod is of Job {words[-2]} of a replicated job of the JobSet {jobset}, and each Job "
-                "would train a model of its own: set replicas to 1 and completions to the number of nodes, or give "
-                f"--rdzv-id={pod.job_name} for separate jobs"
-            )
-            raise UsageError(message)
-        return [f"of the JobSet {jobset}, this job has the pods of {pod.job_name} only"] if pod.index == 0 else []
-    # With spec.network.subdomain the pods of a JobSet look like pods of an indexed Job with a number in its name.
-    if pod.index == 0 and pod.job_name.rpartition("-")[2].isdecimal():
-        return [f"this job has the pods of {pod.job_name}, and not those of other Jobs of a JobSet"]
-    return []
+    if len(words) > 2 and words[-1] == str(pod.index) and words[-2].isdecimal() and int(words[-2]):  # noqa: PLR2004
+        message = (
+            f"--nnodes: this pod is of Job {words[-2]} of a replicated job of the JobSet {jobset}, and each Job would "
+            "train a model of its own: set replicas to 1 and completions to the number of nodes, or give "
+            f"--rdzv-id={pod.job_name} for separate jobs"
+        )
+        raise UsageError(message)

@@ -1,4 +1,8 @@
-"""The step of Slurm that this launcher is a task of: its nodes and tasks, and where its launchers meet.
+"""The step of Slurm that this launcher is a task of, and the values that follow from it, unless a flag gives them.
+
+srun starts a launcher for each task. With one launcher on each node of the step, the launchers are one job, whose
+nodes, endpoint and id follow from Slurm's variables. Several launchers on a node are refused, and so are flags with
+which the launchers would not become one job; the message names the remedy. --standalone asks for separate jobs.
 
 Slurm's variables leak: into a batch script that was submitted from a step, into a tmux server that outlives its job,
 through ssh. So they count as this process's step only under three conditions. The task's own variables are there. This
@@ -11,19 +15,23 @@ of the step.
 
 SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in the shell of salloc, and in a step of
 `srun --preserve-env`. SLURM_NODEID is the node's place in SLURM_STEP_NODELIST, which Slurm sorts: also with
---distribution=arbitrary, a host file, an order of --nodelist, and for heterogeneous jobs (Slurm 22.05 to 26.05).
+--distribution=arbitrary, a host file and an order of --nodelist (Slurm 22.05 to 26.05).
 """
 
 from __future__ import annotations
 
 import os
 
-from elastic_run.records import dataclass, field
+from elastic_run.notices import UsageError
+from elastic_run.records import dataclass
+from elastic_run.schedulers.derivation import Derivation, check_endpoint
 from elastic_run.schedulers.slurm_variables import BATCH_STEP_ID, find_port, parse_nodelist, read_running_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from elastic_run.schedulers.derivation import Asked
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
@@ -33,6 +41,17 @@ _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE"
 _STORE_NODES = 3
 #: The name of a step that has one, by its number (SLURM_INTERACTIVE_STEP of slurm.h; -6 since Slurm 26.05).
 _NAMED_STEPS = {"4294967290": "interactive", "-6": "interactive"}
+#: The variables from which each value follows.
+_VARIABLES = {
+    "nnodes": ("SLURM_STEP_NUM_NODES",),
+    "rdzv_backend": ("SLURM_STEP_NODELIST",),
+    "rdzv_endpoint": ("SLURM_STEP_NODELIST", "SLURM_STEP_RESV_PORTS"),
+    "rdzv_id": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "nproc_per_node": ("SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"),
+}
+_FLAGS = "--nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and --rdzv-id"
+
+
 #: The most components of a heterogeneous job; Slurm allows 128 (MAX_HET_JOB_COMPS of slurm.h).
 _MOST_COMPONENTS = 128
 
@@ -45,15 +64,9 @@ class StepError(ValueError):
 class Step:
     """A step, each of whose tasks is a launcher.
 
-    Attributes:
-        nodes: Names of its nodes, in Slurm's order.
-        node_rank: This node's place among them, from 0.
-        task_count: Number of its tasks, on all nodes.
-        port: A port for its launchers, which neighbouring steps don't take.
-        run_id: A name for its job, new each time Slurm starts the job.
-        location: The switches above this node and its place in the step, as a text that sorts near nodes side by side;
-            "" if Slurm knows no switches.
-        addresses: Addresses by name, of nodes that name servers may not know.
+    `nodes` are in Slurm's order; neighbouring steps don't take the `port`; the `run_id` is new each time Slurm starts
+    the job. `location` has the switches above this node and its place in the step, as a text that sorts near nodes side
+    by side; "" if Slurm knows no switches.
     """
 
     nodes: tuple[str, ...]
@@ -62,20 +75,15 @@ class Step:
     port: int
     run_id: str
     location: str = ""
-    addresses: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def endpoint(self) -> str:
         """The endpoint of its launchers: on its first node, or on the next ones if the first is lost."""
-        return ",".join(f"{self.addresses.get(node, node)}:{self.port}" for node in self.nodes[:_STORE_NODES])
+        return ",".join(f"{node}:{self.port}" for node in self.nodes[:_STORE_NODES])
 
 
 def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
     """Return the step of which this process is a task, or None where it is no task of one, or its only task.
-
-    Args:
-        environ: The environment.
-        hostname: This machine's name, with or without its domain.
 
     Raises:
         StepError: It is one of several tasks, and nothing follows from their step.
@@ -126,19 +134,7 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
         port=find_port(environ) if tasks > 1 else 0,
         run_id=".".join(life),
         location=f"{'.'.join(switches)}/{node_rank:07}" if switches and all(switches) else "",
-        addresses=_read_aliases(environ.get("SLURM_NODE_ALIASES", "")),
     )
-
-
-def _read_aliases(text: str) -> dict[str, str]:
-    """Read ``name:address:host,…`` of cloud nodes, which name servers may not know; outside of a cloud it is (null)."""
-    found = {}
-    for alias in text.split(","):
-        name, _, rest = alias.partition(":")
-        address, _, host = rest.rpartition(":")
-        if name and address and host:
-            found[name] = address
-    return found
 
 
 def _find_component_nodes(environ: Mapping[str, str]) -> set[str]:
@@ -178,9 +174,6 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     It is 0 outside of a batch script, and where the job has one node.
     """
     try:
-        if environ.get("SLURM_HET_SIZE") and not _has_step(environ):
-            # Its batch script has the variables of the first component.
-            return max(0, len(_find_component_nodes(environ)) - 1)
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
         has_step = _has_step(environ) and _is_in_step(environ)
         if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
@@ -244,3 +237,139 @@ def _is_running(environ: Mapping[str, str]) -> bool:
 
 def _short(name: str) -> str:
     return name.partition(".")[0]
+
+
+# --- what follows from the step --------------------------------------------------------------------------------------
+
+
+def derive_from_step(asked: Asked, environ: Mapping[str, str], *, has_left_slurm: bool) -> Derivation:
+    """Return the values that follow from this launcher's step; UsageError if its launchers would not become one job."""
+    is_alone = asked.most == 1
+    if has_left_slurm:
+        notices = [] if asked.names_place else [_describe_left_over(environ, is_alone=is_alone)]
+        return Derivation(notices=notices)
+    # Typed into the shell of `srun --pty bash`: each node of the step has one, and one is used.
+    is_task = environ.get("SLURM_TASK_PID") == str(os.getpid())
+    if "SLURM_PTY_PORT" in environ and not is_task and os.isatty(0):
+        nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+        idle = int(nodes) - 1 if is_alone and nodes.isdecimal() else 0
+        return Derivation(notices=_describe_idle(idle, "--overlap "))
+    hostname = os.uname().nodename
+    try:
+        step = find_step(environ, hostname)
+    except StepError as error:
+        return Derivation(notices=[_describe_lone_task(error, environ)] if is_alone else [])
+    if step is None:
+        return Derivation(notices=_describe_nodes(environ, hostname) if is_alone else [])
+    derived = _derive_nodes(step, asked) if step.task_count > 1 else {}
+    place = "SLURM_NODEID" if environ.get("SLURM_NODEID") else "SLURM_STEP_NODELIST"
+    return Derivation(
+        "the Slurm step",
+        "Slurm",
+        derived,
+        {**_VARIABLES, "node_rank": (place,)},
+        # Several launchers on a node would each start a worker for each of its GPUs. A command line that says where the
+        # nodes meet was written for torchrun, and has the workers that it has there.
+        is_per_gpu=step.task_count == len(step.nodes) and not asked.names_place,
+        is_first=step.node_rank == 0,
+        location=step.location if "node_rank" not in asked.given else "",
+    )
+
+
+def _derive_nodes(step: Step, asked: Asked) -> dict[str, object]:
+    """Return how many nodes the job of a step of several tasks has, and where they meet."""
+    derived: dict[str, object] = {}
+    nodes, tasks = len(step.nodes), step.task_count
+    is_given = "nnodes" in asked.given
+    least, most = (asked.least, asked.most) if is_given else (nodes, nodes)
+    if tasks > nodes and most < tasks:
+        where = "this node" if nodes == 1 else f"its {nodes} nodes"
+        message = (
+            f"--ntasks-per-node: the Slurm step has {tasks} tasks on {where}, and each is a launcher with "
+            f"workers of its own: give srun --ntasks={nodes} --ntasks-per-node=1 for one job, or --standalone "
+            f"for {tasks} separate jobs"
+        )
+        raise UsageError(message)
+    if most == 1:
+        message = (
+            f"--nnodes: is {asked.nnodes}, but the Slurm step has {nodes} nodes, and each would train a model of its "
+            f"own: leave --nnodes out for one job, or give --standalone for {nodes} separate jobs"
+        )
+        raise UsageError(message)
+    if asked.names_place and nodes > 1:
+        check_endpoint(asked, "node of the Slurm step", step.nodes[0])
+        if "node_rank" not in asked.given and tasks == nodes:
+            _check_first_master(step, asked)
+    if not asked.names_place:
+        if least > tasks:
+            message = (
+                f"--nnodes: is {asked.nnodes}, but the Slurm step has {tasks} tasks, and no other node knows "
+                "where they meet: leave --nnodes out, or name the place with --rdzv-endpoint"
+            )
+            raise UsageError(message)
+        derived = {"rdzv_backend": "c10d", "rdzv_endpoint": step.endpoint}
+        if "rdzv_id" not in asked.given:
+            derived["rdzv_id"] = step.run_id
+    if not is_given:
+        derived = {"nnodes": str(nodes), **derived}
+    # Where switches are known, the coordinator gives ranks by location, but not those of a static job.
+    is_by_location = step.location and not (asked.names_place and asked.backend == "static")
+    if "node_rank" not in asked.given and tasks == nodes and not is_by_location:
+        derived["node_rank"] = step.node_rank
+    return derived
+
+
+def _check_first_master(step: Step, asked: Asked) -> None:
+    """Refuse a master that is another node of the step than the first one, which has rank 0."""
+    host = asked.hosts[0].partition(".")[0] if asked.backend == "static" and asked.hosts else ""
+    if host in map(_short, step.nodes[1:]):
+        flag, first = asked.place_flag, step.nodes[0]
+        message = (
+            f"{flag}: is {asked.hosts[0]}, but rank 0 of the Slurm step is on {first}: give {flag}={first}, or each "
+            "node its --node-rank"
+        )
+        raise UsageError(message)
+
+
+# --- notices ---------------------------------------------------------------------------------------------------------
+
+
+def _describe_left_over(environ: Mapping[str, str], *, is_alone: bool) -> str:
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST")
+    told = (
+        f"{', '.join(f'{name}={environ[name]}' for name in names)} and others are left over from a Slurm step in which "
+        "this process does not run, so they are not used"
+    )
+    if not is_alone:
+        return told
+    return f"{told}, and this host trains alone; for one job of several nodes, use srun, or give each of them {_FLAGS}"
+
+
+def _describe_lone_task(error: Exception, environ: Mapping[str, str]) -> str:
+    task, step = environ["SLURM_PROCID"], f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    return (
+        f"task {task} of the Slurm step {step} runs a job of its own: {error}; for one job of all tasks, give each of "
+        f"them {_FLAGS}"
+    )
+
+
+def _describe_nodes(environ: Mapping[str, str], hostname: str) -> list[str]:
+    """Say which nodes of the job a launcher outside of a step does not use."""
+    if nodes := find_nodes_elsewhere(environ, hostname):
+        notice = (
+            f"this host, {hostname}, is none of this Slurm job's nodes, {nodes}, and the training runs here; one job "
+            "on the nodes: srun --ntasks-per-node=1 elastic-run …"
+        )
+        return [notice]
+    return _describe_idle(count_idle_nodes(environ, hostname))
+
+
+def _describe_idle(idle: int, options: str = "") -> list[str]:
+    if not idle:
+        return []
+    others = "1 other node" if idle == 1 else f"{idle} other nodes"
+    notice = (
+        f"this Slurm job has {others}, which a launcher that is started without srun doesn't use; one job on all "
+        f"nodes: srun {options}--ntasks-per-node=1 elastic-run …"
+    )
+    return [notice]

@@ -12,16 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "BATCH_STEP_ID",
-    "STEP_VARIABLES",
-    "count_tasks",
-    "find_port",
-    "parse_nodelist",
-    "read_running_step",
-    "step_port",
-]
-
 #: SLURM_STEP_ID in a batch script (SLURM_BATCH_SCRIPT of slurm.h), which releases before Slurm 26.05 do not set there.
 BATCH_STEP_ID = "-5"
 #: Variables of the tasks of a step. A batch script has none of them; since Slurm 26.05 it has the first one.
@@ -47,11 +37,7 @@ _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 def parse_nodelist(text: str) -> tuple[str, ...]:
-    """Return the nodes that SLURM_STEP_NODELIST or SLURM_JOB_NODELIST names, in its order; at least one.
-
-    Raises:
-        ValueError: The text is no such list.
-    """
+    """Return the nodes that SLURM_STEP_NODELIST or SLURM_JOB_NODELIST names, in its order; at least one."""
     nodes = [node for name in _split_names(text) for node in _expand(name, text)]
     if len(nodes) > _MOST_NODES:
         raise _refusal(text, f"more than {_MOST_NODES} nodes")
@@ -61,12 +47,7 @@ def parse_nodelist(text: str) -> tuple[str, ...]:
 def count_tasks(text: str, node: int) -> int:
     """Return how many tasks of a Slurm step run on one of its nodes.
 
-    Args:
-        text: The value of SLURM_STEP_TASKS_PER_NODE, such as ``2(x3),1``: three nodes with two tasks, one with one.
-        node: The node's number in the step, from 0.
-
-    Raises:
-        ValueError: The text is no such list, or has no such node.
+    `text` is the value of SLURM_STEP_TASKS_PER_NODE, such as ``2(x3),1``: three nodes with two tasks, one with one.
     """
     import re
 
@@ -164,11 +145,7 @@ def step_port(job: int, step: int) -> int:
 
 
 def find_port(environ: Mapping[str, str]) -> int:
-    """Return the port for the step of this process: the first of `srun --resv-ports`, else one by job and step.
-
-    Raises:
-        ValueError: The ids are no numbers, or SLURM_STEP_RESV_PORTS does not begin with a port.
-    """
+    """Return the port for the step of this process: the first of `srun --resv-ports`, else one by job and step."""
     reserved = environ.get("SLURM_STEP_RESV_PORTS", "")
     if reserved and reserved != "(null)":
         first = reserved.partition(",")[0].partition("-")[0]

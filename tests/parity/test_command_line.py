@@ -19,7 +19,7 @@ from torch.distributed.launch import parse_args as torch_launch_parse_args
 from torch.distributed.run import get_args_parser as torch_get_args_parser
 
 from elastic_run import launch as legacy
-from elastic_run.cli.flags import CONFIGURATION, FLAGS
+from elastic_run.cli.flags import CONFIGURATION, FLAGS, LEGACY_FLAGS
 from elastic_run.cli.parser import match_abbreviation
 from elastic_run.run import get_args_parser, parse_args
 
@@ -334,7 +334,7 @@ def without_ours(namespace: object) -> object:
     """Leave out what the installed torchrun hasn't got, which must have its default."""
     if not isinstance(namespace, dict):
         return namespace
-    flags = legacy.LEGACY_FLAGS if "use_env" in namespace else FLAGS
+    flags = LEGACY_FLAGS if "use_env" in namespace else FLAGS
     # The parser for programs has none of this group.
     own = [flag for flag in flags if flag.group != CONFIGURATION or flag.dest in namespace]
     ours = {

@@ -146,6 +146,7 @@ _HELPER = "runs in workers and programs, which have torch; elastic_run.timer and
 _MODULES_WITHOUT_TWIN = {
     "elastic": "an empty package",
     "elastic.agent": "an empty package",
+    "elastic.control_plane": "runs in workers, which have torch",
     "elastic.multiprocessing.redirects": _OUTPUT,
     "elastic.multiprocessing.subprocess_handler": _OUTPUT,
     "elastic.multiprocessing.subprocess_handler.handlers": _OUTPUT,

@@ -3,8 +3,8 @@
 A file in `environments/` begins with where its variables come from. `@host NAME` is the machine's name, `@gpus N` the
 number of its GPUs, `@terminal` a terminal at stdin. `@step 41.0` is the step of Slurm in which the process is seen to
 run, `@step none` means no step; without that line nothing shows a step, as in a container. Then come the variables. The
-times of a recorded job are moved to the year 2286, since a time that is over does not count. The file `hosts` names
-node0 and node1. Each `$` line is a command, and the lines below it are all that it prints and its exit code if that is
+times of a recorded job are moved to the year 2286, since a time that is over does not count.
+Each `$` line is a command, and the lines below it are all that it prints and its exit code if that is
 not 0. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
 """
 
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_run.cli import workers
+from elastic_run.cli import config
 from elastic_run.run import run_command
 
 FILES = sorted((Path(__file__).parent / "environments").glob("*.txt"))
@@ -33,7 +33,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     """Stand in a directory with a script, on a machine with an address, and without any variable."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    (tmp_path / "hosts").write_text("node0.cluster\nnode0.cluster\nnode1.cluster 8 all.q\n", encoding="utf-8")
     (tmp_path / "job.toml").write_text('nnodes = 2\nmax-restarts = 3\nrole = "trainer"\n', encoding="utf-8")
     for name in list(os.environ):
         monkeypatch.delenv(name)
@@ -53,7 +52,7 @@ def prepare(machine: pytest.MonkeyPatch, line: str) -> None:
         machine.setattr("socket.gethostname", lambda: value)
         machine.setattr("elastic_run.schedulers.kubernetes.full_hostname", lambda: value)
     elif word == "@gpus":
-        machine.setattr(workers, "_DRIVERS", ("/",))
+        machine.setattr(config, "_DRIVERS", ("/",))
         machine.setattr("elastic_run.cluster.devices.device_count", lambda *_, **__: int(value))
     elif word == "@step":
         machine.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "" if value == "none" else value)
@@ -68,7 +67,7 @@ def play(text: str, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     """Return the file with what its commands print today."""
     lines = text.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("$ "))
-    machine.setattr(workers, "_DRIVERS", ())
+    machine.setattr(config, "_DRIVERS", ())
     for line in lines[:first]:
         if line and not line.startswith("#"):
             prepare(machine, line)
@@ -95,4 +94,4 @@ def test_environment(path: Path, machine: pytest.MonkeyPatch, capsys: pytest.Cap
         path.write_text(played, encoding="utf-8")
         text = played
     assert played == text
-    assert sorted(path.name for path in Path.cwd().iterdir()) == ["hosts", "job.toml", "train.py"]
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["job.toml", "train.py"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import assert_type
 
 import elastic_run
-from elastic_run import compat, control_plane, events, metrics, timer
+from elastic_run import compat, events, metrics, timer
 from elastic_run.agent import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
 from elastic_run.metrics.prometheus import PrometheusMetricHandler
@@ -224,5 +224,4 @@ def use_the_rest() -> Iterator[int]:
     assert_type(get_free_port(), int)
     assert_type(macros.substitute(["--rank=${local_rank}"], "0"), list[str])
     assert_type(compat.is_installed(), bool)
-    with control_plane.worker_main():
-        yield from CyclingIterator(3, lambda epoch: iter(range(epoch)))
+    yield from CyclingIterator(3, lambda epoch: iter(range(epoch)))

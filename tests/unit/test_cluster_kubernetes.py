@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli import workers
+from elastic_run.cli import config
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.run import parse_args
 from elastic_run.schedulers import kubernetes
 from elastic_run.schedulers.kubernetes import full_hostname
@@ -28,7 +28,7 @@ MEETING = f"--rdzv-backend=c10d --rdzv-endpoint={PLACE} --rdzv-id=train"
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no GPU, whatever it has."""
-    monkeypatch.setattr(workers, "_DRIVERS", ())
+    monkeypatch.setattr(config, "_DRIVERS", ())
 
 
 def complete(

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from elastic_run.cli import workers
+from elastic_run.cli import config
 from elastic_run.run import parse_args
 from elastic_run.schedulers.slurm import Step, StepError, find_step
 from tests.support.slurm_variables import HOST, ONE_NODE, PLACE, PORT, STEP, TASKS_PER_NODE, complete_from_cluster
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no GPU, and does not show the processes of Slurm's daemon."""
-    monkeypatch.setattr(workers, "_DRIVERS", ())
+    monkeypatch.setattr(config, "_DRIVERS", ())
     monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
 
 

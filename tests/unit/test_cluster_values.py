@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli import workers
+from elastic_run.cli import config
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import _OF_SCHEDULERS
-from elastic_run.errors import UsageError
-from elastic_run.schedulers.starters import HOST_FILES, STARTERS, describe_idle_hosts
+from elastic_run.notices import UsageError
+from elastic_run.schedulers.derivation import STARTERS
 from tests.support.slurm_variables import STEP, complete_from_cluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5"}
 
@@ -25,7 +21,7 @@ def notices(
     words: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, object], list[str]]:
     """Return the values that follow from an environment, and what is told."""
-    monkeypatch.setattr(workers, "_DRIVERS", ())
+    monkeypatch.setattr(config, "_DRIVERS", ())
     monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
     parser = LauncherArgumentParser(FLAGS)
     args = parser.parse_args(words.split())
@@ -87,26 +83,9 @@ def test_a_task_that_srun_has_started_itself_belongs_to_the_step(monkeypatch: py
     assert (values["nnodes"], told) == ("3", [])
 
 
-def test_hosts_that_do_nothing_are_told(tmp_path: Path) -> None:
-    """A host has a line for each of its slots; a file without this host is left over from another job."""
-    path = tmp_path / "hosts"
-    path.write_text("node0 8 all.q\nnode0\nnode1\n\nnode1\n\x1b[2Jevil\n", encoding="utf-8")
-    told = describe_idle_hosts({"PE_HOSTFILE": str(path)}, "node1.cluster")
-    assert told.startswith("Grid Engine has given this job 2 hosts (PE_HOSTFILE)")
-    assert describe_idle_hosts({"PE_HOSTFILE": str(path)}, "login") == ""
-    path.write_text("node0\n", encoding="utf-8")
-    assert describe_idle_hosts({"PE_HOSTFILE": str(path)}, "node0") == ""
-
-
-def test_a_pipe_without_a_writer_holds_nobody_up(tmp_path: Path) -> None:
-    """It is no file of hosts."""
-    os.mkfifo(tmp_path / "pipe")
-    assert describe_idle_hosts({"PBS_NODEFILE": str(tmp_path / "pipe")}, "node0") == ""
-
-
 def test_all_variables_of_schedulers_are_looked_for() -> None:
     """A launcher looks at schedulers only if one of these variables is there."""
-    assert {*STARTERS.values(), *HOST_FILES} < {*_OF_SCHEDULERS}
+    assert {*STARTERS.values()} < {*_OF_SCHEDULERS}
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "SLURM_JOB_END_TIME", "SLURM_RESTART_COUNT"])

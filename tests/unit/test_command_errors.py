@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.commands import CommandParser, stacks, status, stop
-from elastic_run.cli.commands.stop import stop_job
+from elastic_run.cli.commands import CommandParser, jobs, stacks
+from elastic_run.cli.commands.jobs import stop_job
 from elastic_run.contract import EXIT_FAILURE
 from elastic_run.control.client import Answer, RunningAgent, RunningJob
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,7 @@ def test_a_launcher_that_refuses_to_stop_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its reason is the one line, and the command fails."""
-    monkeypatch.setattr(stop, "ask_all", lambda *_, **__: [Answer("a", 1, error="a takes no request")])
+    monkeypatch.setattr(jobs, "ask_all", lambda *_, **__: [Answer("a", 1, error="a takes no request")])
     assert stop_job(RunningJob((RunningAgent("a", os.getpid()),)), None) == EXIT_FAILURE
     assert capsys.readouterr().err == "elastic-run: a takes no request\n"
 
@@ -67,16 +67,16 @@ def test_an_agent_that_cannot_ask_the_others_leaves_each_agent_its_own_answer(mo
         assert wait_limit == (6.0 if name == "nodes" else 0.0)
         return [Answer(path, 1, error="no store") if wait_limit else own[path] for path in paths]
 
-    monkeypatch.setattr(status, "ask_all", ask_all)
-    assert status.ask_nodes(_JOB, of_node="status", of_job="nodes") == ([own["a"].document], ["no answer of b"])
+    monkeypatch.setattr(jobs, "ask_all", ask_all)
+    assert jobs.ask_nodes(_JOB, of_node="status", of_job="nodes") == ([own["a"].document], ["no answer of b"])
 
 
 def test_nodes_that_have_all_answered_leave_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told that 0 nodes have not answered."""
     found = [{"pid": pid, "host": "h", "node_rank": pid} for pid in (1, 2)]
     answer = Answer("a", 1, {"nodes": found, "members": 2, "missing": 0})
-    monkeypatch.setattr(status, "ask_all", lambda paths, *_, **__: [answer for _ in paths])
-    assert status.ask_nodes(_JOB, of_node="status", of_job="nodes") == (found, [])
+    monkeypatch.setattr(jobs, "ask_all", lambda paths, *_, **__: [answer for _ in paths])
+    assert jobs.ask_nodes(_JOB, of_node="status", of_job="nodes") == (found, [])
 
 
 def test_stacks_of_a_job_without_workers_say_why_there_are_none(
@@ -94,9 +94,9 @@ def test_the_status_of_a_job_that_does_not_answer_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The reasons are all that is said."""
-    monkeypatch.setattr(status, "find_jobs", lambda *_: [_JOB])
-    monkeypatch.setattr(status, "ask_nodes", lambda *_, **__: ([], ["no answer of a"]))
-    assert status.run_status([]) == EXIT_FAILURE
+    monkeypatch.setattr(jobs, "find_jobs", lambda *_: [_JOB])
+    monkeypatch.setattr(jobs, "ask_nodes", lambda *_, **__: ([], ["no answer of a"]))
+    assert jobs.run_status([]) == EXIT_FAILURE
     assert capsys.readouterr().err == "elastic-run: no answer of a\n"
 
 
@@ -113,9 +113,9 @@ def test_where_no_node_is_meant_all_are_named(name: str, told: str, monkeypatch:
         {"host": "h0", "node_rank": None, "is_leaving": False},
         {"host": "h1", "node_rank": 0, "is_leaving": False},
     ]
-    monkeypatch.setattr(stop, "find_job", lambda *_: RunningJob((RunningAgent("", 1, run_id="j", max_nodes=2),)))
+    monkeypatch.setattr(jobs, "find_job", lambda *_: RunningJob((RunningAgent("", 1, run_id="j", max_nodes=2),)))
     answer = Answer("a", 1, {"nodes": nodes, "members": 1, "missing": 0})
-    monkeypatch.setattr(stop, "ask_all", lambda *_, **__: [answer])
+    monkeypatch.setattr(jobs, "ask_all", lambda *_, **__: [answer])
     with pytest.raises(UsageError) as raised:
-        stop.run_drain([name])
+        jobs.run_drain([name])
     assert str(raised.value) == told

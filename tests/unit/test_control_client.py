@@ -15,7 +15,7 @@ import pytest
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control.client import Answer, RunningAgent, RunningJob, ask_all, choose_job, find_job, find_jobs
 from elastic_run.control.socket_directory import is_stale, make_directory
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from tests.support.wait import DEADLINE
 
 

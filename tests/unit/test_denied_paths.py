@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cluster.paths import explain_denial
+from elastic_run.files import explain_denial
 
 if TYPE_CHECKING:
     from pathlib import Path

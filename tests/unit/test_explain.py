@@ -68,7 +68,7 @@ def test_the_handler_of_a_plugin_is_not_made(
 ) -> None:
     """The code of others may open connections when it makes a handler."""
     monkeypatch.setattr("elastic_run.cli.checks._check_plugin_backend", lambda _: None)
-    monkeypatch.setattr("elastic_run.agent_setup.get_rendezvous_handler", lambda _: pytest.fail("it was made"))
+    monkeypatch.setattr("elastic_run.launch_config.get_rendezvous_handler", lambda _: pytest.fail("it was made"))
     run_command(["--explain", "--rdzv-backend=mine", "--nnodes=2", "--rdzv-id=j", "train.py"])
     assert "mine (plug-in), job j: the store is at an address that the plug-in knows\n" in capsys.readouterr().out
 

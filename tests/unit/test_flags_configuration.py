@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.cli import workers
-from elastic_run.cli.checks import check_master
+from elastic_run.cli import config
+from elastic_run.cli.checks import check_master, find_notices
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.notices import find_notices
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import read_request
 from elastic_run.cluster import devices, limits
-from elastic_run.core.job.config import NodeConfig, Window
-from elastic_run.errors import UsageError
-from elastic_run.launcher import LaunchConfig
+from elastic_run.core.job.config import Window
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std
+from elastic_run.notices import UsageError
 from elastic_run.run import (
     config_from_args,
     determine_local_world_size,
@@ -68,12 +66,6 @@ def test_workers_get_an_ipv6_address_without_brackets() -> None:
     """Brackets tell an address from its port; MASTER_ADDR stands alone."""
     assert config_from_args(parse_args(["--local-addr", "[fd00::1]", "s"]))[0].local_addr == "fd00::1"
     assert config_from_args(parse_args(["s"]))[0].local_addr is None
-
-
-def test_a_program_gives_one_signal_for_scale_up() -> None:
-    """LaunchConfig refuses a list, of which only one could be sent."""
-    with pytest.raises(ValueError, match=r"^scale_up_signal: 'SIGUSR2,SIGUSR1' is not one signal$"):
-        LaunchConfig(1, 1, 1, node_config=NodeConfig(scale_up_signal="SIGUSR2,SIGUSR1"))
 
 
 def test_the_prefix_template_may_come_from_torchs_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +212,7 @@ def test_another_number_of_workers_than_gpus_is_told(
     words: str, environ: dict[str, str], build: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line says so if workers would fail, or one worker leaves GPUs idle; a job that is meant for CPUs goes on."""
-    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
+    monkeypatch.setattr(config, "_DRIVERS", ("/",))
     monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({build}))
     monkeypatch.setattr(devices, "find_nvidia", lambda **_: [devices.Device(str(number)) for number in range(8)])
     notices = find_notices(read_request(parse_args([*words.split(), "train.py"]), 1, {}), environ)
@@ -229,7 +221,7 @@ def test_another_number_of_workers_than_gpus_is_told(
 
 def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi takes seconds, and so would the start of a node whose driver lists no GPU in a file."""
-    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
+    monkeypatch.setattr(config, "_DRIVERS", ("/",))
     monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({"cuda"}))
     monkeypatch.setattr(devices, "list_names", lambda _: [])
     asked: list[str] = []
@@ -241,7 +233,7 @@ def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(devices, "_ask_nvidia_smi", ask)
     assert find_notices(read_request(parse_args(["--nproc-per-node=2", "train.py"]), 2, {}), {}) == []
     assert asked == []
-    assert workers.count_node_gpus({}) == ("1", [])
+    assert config.count_node_gpus({}) == ("1", [])
     assert asked == ["nvidia-smi"]  # a job on a cluster with no other number of workers
 
 

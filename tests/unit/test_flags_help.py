@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import __version__
-from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.flags import FLAGS, Flag
 from elastic_run.cli.help import EXAMPLES, WIDTH, render_all_help, render_help, render_markdown
-from elastic_run.cli.values import Flag
 from elastic_run.run import run_command
 
 if TYPE_CHECKING:
@@ -95,5 +94,6 @@ def test_the_reference_has_a_section_for_every_flag() -> None:
 
 def test_flags_in_a_text_are_code_in_the_reference() -> None:
     """A flag or a variable that a text names is code in the docs, so that no browser breaks it at a hyphen."""
-    flag = Flag("--name", group="Group", text="As --tee=3 or python -m; MASTER_ADDR is not one-sided.")
+    flag = Flag("--role", "NAME")
+    flag.text = "As --tee=3 or python -m; MASTER_ADDR is not one-sided."
     assert "\n\nAs `--tee=3` or python `-m`; `MASTER_ADDR` is not one-sided.\n" in render_markdown([flag])

@@ -5,19 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
-from elastic_run.cli.checks import check_request
+from elastic_run.cli.checks import check_request, find_notices
 from elastic_run.cli.config import make_config
-from elastic_run.cli.notices import find_notices
-from elastic_run.cli.request import _make_unique_id, choose_rendezvous, get_use_env, read_request
-from elastic_run.errors import UsageError
+from elastic_run.cli.request import choose_rendezvous, get_use_env, read_request
 from elastic_run.multiprocessing.process.interpreter import make_run_path_code
+from elastic_run.notices import UsageError
 from elastic_run.run import (
     determine_local_world_size,
     get_rdzv_endpoint,
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("place")
 
 
-#: The interpreter's file; `sys.executable` may be a link in a virtual environment.
-REAL_PYTHON = os.path.realpath(sys.executable)
 REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nnodes 0 train.py", {}, "--nnodes: '0' is not MIN[:MAX]"),
     ("--nproc-per-node 8x train.py", {}, "--nproc-per-node: '8x' is not a number from 1 up"),
@@ -89,33 +85,24 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--log-dir plain/below train.py", {}, "--log-dir: 'plain/below' is not a writable directory"),
     ("--log-dir /proc/x/y train.py", {}, "--log-dir: '/proc/x/y' is not a writable directory: /proc: "),
     (f"--log-dir {'d' * 300} train.py", {}, f"--log-dir: '{'d' * 99}"),
-    (f"--log-dir none/{'d' * 300}/logs train.py", {}, f"--log-dir: 'none/{'d' * 94}"),
     ("--log-dir " + "d/" * 2000 + " train.py", {}, "--log-dir: 'd/d/"),
     ("--logs-specs none train.py", {}, "--logs-specs: 'none' is not a plug-in of the group torchrun.logs_specs ("),
     ("--numa-binding node train.py", {"CUDA_VISIBLE_DEVICES": ""}, "--numa-binding: 'node' is impossible here: "),
-    ("trian.py", {}, "script 'trian.py' does not exist, did you mean 'train.py'?"),
+    ("trian.py", {}, "script 'trian.py' does not exist"),
     ("train", {}, "script 'train' does not exist, did you mean 'train.py'?"),
-    ("statu", {}, "script 'statu' does not exist, did you mean 'elastic-run status'?"),
-    ("./statu", {}, "script './statu' does not exist"),
+    ("statu", {}, "script 'statu' does not exist, did you mean 'status'?"),
     (
         "python -u train.py --lr=3",
         {},
-        "script 'python' does not exist: leave the word out, since elastic-run starts the",
+        "script 'python' does not exist: elastic-run starts Python itself, and other programs with --no-python python",
     ),
-    (f"{REAL_PYTHON} -m package.module", {}, f"script '{REAL_PYTHON}' is a binary program: leave the word out"),
-    (
-        "torchrun --nnodes 2 train.py",
-        {},
-        "script 'torchrun' does not exist: elastic-run replaces torchrun: elastic-run --n",
-    ),
-    ("sh run.sh", {}, "script 'sh' does not exist, did you mean --no-python sh?"),
+    ("sh run.sh", {}, "script 'sh' does not exist: elastic-run starts Python itself"),
     ("/bin/sh run.sh", {}, "script '/bin/sh' is a binary program, did you mean --no-python /bin/sh?"),
     ("package.module", {}, "script 'package.module' does not exist, did you mean -m package.module?"),
     ("nowhere/train.py", {}, "script 'nowhere/train.py' does not exist"),
     ("train.py/deeper", {}, "script 'train.py/deeper' does not exist"),
     ("s" * 5000, {}, f"script '{'s' * 99}"),
     ("package", {}, "script 'package' is a directory without a __main__.py"),
-    ("socket", {}, "script 'socket' is a socket"),
     ("--run-path package", {}, "script 'package' is a directory without a __main__.py"),
     ("-m ./train.py", {}, "-m: './train.py' is not the name of a module; leave out -m"),
     ("-m --no-python tool", {}, "--no-python: cannot be combined with -m"),
@@ -153,33 +140,11 @@ def test_what_cannot_be_started_is_answered_in_one_line(
     ("wrong", "meant"),
     [
         ("--foo train.py", ""),
-        ("--f0rw train.py", ""),
         ("--verbose train.py", ""),
         ("--logdir=x train.py", "--log-dir"),
-        ("--endpoint=x train.py", "--rdzv-endpoint"),
-        ("--restarts=3 train.py", "--max-restarts"),
-        ("--timeout=3 train.py", ""),
+        ("--nproc_per_nodes=2 train.py", "--nproc-per-node"),
         ("nosuch.py", ""),
-        ("nosuch", ""),
-        ("--gpus 2 train.py", "--nproc-per-node"),
-        ("--ngpus=2 train.py", "--nproc-per-node"),
-        ("--num_nodes 2 train.py", "--nnodes"),
-        ("-np 2 train.py", "--nproc-per-node"),
-        ("init.py", ""),
-        ("Train.py", "train.py"),
-        ("trian", "train.py"),
-        ("train1.py", "train.py"),
-        ("package/modul.py", "package/module.py"),
-        ("package/train.py", ""),
-        ("--rdzv-backend=local2 train.py", "local"),
-        ("-tee 3 train.py", "--tee"),
-        ("-rdzv_backend=c10d train.py", "--rdzv_backend"),
-        ("-r 9 train.py -tee", ""),
-        ("-t9 train.py", ""),
-        ("\N{EM DASH}nnodes=2 train.py", "--nnodes"),
-        ("\N{EN DASH}\N{EN DASH}tee 3 train.py", "--tee"),
-        ("\N{MINUS SIGN}m train", "-m"),
-        ("\N{EM DASH} train.py", ""),
+        ("statuss", "status"),
         ("--rdzv-backend=file train.py", ""),
         ("--signals-to-handle=SIGFOO train.py", ""),
         ("--rdzv-backend=c10d --rdzv-conf=read=1 --rdzv-endpoint=h --nnodes=2 --rdzv-id=x train.py", ""),
@@ -366,15 +331,6 @@ def test_a_job_of_one_node_keeps_the_id_that_the_user_gave(words: str) -> None:
     assert args.rdzv_backend == "local"
 
 
-def test_ids_have_the_form_of_a_random_uuid() -> None:
-    """Ids are unique and of version 4."""
-    ids = [_make_unique_id() for _ in range(50)]
-    assert len(set(ids)) == 50
-    assert {(uuid.UUID(text).version, uuid.UUID(text).variant, str(uuid.UUID(text)) == text) for text in ids} == {
-        (4, uuid.RFC_4122, True)
-    }
-
-
 def make_command(args: Namespace, environ: dict[str, str]) -> tuple[str, list[str]]:
     """Return the program of the workers and its arguments."""
     _, command, arguments = make_config(read_request(args, 1, {}), environ)
@@ -461,21 +417,10 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
             {},
             "--hang-action: restart ends the job at the first hang, since --max-restarts is 0",
         ),
-        (
-            "--rdzv-conf timeout=9,rdzv_backend=c10d,rdzv_endpoint=h:1 train.py",
-            {},
-            "--rdzv-conf: rdzv_backend, rdzv_endpoint have no effect there: give --rdzv-backend, --rdzv-endpoint",
-        ),
-        ("--rdzv-conf rdzv_id=j train.py", {}, "--rdzv-conf: rdzv_id has no effect there: give --rdzv-id"),
         ("--hang-action fail --hang-timeout auto train.py", {}, None),
-        ("--duplicate-stdout-filters a train.py", {}, "--duplicate-stdout-filters: has no effect without --tee=1 or"),
-        ("--duplicate-stderr-filters a --tee 0:1 train.py", {}, "--duplicate-stderr-filters: has no effect without"),
-        ("--duplicate-stderr-filters a --tee 0:1,1:3 train.py", {}, None),
-        ("--duplicate-stdout-filters a --tee 3 train.py", {}, None),
-        ("train.py --nproc_per_node=2", {}, "--nproc-per-node stands behind the script, so it goes to the script"),
-        ("train.py x --nnodes 2 --tee 3", {}, "--nnodes, --tee stand behind the script, so they go to the script"),
+        ("train.py --nproc_per_node=2", {}, "--nproc-per-node: behind the script, so the script gets it: "),
+        ("train.py x --nnodes 2 --tee 3", {}, "--nnodes, --tee: behind the script, so the script gets it: "),
         ("--nproc-per-node=2 train.py --nproc-per-node=2 --log-dir=x --master-port=1", {}, None),
-        ("--duplicate-stdout-filters a --logs-specs mine train.py", {}, None),
     ],
 )
 def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:
@@ -483,23 +428,3 @@ def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, st
     notices = find_notices(read_request(parse_args(words.split()), 1, environ), environ)
     assert len(notices) == (said is not None)
     assert said is None or notices[0].startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("command", "argument"),
-    [
-        ("sh -c 'first && second'", ""),
-        ("find / -name core -exec false ;", ""),
-        ("true --only=a;b", ""),
-        ("true && false", "&&"),
-        ("nvidia-smi | grep -q ERR", "|"),
-        ("echo sick; false", "sick;"),
-        ("/opt/check > log", ">"),
-    ],
-)
-def test_words_of_a_shell_in_a_health_check_are_told(command: str, argument: str) -> None:
-    """No shell reads them: `echo sick; false` would succeed on each node."""
-    notices = find_notices(read_request(parse_args([f"--health-check={command}", "train.py"]), 1, {}), {})
-    program = command.partition(" ")[0]
-    told = f"--health-check: no shell reads the command, so {program} gets {argument!r} as an argument; a shell "
-    assert [notice.startswith(told) for notice in notices] == [True] * bool(argument), notices

@@ -20,7 +20,7 @@ from elastic_run.diagnosis.dumps import (
     parse_dump,
     rank_in_name,
 )
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "flight_recorder"
 

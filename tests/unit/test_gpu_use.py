@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.agent.driver import worker_readings
-from elastic_run.cluster import gpu_use
-from elastic_run.cluster.gpu_use import GpuUse
+from elastic_run.cluster import devices
+from elastic_run.cluster.devices import GpuUse
 from elastic_run.loop import Loop
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     """Install the library."""
     made = Library()
     monkeypatch.setitem(sys.modules, "pynvml", made)
-    monkeypatch.setattr(gpu_use, "has_library", lambda: True)
+    monkeypatch.setattr(devices, "has_library", lambda: True)
     return made
 
 
 def test_the_use_of_all_gpus_is_added_up(library: Library) -> None:
     """A GPU that is lost, a figure that is missing and memory that is not told are left out."""
-    assert gpu_use.read_gpu_use() == {10: GpuUse(97.0, 200, computes=True), 11: GpuUse(97.0, None, computes=True)}
+    assert devices.read_gpu_use() == {10: GpuUse(97.0, 200, computes=True), 11: GpuUse(97.0, None, computes=True)}
     assert not library.is_open
 
 
@@ -90,7 +90,7 @@ def test_a_process_beside_one_that_computes_does_not_compute(library: Library, m
     """Where the driver tells the share of each process, the GPU's figure does not count."""
     samples = [_sample(10, smUtil=97), _sample(11)]
     monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", lambda _device, _since: samples)
-    found = gpu_use.read_gpu_use()
+    found = devices.read_gpu_use()
     assert {pid: use.computes for pid, use in found.items()} == {10: True, 11: False}
 
 
@@ -105,7 +105,7 @@ def test_only_the_last_seconds_tell_whether_a_process_computes(
         return []
 
     monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", note)
-    gpu_use.read_gpu_use()
+    devices.read_gpu_use()
     assert all(1 < seconds < 60 for seconds in asked)
 
 
@@ -117,16 +117,16 @@ def test_processes_with_gpu_memory_are_asked_for_where_there_is_the_program(
     program = tmp_path / "nvidia-smi"
     if has_program:
         program.touch(mode=0o755)
-    query = gpu_use.find_query({"PATH": str(tmp_path)})
+    query = devices.find_query({"PATH": str(tmp_path)})
     assert (query[:1] if query else None) == ((str(program),) if has_program else None)
-    assert gpu_use.find_query({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}) is None
+    assert devices.find_query({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}) is None
 
 
 def test_a_process_that_only_copies_uses_the_gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory, encoder and decoder count as the cores do."""
     samples = [_sample(10, memUtil=1), _sample(11, decUtil=1)]
     monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", lambda _device, _since: samples)
-    assert all(use.computes for use in gpu_use.read_gpu_use().values())
+    assert all(use.computes for use in devices.read_gpu_use().values())
 
 
 def test_a_driver_without_samples_tells_that_nobody_computed(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_driver_without_samples_tells_that_nobody_computed(library: Library, m
         raise NVMLError_NotFound
 
     monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", fail)
-    assert not any(use.computes for use in gpu_use.read_gpu_use().values())
+    assert not any(use.computes for use in devices.read_gpu_use().values())
 
 
 def _sample(pid: int, **used: int) -> SimpleNamespace:
@@ -151,7 +151,7 @@ def test_a_machine_without_a_driver_has_none(library: Library, monkeypatch: pyte
         raise library.NVMLError
 
     monkeypatch.setattr(library, name, fail)
-    assert gpu_use.read_gpu_use() == {}
+    assert devices.read_gpu_use() == {}
 
 
 def ask(loop: Loop, memory: dict[str, Any]) -> dict[int, GpuUse]:
@@ -186,7 +186,7 @@ def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pyt
 
 def test_without_the_library_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no thread is started."""
-    monkeypatch.setattr(gpu_use, "has_library", lambda: False)
+    monkeypatch.setattr(devices, "has_library", lambda: False)
     with Loop() as loop:
         memory: dict[str, Any] = {}
         assert ask(loop, memory) == {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log
+from elastic_run.cluster.limits import has_first_pids, read_kernel_log
 from elastic_run.core.failure import diagnose as kinds
 from elastic_run.core.failure.diagnose import Evidence, Rule, diagnose, find_line, last_words, may_tell
 from elastic_run.core.failure.root_cause import find_root_cause, is_secondary

@@ -13,11 +13,9 @@ ROOT = Path(__file__).parents[2] / "elastic_run"
 #: Part -> what else of the package it may import. `rendezvous.api` means that module only, not its backends.
 ALLOWED: dict[str, set[str]] = {
     "contract": set(),
-    "errors": set(),
-    "notices": {"errors"},
+    "notices": set(),
     "cli": {
         "contract",
-        "errors",
         "notices",
         "files",
         "cluster",
@@ -29,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
         "launcher",
     }
     | {"control", "diagnosis", "report"},
-    "control": {"contract", "errors"},
+    "control": {"contract", "notices"},
     "core": {"contract"},
     "loop": {"contract"},
     "utils": {"contract"},
@@ -46,11 +44,11 @@ ALLOWED: dict[str, set[str]] = {
     | {"files", "worker_start"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"} | {"rendezvous.events", "files"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.waiting"} | {"files"},
-    "cluster": {"contract", "core", "utils"},
-    "schedulers": {"contract", "errors", "core", "cluster", "rendezvous.addresses"},
+    "cluster": {"contract", "core", "files", "utils"},
+    "schedulers": {"contract", "notices", "files", "core", "cluster", "rendezvous.addresses"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {
-        "errors",
+        "notices",
         "files",
         "schedulers.actions",
         "worker.kept_checkpoint",
@@ -80,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 #: What the command line's modules leave to the launcher, which alone sees all.
 INNER = {"agent", "loop", "store"}
-SEE_ALL = {"__init__", "agent_setup", "launcher", "launch_config"}
+SEE_ALL = {"__init__", "launcher", "launch_config"}
 
 #: Subclasses of torch's classes, for training scripts; the launcher never imports them.
 FOR_WORKERS = {

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run.cli.commands import logs
 from elastic_run.cli.commands.logs import _read_span
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 
 
 @pytest.mark.parametrize(

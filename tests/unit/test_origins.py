@@ -147,7 +147,7 @@ def test_a_message_begins_with_the_origin_of_the_value() -> None:
 def test_a_message_about_a_derived_value_begins_with_the_variables_of_the_scheduler() -> None:
     """The user never gave the flag; the value of each variable that is set is shown."""
     origins = {
-        "rdzv_endpoint": Origin(SLURM, "SLURM_STEP_NODELIST, SLURM_NODE_ALIASES"),
+        "rdzv_endpoint": Origin(SLURM, "SLURM_STEP_NODELIST, SLURM_NODEID"),
         "rdzv_id": Origin(KUBERNETES, ""),
         "nnodes": Origin(DERIVED, "--standalone"),
     }
@@ -157,25 +157,6 @@ def test_a_message_about_a_derived_value_begins_with_the_variables_of_the_schedu
     assert name_source(expected, origins, environ) == expected
     assert name_source("--rdzv-id: no", origins, {}) == "Kubernetes: --rdzv-id: no"
     assert name_source("--nnodes: no", origins, {}) == "--nnodes: no"
-
-
-@pytest.mark.parametrize(
-    ("origin", "shown", "removed"),
-    [
-        (Origin(VARIABLE, "PET_NNODES", "2"), "PET_NNODES=2", "leave PET_NNODES unset"),
-        (Origin(FILE, "job.toml", "2"), "nnodes=2 in job.toml", "leave nnodes out of job.toml"),
-        (Origin(FLAG, "--nnodes", "2"), "--nnodes=2", "leave --nnodes out"),
-        (Origin(SLURM, "SLURM_NNODES", "2"), "--nnodes=2 from SLURM_NNODES", "leave --nnodes out"),
-    ],
-)
-def test_a_message_mentions_values_by_their_origin(origin: Origin, shown: str, removed: str) -> None:
-    """A second value of a message is shown as the user wrote it; other values, of a remedy, stay flags."""
-    origins = {"nnodes": origin}
-    assert name_source("--node-rank: 3 is too high (--nnodes=2)", origins, {}).endswith(f"too high ({shown})")
-    assert name_source("--x: no: leave --nnodes out", origins, {}) == f"--x: no: {removed}"
-    for other in ("--nnodes=24", "--nnodes=2:4", "--nnodes=2.5"):
-        assert name_source(f"--x: give {other}", origins, {}) == f"--x: give {other}"
-    assert name_source("--x: with --nnodes=2: no", origins, {}) == f"--x: with {shown}: no"
 
 
 @pytest.mark.parametrize(

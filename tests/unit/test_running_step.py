@@ -201,7 +201,7 @@ def test_no_other_job_is_requeued(
     for name, value in STEP.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
-        run_command(["--requeue", "train.py"])
+        run_command(["--requeue=5", "train.py"])
     assert ended.value.code == 143
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith(f"elastic-run: {START}") for line in lines] == [True, False]

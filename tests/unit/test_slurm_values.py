@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.cli import workers
+from elastic_run.cli import config
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.run import parse_args
 from tests.support.slurm_variables import (
     CROWDED,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no GPU, and does not show the processes of Slurm's daemon."""
-    monkeypatch.setattr(workers, "_DRIVERS", ())
+    monkeypatch.setattr(config, "_DRIVERS", ())
     monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
 
 
@@ -79,30 +79,6 @@ def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
     assert line == (f"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={place} --rdzv-id=41.2.0")
 
 
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [
-        ("3", ""),
-        ("1:3", ""),
-        ("2", "--nnodes: 2 applies, although the Slurm step has 3 launchers: 1 of them is a spare"),
-        ("1:2", "--nnodes: 1:2 applies, although the Slurm step has 3 launchers: 1 of them is a spare"),
-        (
-            "2:5",
-            (
-                "--nnodes: 2:5 applies, although the Slurm step has 3 launchers: the job begins with them after the "
-                "last_call_timeout, if no others come"
-            ),
-        ),
-    ],
-)
-def test_a_number_of_nodes_that_is_not_the_steps_counts_and_is_told(number: str, told: str) -> None:
-    """The first launcher says what becomes of those that the job has no place for, or of those that are missing."""
-    words = f"--nnodes={number} --nproc-per-node=1 train.py"
-    _, notices = _complete(words, {"SLURM_STEP_NODELIST": f"{HOST},b,c"})
-    assert notices[1:] == [told] * bool(told)
-    assert _complete(words)[1] == []
-
-
 def _complete(words: str, more: dict[str, str] | None = None) -> tuple[Namespace, list[str]]:
     """Complete a command line as the launcher does, which knows what was given."""
     parser = LauncherArgumentParser(FLAGS)
@@ -126,7 +102,7 @@ def test_a_given_value_stands_even_where_it_is_the_default() -> None:
 
 def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag and PET_NPROC_PER_NODE are a choice, also where the value is the default; a program's namespace is too."""
-    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
+    monkeypatch.setattr(config, "_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.device_count", lambda *_: 8)
     assert _count_workers("train.py") == "8"
     assert _count_workers("--rdzv-backend=c10d train.py") == "8"
@@ -146,13 +122,13 @@ def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: p
 @pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
 def test_hidden_gpus_give_one_worker(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
     """A step that asked for no GPU, on a node that has some."""
-    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
+    monkeypatch.setattr(config, "_DRIVERS", ("/",))
     assert _count_workers("train.py", {"CUDA_VISIBLE_DEVICES": mask}) == "1"
 
 
 def test_a_torch_without_gpus_gives_one_worker_and_a_line_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes have GPUs, but this installation of torch can't use them: that shall not stay unsaid."""
-    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
+    monkeypatch.setattr(config, "_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset())
     args, notices = _complete("train.py")
     assert args.nproc_per_node == "1"
@@ -163,7 +139,7 @@ def test_a_torch_without_gpus_gives_one_worker_and_a_line_on_each_node(monkeypat
 
 def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver, a torch that wants GPUs, none there: one worker beside the eight of each other node helps nobody."""
-    monkeypatch.setattr(workers, "_DRIVERS", ("/",))
+    monkeypatch.setattr(config, "_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset({"cuda"}))
     monkeypatch.setattr("elastic_run.cluster.devices.visible_gpus", lambda *_, **__: [])
     with pytest.raises(
@@ -207,22 +183,6 @@ REFUSED = [
             "--ntasks-per-node: the Slurm step has 4 tasks on this node, and each is a launcher with workers of its "
             "own: give srun --ntasks=1 --ntasks-per-node=1 for one job, or --standalone for 4 separate jobs"
         ),
-    ),
-    *(
-        (
-            "train.py",
-            {**ONE_NODE, name: value},
-            (
-                "--ntasks-per-node: the Slurm step has 4 tasks on this node, and each is a launcher with workers of "
-                "its own: give srun --ntasks=1 --ntasks-per-node=1 for one job, or --standalone for 4 separate jobs "
-                "(one job also needs --gpus-per-node in place of --gpus-per-task)"
-            ),
-        )
-        for name, value in [
-            ("SLURM_GPUS_PER_TASK", "1"),
-            ("SLURM_TRES_PER_TASK", "cpu=1,gres/gpu=1"),
-            ("SLURM_TRES_PER_TASK", "gres/gpu:1"),
-        ]
     ),
 ]
 

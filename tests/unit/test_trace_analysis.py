@@ -13,7 +13,7 @@ from elastic_run.diagnosis import trace_findings as kinds
 from elastic_run.diagnosis.dumps import COMPLETED, OPEN, RETIRED, STARTED, Collective, Dump, find_dumps
 from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_findings import detail_lines, first_line
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 
 if TYPE_CHECKING:
     from typing import Any

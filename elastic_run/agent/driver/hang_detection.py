@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.hang_signs import ProcessSample
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
-    from elastic_run.cluster.gpu_use import GpuUse
+    from elastic_run.cluster.devices import GpuUse
     from elastic_run.core.diagnosis.hang import JobStillness, Owner, Stillness
     from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.loop import Timer

@@ -20,7 +20,7 @@ import re
 import shlex
 
 from elastic_run import contract
-from elastic_run.cluster.gpu_use import find_query, read_pids
+from elastic_run.cluster.devices import find_query, read_pids
 from elastic_run.multiprocessing.process import process_table
 from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, inherited_environment, start_process
 from elastic_run.multiprocessing.process.workers import Workers

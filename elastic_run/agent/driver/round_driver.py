@@ -278,7 +278,7 @@ def explain_failed_start(number: int, error: Exception, program: str) -> message
 
 def _name_denied(program: str, path: object) -> str:
     """Name the file or directory that denies the execution, of the program or of its interpreter."""
-    from elastic_run.cluster.paths import find_program, name_denier
+    from elastic_run.files import find_program, name_denier
 
     found = path if isinstance(path, str) and os.path.dirname(path) else find_program(program, os.environ) or program
     denier = name_denier(found) if os.path.dirname(found) else ""
@@ -290,7 +290,7 @@ def _name_denied(program: str, path: object) -> str:
 
 def _name_missing(program: str) -> str:
     """Name the missing file. The system gives the same error for a missing script and for a missing interpreter."""
-    from elastic_run.cluster.paths import find_program
+    from elastic_run.files import find_program
 
     path = find_program(program, os.environ)
     if path is None:

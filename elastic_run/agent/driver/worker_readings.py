@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.driver.round import Round
-    from elastic_run.cluster.gpu_use import GpuUse
+    from elastic_run.cluster.devices import GpuUse
     from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.loop import Loop
 
@@ -61,10 +61,10 @@ def ask_gpu_use(loop: Loop, memory: dict[str, Any], deliver: Callable[[dict[int,
     """
     import threading
 
-    from elastic_run.cluster import gpu_use
+    from elastic_run.cluster import devices
 
     earlier = memory.get("gpu")
-    if not gpu_use.has_library() or (earlier is not None and earlier.is_alive()):
+    if not devices.has_library() or (earlier is not None and earlier.is_alive()):
         deliver({})
         return
     waiting = [deliver]
@@ -75,7 +75,7 @@ def ask_gpu_use(loop: Loop, memory: dict[str, Any], deliver: Callable[[dict[int,
             waiting.pop()(found)
 
     def read() -> None:
-        found = gpu_use.read_gpu_use()
+        found = devices.read_gpu_use()
         loop.call_soon_threadsafe(lambda: conclude(found))
 
     timer = loop.call_later(_GPU_WAIT, lambda: conclude({}))

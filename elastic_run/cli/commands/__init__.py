@@ -1,7 +1,7 @@
 """The commands beside the start of a job, such as ``elastic-run status``, and what they share.
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
-its name. For each command NAME, a module here has ``run_NAME(words)``, which returns the exit code or raises UsageError
+its name. For each command NAME, a module has ``run_NAME(words)``, which returns the exit code or raises UsageError
 for a mistake of the user, and ``make_NAME_parser()``, which the completion of the shell reads, too.
 """
 
@@ -14,8 +14,7 @@ import sys
 from importlib import import_module
 
 from elastic_run import contract
-from elastic_run.errors import UsageError
-from elastic_run.notices import print_text, say
+from elastic_run.notices import UsageError, print_text, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ COMMANDS = {
     "trace": "Find the ranks that did not join a collective, from flight-recorder dumps.",
     "help": "Show the commands and the most used flags, or the help of one command.",
 }
-#: The modules of commands that share one with another command.
-_MODULES = {"ps": "status", "top": "status", "drain": "stop"}
+#: The modules of commands that have no module of their own name here.
+_MODULES = {**dict.fromkeys(("status", "ps", "top", "stop", "drain"), "commands.jobs"), "help": "help"}
 #: What argparse says of a wrong value, and how elastic-run says it of its own flags.
 _WORDS = (
     (r"^argument (?:\S+/)?(\S+): invalid int value: (.+)$", r"\1: \2 is not a whole number"),
@@ -67,7 +66,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def get_function(name: str, form: str) -> Any:
     """Return a function of a command: `run_{}`, or `make_{}_parser`."""
-    module = import_module(f"{__name__}.{_MODULES.get(name, name)}")
+    module = import_module(f"elastic_run.cli.{_MODULES.get(name, f'commands.{name}')}")
     return getattr(module, form.format(name))
 
 

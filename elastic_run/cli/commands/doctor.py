@@ -20,8 +20,7 @@ from elastic_run.diagnosis.doctor_report import (
     read_findings,
     render_report,
 )
-from elastic_run.errors import UsageError
-from elastic_run.notices import print_json, print_text, say
+from elastic_run.notices import UsageError, print_json, print_text, say
 from elastic_run.rendezvous.addresses import find_whether_own_host, parse_endpoints
 from elastic_run.rendezvous.api import RendezvousError
 from elastic_run.schedulers.slurm import StepError, find_step

@@ -27,8 +27,7 @@ from elastic_run.cli.commands import CommandParser
 from elastic_run.control.client import RUN_HELP, find_job
 from elastic_run.control.socket_directory import SUFFIX
 from elastic_run.core.agent.machine import JOINING
-from elastic_run.errors import UsageError
-from elastic_run.notices import give_up_stdout, say
+from elastic_run.notices import UsageError, give_up_stdout, say
 from elastic_run.records import dataclass
 from elastic_run.report.job_history import read_lines
 from elastic_run.report.text import ranks

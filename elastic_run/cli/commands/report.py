@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 
 from elastic_run.cli.commands import CommandParser
-from elastic_run.errors import UsageError
 from elastic_run.files import replace_file
-from elastic_run.notices import escape_unprintable, print_text
+from elastic_run.notices import UsageError, escape_unprintable, print_text
 from elastic_run.report.history_page import render_page
 from elastic_run.report.job_history import fold, read_logs
 

@@ -12,8 +12,7 @@ from elastic_run.cli.commands import CommandParser
 from elastic_run.diagnosis.dumps import DumpError, find_dumps
 from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_findings import cause_line, detail_lines
-from elastic_run.errors import UsageError
-from elastic_run.notices import print_json, print_text
+from elastic_run.notices import UsageError, print_json, print_text
 from elastic_run.report.text import count, printable, ranks, wrap
 
 TYPE_CHECKING = False

@@ -151,15 +151,6 @@ def test_closed_output_harms_nothing() -> None:
         assert subprocess.run(["bash", "-c", script], timeout=60, check=False).returncode == code
 
 
-def test_the_reference_of_the_docs_is_printed_by_the_table() -> None:
-    """`python -m elastic_run.cli.help` prints the sections of the command line reference."""
-    words = [sys.executable, "-m", "elastic_run.cli.help"]
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    assert answer.stderr == ""
-    assert "### `--nnodes MIN[:MAX]` { #nnodes }" in answer.stdout
-    assert "Default `1:1` · Variable `PET_NNODES`" in answer.stdout
-
-
 @pytest.mark.parametrize("command", [command for command, _ in EXAMPLES if "--nnodes" not in command])
 def test_the_examples_of_the_help_work(command: str, launch: Launch, tmp_path: Path) -> None:
     """Each example of --help runs as it stands, beside a train.py that takes its arguments."""

@@ -19,8 +19,8 @@ from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control import client
 from elastic_run.control.client import find_job, find_jobs
 from elastic_run.control.socket_directory import find_sockets
-from elastic_run.errors import UsageError
 from elastic_run.loop import Loop
+from elastic_run.notices import UsageError
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 

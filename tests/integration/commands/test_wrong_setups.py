@@ -100,13 +100,6 @@ SETUPS = [
         "'b:1' is not a host name, an IPv4 or an [IPv6] address",
     ),
     Setup(
-        "one-node-for-a-step-of-three-by-a-variable",
-        "",
-        {**_STEP, "PET_NNODES": "1"},
-        "error: PET_NNODES: is 1, but the Slurm step has 3 nodes",
-        "leave PET_NNODES unset",
-    ),
-    Setup(
         "index-that-is-no-number",
         "--nnodes=2",
         {"JOB_COMPLETION_INDEX": "$(INDEX)"},
@@ -133,17 +126,7 @@ SETUPS = [
     Setup("no-address", f"{_MEET} --rdzv-endpoint=h:1,", {}, "names an empty endpoint", "--rdzv-endpoint"),
     Setup("any-port", f"{_MEET} --rdzv-endpoint=h:0,i:1", {}, "'h:0'", "port 0 is any port"),
     Setup("one-place-twice", f"{_MEET} --rdzv-endpoint=h:1,h:1", {}, "h:1 is listed twice", "--rdzv-endpoint"),
-    Setup(
-        "alone-with-two-nodes-by-a-variable", "--standalone", {"PET_NNODES": "2"}, "--standalone: ", "PET_NNODES=2 asks"
-    ),
     Setup("no-configuration-file", "", {"PET_CONFIG": "none.toml"}, "error: PET_CONFIG: 'none.toml'", "no such file"),
-    Setup(
-        "rank-beyond-the-step",
-        f"--node-rank=3 --master-addr={_HOST} --master-port=1",
-        _STEP,
-        "error: --node-rank: 3 is not below the number of nodes",
-        "--nnodes=3 from SLURM_STEP_NUM_NODES",
-    ),
     Setup("no-token", "", {"PET_RDZV_TOKEN_FILE": "/none", "PET_NNODES": "2"}, "error: PET_RDZV_TOKEN_FILE", "/none"),
     Setup("alone-with-two-nodes", "--standalone --nnodes=2", {}, "--standalone: is for one node", "--nnodes=2"),
     Setup(

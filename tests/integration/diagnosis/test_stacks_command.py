@@ -17,7 +17,7 @@ from elastic_run.cli.commands import stacks
 from elastic_run.control.client import RunningJob
 from elastic_run.core.diagnosis.stacks import Dump
 from elastic_run.diagnosis import native_stacks
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.report.stack_lines import summary
 from tests.support.launch import launch as start
 from tests.support.wait import wait_until

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli.commands.stop import stop_job
+from elastic_run.cli.commands.jobs import stop_job
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control.client import RunningAgent, RunningJob
 from elastic_run.control.socket_directory import find_sockets

@@ -317,15 +317,3 @@ def test_a_step_on_one_component_says_that_each_task_trains_alone(backfill: Slur
     code, log = run_batch(backfill, tmp_path, f"{COMPONENTS}srun --het-group=1 elastic-run train.py")
     assert (code, trained(log)) == (0, ["0 of 1", "0 of 1"]), log
     assert log.count("runs a job of its own: the job is heterogeneous") == 2
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_a_batch_script_without_srun_names_the_step_for_all_nodes(backfill: SlurmCluster, tmp_path: Path) -> None:
-    """`elastic-run train.py` is a job of one node; the command that the line shows is one job on all components."""
-    code, log = run_batch(backfill, tmp_path, f"{COMPONENTS}elastic-run train.py")
-    assert (code, trained(log)) == (0, ["0 of 1"]), log
-    mend = re.search(r"this Slurm job has 2 other nodes, .*: (srun .+ elastic-run) …$", log, re.MULTILINE)
-    assert mend is not None, log
-    code, log = run_batch(backfill, tmp_path, f"{COMPONENTS}{mend[1]} train.py")
-    assert (code, trained(log)) == (0, ["0 of 3", "1 of 3", "2 of 3"]), log

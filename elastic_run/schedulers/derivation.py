@@ -1,9 +1,16 @@
-"""What the command line says of the nodes of a job, for a scheduler, and what follows from the scheduler."""
+"""What the command line says of the nodes of a job, for a scheduler, and what follows from the scheduler.
+
+Nothing is derived from the variables of mpirun and of other programs that start launchers side by side: a line tells
+that each launcher trains alone. Under mpirun this holds for a Slurm job as well: Slurm's variables are those of
+mpirun's daemons, which are on all nodes but the first, while there may be several launchers on each.
+"""
 
 from __future__ import annotations
 
+import os
+
 from elastic_run import contract
-from elastic_run.errors import UsageError
+from elastic_run.notices import UsageError
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -11,20 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+#: Programs that start launchers side by side, and the variable that holds their number.
+STARTERS = {
+    "mpirun": "OMPI_COMM_WORLD_SIZE",  # of Open MPI
+    "mpirun_rsh": "MV2_COMM_WORLD_SIZE",  # of MVAPICH2
+    "jsrun": "JSM_NAMESPACE_SIZE",
+    "flux": "FLUX_JOB_SIZE",
+    "SkyPilot": "SKYPILOT_NUM_NODES",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the user said of the nodes.
 
-    Attributes:
-        nnodes: The value of --nnodes as it was written.
-        least: Fewest nodes.
-        most: Most nodes.
-        given: Names of the values that the user gave, such as ``node_rank``.
-        names_place: Whether the user said where the nodes meet.
-        backend: The rendezvous backend.
-        place_flag: The flag that says where the nodes meet, if one of them serves there; else "".
-        hosts: The hosts that it names.
-        port: The last port that it names, or "".
+    `nnodes` is the value as it was written; `given` has the names of the values that the user gave, such as
+    ``node_rank``. `place_flag` says where the nodes meet, if one of them serves there, with these `hosts` and, as the
+    last one, this `port`.
     """
 
     nnodes: str
@@ -44,7 +54,6 @@ class Derivation:
 
     Attributes:
         source: Where the values come from, as in "from the Slurm step".
-        kind: The scheduler.
         values: Values of flags, by their names.
         variables: The variables from which each value follows, if they are set.
         is_per_gpu: Whether this node gets a worker for each of its GPUs.
@@ -73,13 +82,8 @@ def check_endpoint(asked: Asked, launchers: str, first: str) -> None:
     comes to a store of its own: an elastic job would silently become as many jobs as it has nodes, any other waits in
     vain.
 
-    Args:
-        asked: What the user said of the nodes.
-        launchers: What each launcher runs on: ``node of the Slurm step``.
-        first: Name of the first machine, "" if not known.
-
-    Raises:
-        UsageError: No launcher would find another one.
+    `launchers` says what each launcher runs on, such as ``node of the Slurm step``; `first` names the first machine,
+    "" if that is not known.
     """
     from elastic_run.rendezvous.addresses import names_loopback
 
@@ -94,3 +98,24 @@ def check_endpoint(asked: Asked, launchers: str, first: str) -> None:
         f"{asked.place_flag}: {asked.hosts[0]} leads each {launchers} to itself, so that they never meet: {remedy}"
     )
     raise UsageError(message)
+
+
+def describe_starter(environ: Mapping[str, str]) -> str:
+    """Return a notice on the program that has started this launcher and others side by side, or ""."""
+    if environ.get("SLURM_TASK_PID") == str(os.getpid()):
+        return ""  # srun has started this process itself
+    counts = {starter: environ.get(name, "") for starter, name in STARTERS.items()}
+    if "MPI_LOCALNRANKS" in environ:  # of MPICH and Intel MPI; srun sets PMI_SIZE as well
+        counts["mpiexec"] = environ.get("PMI_SIZE", "")
+    if environ.get("SM_HOSTS"):
+        counts["SageMaker"] = str(environ["SM_HOSTS"].count(",") + 1)
+    found = {starter: int(count) for starter, count in counts.items() if count.isdecimal()}
+    starter = max(found, key=lambda name: found[name], default="")
+    if found.get(starter, 1) <= 1:
+        return ""
+    by_srun = "; by srun --ntasks-per-node=1 they need no flag" if "SLURM_JOB_ID" in environ else ""
+    return (
+        f"{starter} has started {found[starter]} launchers, and each runs a job of its own; for one job, start one "
+        "launcher on each node, and give all of them --nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and "
+        f"--rdzv-id{by_srun}"
+    )
