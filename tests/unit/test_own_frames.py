@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run import errors
+from elastic_run import notices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PLUGIN = "/venv/lib/python3.11/site-packages/our_plugin/handlers.py"
-_OURS = f"{errors._ROOT}run.py"
-_JSON = f"{errors._STANDARD_LIBRARY}json/decoder.py"
+_OURS = f"{notices._ROOT}run.py"
+_JSON = f"{notices._STANDARD_LIBRARY}json/decoder.py"
 _URLLIB3 = "/venv/lib/python3.11/site-packages/urllib3/connection.py"
 
 
@@ -39,4 +39,4 @@ def test_the_standard_library_and_our_dependencies_count_to_their_caller(paths: 
         calls.append(names["call"])
     with pytest.raises(ZeroDivisionError) as caught:
         calls[0](calls[1:])
-    assert errors.find_foreign_place(caught.value) == expected
+    assert notices.find_foreign_place(caught.value) == expected

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run import files
 from elastic_run.cli.request import _read_token
-from elastic_run.cluster import files
 from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.files import read_user_file
 from elastic_run.notices import UsageError
