@@ -148,7 +148,6 @@ def test_what_cannot_be_started_is_answered_in_one_line(
         ("--rdzv-backend=file train.py", ""),
         ("--signals-to-handle=SIGFOO train.py", ""),
         ("--rdzv-backend=c10d --rdzv-conf=read=1 --rdzv-endpoint=h --nnodes=2 --rdzv-id=x train.py", ""),
-        ("--rdzv-backend=c10d --rdzv-conf=tineout=1 --rdzv-endpoint=h --nnodes=2 --rdzv-id=x train.py", "timeout"),
     ],
 )
 def test_only_a_near_name_is_suggested(wrong: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
