@@ -27,10 +27,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from elastic_run import __version__
-from elastic_run.core.job.documents import PROPOSE, RUNS, START, NodeState
-from elastic_run.core.job.node_events import Formed, Refused
-from elastic_run.core.protocol.codec import encode, to_message
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.core.job.codec import encode, to_message
+from elastic_run.core.job.documents import PROPOSE, RUNS, START, NodeInfo, NodeState, StoreAddress
+from elastic_run.core.job.membership import Formed, Refused
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.backend_table import make_place, read_settings
 from elastic_run.rendezvous.coordination.link import MESSAGE, PREAMBLE, Link, encode_frame
@@ -38,8 +37,8 @@ from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.events import Lost
 from elastic_run.rendezvous.handler import open_session
-from elastic_run.store.tcpstore.listener import open_listeners, raise_descriptor_limit
-from elastic_run.store.tcpstore.server import StoreServer
+from elastic_run.store.server import StoreServer
+from elastic_run.store.worker_store import open_listeners, raise_descriptor_limit
 from tests.support.sessions import Node, plain_config, plain_setup
 from tests.support.wait import wait_until
 

@@ -8,8 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elastic_run.core.agent.config import AgentConfig
-    from elastic_run.core.job.config import JobConfig, NodeConfig
+    from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.api import Std
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
@@ -35,7 +34,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AgentConfig": "core.agent.config",
+    "AgentConfig": "core.job.config",
     "JobConfig": "core.job.config",
     "NodeConfig": "core.job.config",
     "LaunchConfig": "launcher",

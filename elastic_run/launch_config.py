@@ -15,8 +15,7 @@ from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, short_name
-from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import JobConfig, NodeConfig
+from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.multiprocessing.process.process_table import has_children, list_foreign_handled
 from elastic_run.notices import UsageError, say
@@ -227,7 +226,7 @@ def _open_port(kind: Callable[[int], Port], port: int, name: str) -> Port:
         server = kind(port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            from elastic_run.store.tcpstore.listener import PortTakenError
+            from elastic_run.store.worker_store import PortTakenError
 
             message = f"{name.removesuffix('port')}{PortTakenError(port)}"
         else:
@@ -360,7 +359,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     """
     from elastic_run.agent.driver.round_join import assign_ranks
     from elastic_run.agent.driver.worker_launch import worker_environments
-    from elastic_run.store.tcpstore.worker_store import choose_loopback, is_served_by_agent
+    from elastic_run.store.worker_store import choose_loopback, is_served_by_agent
 
     parameters = _make_parameters(config)
     handler = None

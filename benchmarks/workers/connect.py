@@ -15,7 +15,7 @@ restarts = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 if restarts and rank == attempt % size:
     time.sleep(3.0 if attempt == 1 else 0.05 * (1 + attempt % 6))
 
-from elastic_run.store.tcpstore.client import StoreClient  # noqa: E402 - who is late is late with everything
+from elastic_run.store.client import StoreClient  # noqa: E402 - who is late is late with everything
 
 store = StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=60.0)
 store.set(f"came/{attempt}/{rank}", str(attempt))

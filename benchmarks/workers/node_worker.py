@@ -29,7 +29,7 @@ say("up")
 if sys.argv[1:] == ["connect"]:
     time.sleep(random.choice((0.0, 0.05, 0.1, 0.2, 0.5)))  # noqa: S311 - no secret
 
-    from elastic_run.store.tcpstore.client import StoreClient
+    from elastic_run.store.client import StoreClient
 
     size = int(os.environ["WORLD_SIZE"])
     store = StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=60.0)

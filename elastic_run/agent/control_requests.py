@@ -17,8 +17,8 @@ from elastic_run.agent.script_name import program_name
 from elastic_run.contract import NO_RUN_ID
 from elastic_run.control.client import VERSION
 from elastic_run.core.agent.messages import Signalled
-from elastic_run.core.diagnosis.stacks import shorten_stacks
-from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, count_members, kind_of
+from elastic_run.core.failure.stacks import shorten_stacks
+from elastic_run.core.job.node_status import DRAIN, HANG, STACKS, STATUS, count_members, kind_of
 from elastic_run.records import dataclass
 from elastic_run.signals import SIGTERM
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_readings import Usage
     from elastic_run.agent.http_server import HttpRequest
     from elastic_run.cluster.devices import GpuUse
-    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.stacks import Dump
 
     Document = dict[str, Any]
     Deliver = Callable[[Document], None]

@@ -11,7 +11,7 @@ import time
 from elastic_run import contract
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.agent.config import FEW_NODES
+from elastic_run.core.job.config import FEW_NODES
 from elastic_run.core.job.restart_policy import STOP_JOB, Failure
 from elastic_run.multiprocessing.process import process_table
 from elastic_run.signals import SIGKILL
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.messages import Command
-    from elastic_run.core.diagnosis.stacks import Dump, Place
     from elastic_run.core.failure.diagnose import RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
-    from elastic_run.core.protocol.facts import End, EqualErrors, NodeEnds
+    from elastic_run.core.failure.stacks import Dump, Place
+    from elastic_run.core.job.documents import End, EqualErrors, NodeEnds
     from elastic_run.report import Attempt, JobResult
 
 
@@ -85,7 +85,6 @@ class History:
             import elastic_run.cluster.limits
             import elastic_run.core.failure.diagnose
             import elastic_run.core.failure.traceback_text
-            import elastic_run.core.failure.uncaught
             import elastic_run.multiprocessing.errors.error_file
             import elastic_run.report.closing_report
             import elastic_run.report.failure_documents
@@ -143,7 +142,7 @@ class History:
                 end.remark = lines.warned_with(number)
             dump = dumps.get(end.rank) if end.was_stopped else None
             if dump is not None:
-                from elastic_run.core.diagnosis.stacks import find_place, has_not_moved, parse_stacks
+                from elastic_run.core.failure.stacks import find_place, has_not_moved, parse_stacks
 
                 end.stuck_at = find_place(parse_stacks(dump.text), dump.problem)
                 end.is_unmoved = has_not_moved(before.get(end.rank), dump)
@@ -245,7 +244,7 @@ class History:
     def conclude(self, finish: messages.Finish, agent: machine.Agent) -> JobResult:
         """Return how the job ended."""
         from elastic_run.report import JobResult
-        from elastic_run.store.tcpstore.worker_store import is_served_by_agent
+        from elastic_run.store.worker_store import is_served_by_agent
 
         context, spec = self._context, self._context.group.spec
         is_store_ours = is_served_by_agent(context.options.agent_config.worker_store, os.environ)

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.protocol.facts import ScriptFile
+    from elastic_run.core.job.documents import ScriptFile
 
 #: Flags of an interpreter whose value is the next word.
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
@@ -58,7 +58,7 @@ def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile |
         return None
     import zlib
 
-    from elastic_run.core.protocol.facts import ScriptFile
+    from elastic_run.core.job.documents import ScriptFile
 
     try:
         path = os.path.abspath(word)  # fails where the working directory was deleted

@@ -5,8 +5,6 @@ A machine is a function `decide(state, event, now) -> (state, commands)`; a driv
 | module | what it holds |
 |---|---|
 | `agent` | the machine of one agent: start workers, watch them, stop them, restart the round |
-| `diagnosis` | what workers do: equal stacks together, and whether the job hangs |
-| `failure` | which failure is the root cause, and the exception in a worker's stderr |
-| `job` | a job of several nodes: who coordinates it, its rounds, its restarts, its end, and the part of each node |
-| `protocol` | the words and records that nodes of a job send each other, and how they become JSON |
+| `failure` | which failure is the root cause, the exception in a worker's stderr, and whether the job hangs |
+| `job` | a job of several nodes: who coordinates it, its rounds, restarts and end, and the documents of its nodes |
 """

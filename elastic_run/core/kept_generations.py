@@ -18,23 +18,6 @@ from elastic_run.records import dataclass
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import TypeVar
-
-    Kept = TypeVar("Kept")
-
-__all__ = [
-    "HALVES",
-    "HEADER",
-    "RECORD",
-    "Generation",
-    "Record",
-    "choose_half",
-    "decode",
-    "encode",
-    "half_of",
-    "newest",
-    "read_size",
-]
 
 #: Bytes before the first half, and of a record.
 HEADER, RECORD = 4096, 1024
@@ -49,46 +32,27 @@ _UNITS: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One state of all ranks.
+    """One state of all ranks."""
 
-    Args:
-        number: Counts the generations of the job.
-        key: Random, made by the rank that coordinated the save: two saves never have the same one.
-        label: The user's name for it, such as the step.
-        world_size: Ranks that wrote it.
-    """
-
-    number: int
-    key: str
-    label: str
-    world_size: int
+    number: int  # Counts the generations of the job
+    key: str  # Random, made by the rank that coordinated the save: two saves never have the same one
+    label: str  # The user's name for it, such as the step
+    world_size: int  # Ranks that wrote it
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one half of a memory holds. Positions count bytes from `start`, so that a copy may lie in another half.
+    """What one half of a memory holds. Positions count bytes from `start`, so that a copy may lie in another half."""
 
-    Args:
-        generation: The generation.
-        rank: The rank whose part this is.
-        start: The first byte of the half, from the beginning of the memory.
-        index_start: Where the index begins, behind the tensors.
-        index_length: Its length in bytes.
-        index_check: CRC-32 of the index.
-        checks_length: The length of the tensors' checksums, which follow the index; 0 until they are computed.
-        checks_check: CRC-32 of these.
-        saved_at: Monotonic seconds of this machine when it was written, for display.
-    """
-
-    generation: Generation
-    rank: int
-    start: int
-    index_start: int
-    index_length: int
-    index_check: int
-    checks_length: int = 0
-    checks_check: int = 0
-    saved_at: float = 0.0
+    generation: Generation  # The generation
+    rank: int  # The rank whose part this is
+    start: int  # The first byte of the half, from the beginning of the memory
+    index_start: int  # Where the index begins, behind the tensors
+    index_length: int  # Its length in bytes
+    index_check: int  # CRC-32 of the index
+    checks_length: int = 0  # The length of the tensors' checksums, which follow the index; 0 until they are computed
+    checks_check: int = 0  # CRC-32 of these
+    saved_at: float = 0.0  # Monotonic seconds of this machine when it was written, for display
 
     @property
     def length(self) -> int:
@@ -97,13 +61,9 @@ class Record:
 
 
 def read_size(text: str) -> int:
-    """Return the bytes of --keep-state: a whole number with one of the units KB to TB (powers of 1000) or KiB to TiB.
+    """Return the bytes of --keep-state, 0 for `auto`; raise ValueError where it is neither that nor a size.
 
-    Returns:
-        The bytes; 0 for `auto`.
-
-    Raises:
-        ValueError: It is neither.
+    A size is a whole number with one of the units KB to TB (powers of 1000) or KiB to TiB.
     """
     if text == "auto":
         return 0
@@ -122,11 +82,7 @@ def half_of(size: int, half: int) -> tuple[int, int]:
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as the bytes of its place.
-
-    Raises:
-        ValueError: The label is too long.
-    """
+    """Return a record as the bytes of its place; raise ValueError where its label is too long."""
     one = record.generation
     values = (one.number, one.key, one.label, one.world_size, record.rank, record.start, record.index_start)
     checks = (record.index_length, record.index_check, record.checks_length, record.checks_check, record.saved_at)
@@ -159,12 +115,7 @@ def newest(records: Iterable[Record]) -> Generation | None:
 
 
 def choose_half(records: Sequence[Record | None], whole: Generation | None) -> int:
-    """Return the half for the next generation: never that of the newest one that is whole.
-
-    Args:
-        records: Those of both halves.
-        whole: The newest generation that all ranks have, or None.
-    """
+    """Return the half for the next generation: never that of the newest one that is whole."""
     if whole is not None:
         for half, record in enumerate(records):
             if record is not None and record.generation == whole:

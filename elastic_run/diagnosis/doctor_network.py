@@ -18,7 +18,7 @@ from elastic_run.records import dataclass
 from elastic_run.rendezvous.utils import can_bind
 from elastic_run.store.connecting import connect_once, resolve
 from elastic_run.store.errors import REFUSED, SILENT, UNRESOLVED, StoreConnectionError
-from elastic_run.store.tcpstore.listener import find_port_owner
+from elastic_run.store.worker_store import find_port_owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

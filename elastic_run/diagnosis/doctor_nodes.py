@@ -29,9 +29,9 @@ from elastic_run.diagnosis.doctor_report import (
 )
 from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.addresses import find_local_address
+from elastic_run.store.client import StoreClient
 from elastic_run.store.connecting import connect_once
 from elastic_run.store.errors import StoreConnectionError, StoreError
-from elastic_run.store.tcpstore.client import StoreClient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

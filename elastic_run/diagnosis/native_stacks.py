@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from elastic_run import contract
-from elastic_run.core.diagnosis.stacks import Dump
+from elastic_run.core.failure.stacks import Dump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import time
 from contextlib import suppress
 
 from elastic_run import contract
-from elastic_run.core.diagnosis.stacks import Dump
+from elastic_run.core.failure.stacks import Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.records import dataclass, field
 from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL

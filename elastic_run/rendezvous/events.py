@@ -1,6 +1,6 @@
 """What an agent tells its rendezvous of several nodes at first, and the events with which the rendezvous answers.
 
-What the job decides comes as the member's own commands (`core.job.node_events`): `Formed` (rank 0's store was seen to
+What the job decides comes as the member's own commands (`core.job.membership`): `Formed` (rank 0's store was seen to
 be reachable: start the workers), `Warned`, `Halted`, `Refused` and `Ended`. What only the rendezvous knows stands here.
 Events come in the order in which they were decided.
 """
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.job.config import JobConfig, NodeConfig
-    from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
-    from elastic_run.core.protocol.facts import NodeInfo
+    from elastic_run.core.job.documents import NodeInfo
+    from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Waiting:
 
 @dataclass
 class StatusAsked:
-    """Another node asks all nodes a question of `core.protocol.node_status`: answer with `Session.tell_status`."""
+    """Another node asks all nodes a question of `core.job.node_status`: answer with `Session.tell_status`."""
 
     question: str
 

@@ -18,11 +18,10 @@ import socket
 
 from elastic_run import __version__, contract
 from elastic_run.contract import NO_RUN_ID
+from elastic_run.core.job.codec import from_document, to_message
 from elastic_run.core.job.config import JobConfig, JoinCommand, NodeConfig
-from elastic_run.core.job.documents import NodeState
+from elastic_run.core.job.documents import NodeInfo, NodeState, StoreAddress
 from elastic_run.core.job.succession import ONLY_ONE
-from elastic_run.core.protocol.codec import from_document, to_message
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.api import RendezvousHandler

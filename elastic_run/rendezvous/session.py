@@ -12,14 +12,15 @@ import threading
 import time
 
 from elastic_run.contract import LONGEST_WAIT
-from elastic_run.core.job.host_lists import list_hosts
-from elastic_run.core.job.node_events import Ended, Leaving, Refused, WorkersFailing, WorkersGone
-from elastic_run.core.protocol.outcomes import UNHEALTHY
+from elastic_run.core.job.documents import RoundEnd
+from elastic_run.core.job.membership import Ended, Leaving, Refused, WorkersFailing, WorkersGone
+from elastic_run.core.job.restart_policy import UNHEALTHY
+from elastic_run.core.job.short_lists import list_hosts
 from elastic_run.loop import Loop
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.node import Node
 from elastic_run.rendezvous.events import Lost, Notice
-from elastic_run.store.tcpstore.worker_store import WorkerStore
+from elastic_run.store.worker_store import WorkerStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job import membership
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.protocol.facts import NodeEnds, StoreAddress
+    from elastic_run.core.job.documents import NodeEnds, StoreAddress
     from elastic_run.rendezvous.coordination.coordinator import Coordinator
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.events import SessionEvent, Setup
@@ -156,7 +157,7 @@ class Session:
 
         Args:
             round: The round.
-            outcome: Of `core.protocol.outcomes`: `done` (all workers exited 0), `failed`, `stopped` (because the round
+            outcome: Of `core.job.restart_policy`: `done` (all workers exited 0), `failed`, `stopped` (because the round
                 was halted) or `cannot_start` (which ends the job).
             report: This node's root cause, JSON-able: ``exit_code``, ``signature``, ``is_deterministic``, ``uptime``
                 (seconds), ``severity`` and ``summary`` (a line for the user) are read by the policy, the rest is
@@ -168,13 +169,13 @@ class Session:
         """
         document = None if report is None else dict(report)
         address = self._node.complete(store_address)
-        self._feed(WorkersGone(round, outcome, address, report=document, verdict=verdict, detail=detail, ends=ends))
+        self._feed(WorkersGone(round, RoundEnd(outcome, document, verdict, detail, ends), address))
 
     def leave(self, reason: str, detail: str = "") -> None:
         """Say that this node goes; `close` waits until it was heard.
 
         Args:
-            reason: Of `core.protocol.outcomes`: `signal`, `unkillable` or `unhealthy`.
+            reason: Of `core.job.restart_policy`: `signal`, `unkillable` or `unhealthy`.
             detail: One sentence for the user.
         """
         self._leaving = Leaving(reason, detail)
@@ -191,7 +192,7 @@ class Session:
         return member is not None and member.place is not None
 
     def tell_status(self, document: Mapping[str, Any], question: str) -> None:
-        """Answer a question for this node, with the fields that `core.protocol.node_status` has for it."""
+        """Answer a question for this node, with the fields that `core.job.node_status` has for it."""
         answer = {"kind": "answer", "question": question, "document": dict(document)}
         self._loop.call_soon_threadsafe(lambda: self._node.send(answer))
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import StoreAddress
-from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
+from elastic_run.core.job.documents import StoreAddress
+from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.job.restart_policy import DONE, FAILED, STOPPED
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.api import (
     RendezvousClosedError,
@@ -25,14 +25,14 @@ from elastic_run.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elastic_run.rendezvous.events import Lost
-from elastic_run.store.tcpstore.listener import open_listeners
-from elastic_run.store.tcpstore.server import StoreServer
+from elastic_run.store.server import StoreServer
+from elastic_run.store.worker_store import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_run.core.job.node_events import Assignment
+    from elastic_run.core.job.documents import Assignment
     from elastic_run.rendezvous.events import SessionEvent
     from elastic_run.rendezvous.session import Session
 

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 
 from elastic_run import contract
-from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.core.failure.diagnose import has_failed, is_stuck
 from elastic_run.core.failure.root_cause import (
     STDERR_TAIL_LINES,
@@ -26,8 +25,9 @@ from elastic_run.core.failure.root_cause import (
     has_lost_rank,
     severity,
 )
-from elastic_run.core.protocol.codec import to_document
-from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank
+from elastic_run.core.failure.stacks import Place
+from elastic_run.core.job.codec import to_document
+from elastic_run.core.job.documents import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank
 from elastic_run.files import replace_file
 from elastic_run.records import fields
 from elastic_run.report.job_result import advice

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from elastic_run.core.diagnosis.stacks import group_places
 from elastic_run.core.failure.diagnose import find_early_ends, find_stuck
 from elastic_run.core.failure.root_cause import failure_signature, has_equal_error, has_lost_rank
+from elastic_run.core.failure.stacks import group_places
 from elastic_run.core.failure.traceback_text import FOREIGN_PATHS
 from elastic_run.records import dataclass, field
 from elastic_run.report.stack_lines import describe
@@ -19,9 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from elastic_run.core.diagnosis.stacks import Place
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
-    from elastic_run.core.protocol.facts import EqualErrors
+    from elastic_run.core.failure.stacks import Place
+    from elastic_run.core.job.documents import EqualErrors
 
 _FRAME_LINE = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?(?=/python3))/")

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from elastic_run.core.diagnosis.stacks import Place
     from elastic_run.core.failure.diagnose import Cause, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.core.protocol.facts import EqualErrors
+    from elastic_run.core.failure.stacks import Place
+    from elastic_run.core.job.documents import EqualErrors
 
 #: Verdicts whose detail says which nodes are lost, or why this node has to go.
 _OF_NODES = frozenset(("nodes_lost", "excluded", "unhealthy"))

@@ -5,7 +5,7 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stacks import (
+from elastic_run.core.failure.stacks import (
     FAILED,
     HAS_ENDED,
     WAITS,
@@ -22,9 +22,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elastic_run.core.diagnosis.hang import Stillness
-    from elastic_run.core.diagnosis.stacks import Dump, Group
     from elastic_run.core.failure.diagnose import RecorderFinding
+    from elastic_run.core.failure.hang import Stillness
+    from elastic_run.core.failure.stacks import Dump, Group
 
 #: Groups that a line names, and calls of each that are shown.
 _GROUPS = 8

@@ -15,7 +15,7 @@ import signal as signals
 import unicodedata
 
 from elastic_run.contract import EXIT_HUNG, EXIT_SIGNAL_BASE, HANG
-from elastic_run.core.job.ranks import list_ranks
+from elastic_run.core.job.short_lists import list_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -38,19 +38,10 @@ _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOT
 
 
 def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> socket.socket:
-    """Connect to the first address of a host that takes the connection.
+    """Connect to the first address of a host (a name, or an address without brackets) that takes the connection.
 
-    Args:
-        host: Name or address, IPv6 without brackets.
-        port: The port.
-        timeout: Seconds for the look-up and all addresses together.
-        dark_after: Seconds without any sign of the other side after which the kernel breaks the connection.
-
-    Returns:
-        The connected socket.
-
-    Raises:
-        StoreConnectionError: No address took it; the reason is that of the last one.
+    The timeout is for the look-up and all addresses together. After `dark_after` seconds without any sign of the other
+    side the kernel breaks the connection. Raises `StoreConnectionError` with the reason of the last address.
     """
     deadline = time.monotonic() + min(timeout, LONGEST_WAIT)
     addresses = resolve(host, port, timeout)
@@ -76,13 +67,7 @@ def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> 
 def resolve(host: str, port: int, timeout: float) -> list[Address]:
     """Return the addresses of a host.
 
-    Args:
-        host: Name or address, IPv6 without brackets.
-        port: The port.
-        timeout: Seconds for the look-up of a name.
-
-    Raises:
-        StoreConnectionError: It has none, or no name server answers in time.
+    Raises `StoreConnectionError` if it has none, or no name server answers in time.
     """
     try:
         return _look_up(host, port, socket.AI_NUMERICHOST)
@@ -113,9 +98,7 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
 def notice_darkness(connected: socket.socket | _socket.socket, seconds: float) -> None:
     """Have the kernel break a connection whose other side gave no sign for so long; send small messages at once.
 
-    Args:
-        connected: A TCP connection, or a listening socket, whose connections get the same.
-        seconds: How long; the kernel counts in whole ones where it can't do better.
+    The connections of a listening socket get the same. Where the kernel can't do better it counts in whole seconds.
     """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -176,13 +159,7 @@ def draw_fraction() -> float:
 
 
 class Backoff:
-    """Counts failures in a row, and says how long to wait after each.
-
-    Args:
-        first: Seconds that the first pause takes at most.
-        longest: Seconds that any pause takes at most.
-        draw: Returns a random number from 0 to 1.
-    """
+    """Counts failures in a row, and says how long to wait after each: at most `first`, and later `longest` seconds."""
 
     def __init__(self, first: float, longest: float, draw: Callable[[], float] = draw_fraction) -> None:
         self._longest = longest

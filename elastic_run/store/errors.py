@@ -22,12 +22,9 @@ class StoreError(Exception):
 
 
 class StoreConnectionError(StoreError, ConnectionError):
-    """The store can't be reached, or closed the connection.
+    """The store can't be reached, or closed the connection; `reason` is one of the words above.
 
-    Args:
-        message: What happened, to which store.
-        reason: One of the words above.
-        cause: The same for users, with the address where it happened; `message` if not given.
+    `cause` is the message for users, with the address where it happened.
     """
 
     def __init__(self, message: str, reason: str = CLOSED, *, cause: str = "") -> None:
@@ -48,16 +45,10 @@ class StoreTokenError(StoreAccessError):
     """One of the two sides has a token and the other has another one or none; or their protocols differ."""
 
 
-class QueueEmptyError(StoreError):
-    """There is nothing in the queue."""
-
-
 class WireError(StoreError):
     """A client's connection has to end: what it sent is not allowed, passes a bound, or could not be served.
 
-    Args:
-        message: What happened.
-        kind: One of the words above, or the bound that was passed.
+    `kind` is one of the words above, or the bound that was passed.
     """
 
     def __init__(self, message: str, kind: str = GARBAGE) -> None:

@@ -19,7 +19,7 @@ import time
 import uuid
 from pathlib import Path
 
-from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.client import StoreClient
 
 #: As in `tests.chaos.job`.
 SAMPLES_PER_STEP = 12
@@ -79,7 +79,7 @@ class Training:
         while True:
             samples = list(range(step * SAMPLES_PER_STEP, (step + 1) * SAMPLES_PER_STEP))[self.rank :: self.ranks]
             os.write(self.book, (json.dumps({"step": step, "samples": samples}) + "\n").encode())
-            self.store.barrier(f"step/{step}", self.ranks, WAIT_LIMIT)
+            meet(self.store, f"step/{step}", self.ranks)
             step += 1
             time.sleep(PACE)  # the work of a model
             if step % SAVE_EVERY == 0 and self._save(step):
@@ -107,6 +107,13 @@ class Training:
             self.complain(f"life {self.life} went on from {self.former}, but life {found} writes checkpoints too")
 
 
+def meet(store: StoreClient, name: str, ranks: int) -> None:
+    """Wait until all ranks have come."""
+    if store.add(name, 1) == ranks:
+        store.set(f"{name}/all", "")
+    store.wait([f"{name}/all"], WAIT_LIMIT)
+
+
 def main() -> None:
     """Join the others, train, leave."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -114,7 +121,7 @@ def main() -> None:
         training = Training(Path(sys.argv[1]), store)
         training.run()
         # The store goes with rank 0's agent: nobody leaves before all have read the last word.
-        store.barrier("end", training.ranks, WAIT_LIMIT)
+        meet(store, "end", training.ranks)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: Says what it was given, and shows that the workers' store is there.
 WORKER = """
 import os
-from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.client import StoreClient
 with StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=10) as store:
     store.add("workers", 1)
 print("rank", os.environ["RANK"], "master", os.environ["MASTER_ADDR"], flush=True)

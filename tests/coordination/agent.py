@@ -6,22 +6,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_run.core.job import coordination as coordinating
-from elastic_run.core.job import coordination_state, membership
 from elastic_run.core.job import discovery as discovering
-from elastic_run.core.job.coordination import BROKEN, SILENT, Coordination, LeaseRenewed, StepDown
-from elastic_run.core.job.coordination_state import LEASE_SHARE
-from elastic_run.core.job.documents import Promise, Round
-from elastic_run.core.job.membership import Member, Search
-from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, WorkersFailing, WorkersGone
+from elastic_run.core.job import membership
+from elastic_run.core.job.documents import NodeInfo, Promise, Round, RoundEnd, StoreAddress
+from elastic_run.core.job.membership import Ended, Formed, Halted, Member, Refused, Search, WorkersFailing, WorkersGone
+from elastic_run.core.job.restart_policy import DONE, FAILED, STOPPED
+from elastic_run.core.job.state import BROKEN, LEASE_SHARE, SILENT, Job, LeaseRenewed, StepDown
 from elastic_run.core.job.succession import LEASE
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
-from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.records import replace
 from tests.coordination.lease_store import TIME_TO_LIVE
 from tests.coordination.properties import ACTIVE, check_ends, check_formed, check_started
 
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.state import Event
     from tests.coordination.lease_store import Reading
     from tests.coordination.world import Link, World
 
@@ -49,7 +47,8 @@ class Agent:
         self.lost_at: float | None = None
         #: The connections of the nodes that have said something.
         self.links: dict[str, Link] = {}
-        self.coordination: Coordination | None = None
+        self.coordination: Job | None = None
+        self.begun = 0.0
         self.started_by: tuple[Round, ...] = ()
         self.verdict: str | None = None
         self.runs: Round | None = None
@@ -191,7 +190,7 @@ class Agent:
 
     def _tell_gone(self, started: Round, outcome: str) -> None:
         report = {"exit_code": 1, "severity": 0, "signature": "boom", "uptime": 100.0} if outcome == FAILED else None
-        self.feed(WorkersGone(started.number, outcome, self.open_store(), report))
+        self.feed(WorkersGone(started.number, RoundEnd(outcome, report), self.open_store()))
 
     def say(self) -> None:
         """Send the newest state, if it differs from the last one that was sent on this connection."""
@@ -215,10 +214,11 @@ class Agent:
         world = self.world
         term, until = self.lease if world.choice == LEASE else (self.member.promise.term + 1, float("inf"))
         world.say("candidate", self.name, term, dead)
-        self.coordination = coordinating.begin(
+        self.begun = self.clock
+        self.coordination = Job(
             Promise(term, self.name),
             world.choice,
-            self.clock,
+            self.begun,
             dead=dead,
             silent=silent,
             started_by=self.started_by,
@@ -228,11 +228,11 @@ class Agent:
         assert self.link is not None
         world.read_at_once(self.link)
         if world.choice == LEASE:
-            world.after(0.5, self.renew, self.coordination.since)
+            world.after(0.5, self.renew, self.begun)
 
     def renew(self, since: float) -> None:
         """Renew the lease thrice in its time to live; a frozen agent does so later, one that steps down no more."""
-        if self.is_alive and self.coordination is not None and self.coordination.since == since:
+        if self.is_alive and self.coordination is not None and self.begun == since:
             if self.acts:
                 at, term = self.clock, self.coordination.promise.term
                 self.world.lease.call(
@@ -243,14 +243,14 @@ class Agent:
             self.world.after(TIME_TO_LIVE / 3, self.renew, since)
 
     def _read_renewal(self, reading: Reading | None, at: float, since: float) -> None:
-        if reading is None or self.coordination is None or self.coordination.since != since:
+        if reading is None or self.coordination is None or self.begun != since:
             return
         if reading.holder == self.name:
             self.coordinate([LeaseRenewed(at + LEASE_SHARE * TIME_TO_LIVE, reading.term)])
         else:
             self.coordinate([StepDown(reading.holder)])
 
-    def coordinate(self, events: list[coordination_state.Event]) -> None:
+    def coordinate(self, events: list[Event]) -> None:
         before, world = self.coordination, self.world
         if before is None or not self.acts:
             return
@@ -258,7 +258,7 @@ class Agent:
         after = coordinating.decide(before, events, now=self.clock, jitter=world.random.random())
         self.coordination = after
         self.started_by = after.started_by
-        if before.job.phase in ACTIVE and after.job.phase != before.job.phase and after.round == before.round:
+        if before.phase in ACTIVE and after.phase != before.phase and after.round == before.round:
             check_ends(world, before, after)
         if after.proposed is not None and (before.proposed is None or before.proposed.round != after.proposed.round):
             world.at_turn(self)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
-from elastic_run.core.job.coordination import StepDown
 from elastic_run.core.job.discovery import COORDINATES
+from elastic_run.core.job.state import StepDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,16 +15,8 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from elastic_run.core.job import (
-    coordination,
-    coordination_state,
-    discovery,
-    membership,
-    node_changes,
-    round_steps,
-    succession,
-)
-from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
+from elastic_run.core.job import coordination, discovery, membership, node_changes, round_steps, succession
+from elastic_run.core.job.succession import LEASE, MAJORITY
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -50,14 +42,10 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "a start that nobody has received is forgotten": Mutant(
-        succession, "_list_started", "yield from known.started_by", "pass"
+        succession, "_list_started", "yield from job.started_by", "pass"
     ),
     "the last round is forgotten when those that know of it are away": Mutant(
-        coordination_state,
-        "Coordination.knowledge",
-        "known = self.started_by if self.round is None else (*self.started_by, self.round)",
-        "known = self.started_by",
-        MAJORITY,
+        succession, "_list_started", "if job.round is not None:", "if False:", MAJORITY
     ),
     "proposals that may have started are forgotten": Mutant(
         succession, "find_possible", "return tuple(sorted(", "return ()\n    return tuple(sorted("
@@ -67,7 +55,7 @@ MUTANTS = {
         succession,
         "_count_seats",
         "return one.size - is_void",
-        "return one.size - is_void - (one.size - sum(state.has_seat(one) for state in known.heard())) // 2",
+        "return one.size - is_void - (one.size - sum(state.has_seat(one) for state in _list_heard(job))) // 2",
     ),
     "a state from before the start says that the workers have stopped": Mutant(
         node_changes,
@@ -81,7 +69,7 @@ MUTANTS = {
     "a round forms before all have promised": Mutant(
         round_steps,
         "_may_propose",
-        "if any(state.promise != coordination.promise for state in coordination.here.values()):",
+        "if any(state.promise != job.promise for state in job.here.values()):",
         "if False:",
         MAJORITY,
     ),
@@ -89,22 +77,19 @@ MUTANTS = {
         succession, "_may_have_started", "members = frozenset(proposal.members)", "members = frozenset()"
     ),
     "only the newest proposal that may have started counts": Mutant(
-        succession, "list_needed", "*find_possible(known, base)", "*find_possible(known, base)[-1:]", MAJORITY
+        succession, "list_needed", "*find_possible(job, base)", "*find_possible(job, base)[-1:]", MAJORITY
     ),
     "no proof of a dead coordinator counts": Mutant(
         succession, "_count_seats", "return one.size - is_void", "return one.size"
     ),
     "a coordinator starts rounds after its lease": Mutant(
-        round_steps, "_gather", "if is_accepted and now < coordination.lease_until:", "if is_accepted:"
+        round_steps, "_gather", "if is_accepted and now < job.lease_until:", "if is_accepted:"
     ),
     "a coordinator goes on when another node holds the lease": Mutant(
-        coordination,
-        "_take_lease",
-        "return replace(coordination, is_over=True, successor=event.to)",
-        "return coordination",
+        coordination, "decide", "after = replace(after, is_over=True, successor=event.to)", "pass"
     ),
     "a lease that was over keeps its term": Mutant(
-        coordination, "_take_lease", "if event.term <= coordination.promise.term", "if True"
+        coordination, "decide", "if event.term <= after.promise.term", "if True"
     ),
     "a holder of a lease founds at once": Mutant(
         discovery, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first", LEASE
@@ -119,10 +104,7 @@ MUTANTS = {
         membership, "_accept", "accepted=(*kept, (proposal, place))", "accepted=((proposal, place),)"
     ),
     "nodes that ended before a round was known live on": Mutant(
-        coordination, "_change_nodes", "[*ended.values(), *closed,", "[*ended.values(),"
-    ),
-    "a proposal waits for a member that runs workers": Mutant(
-        coordination, "_can_accept", "state is None or state.phase != IDLE", "state is None", ONLY_ONE
+        coordination, "_change_nodes", "[*job.ended.values(), *closed,", "[*job.ended.values(),"
     ),
 }
 

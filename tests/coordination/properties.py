@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from elastic_run.core.job import membership
 from elastic_run.core.job.documents import IDLE
 from elastic_run.core.job.state import HALTING, RUNNING, WARNED
-from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
+from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE, list_dead
 from tests.coordination.lease_store import TIME_TO_LIVE
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.coordination import Coordination
-    from elastic_run.core.job.coordination_state import Proposed
     from elastic_run.core.job.documents import NodeState, Round
+    from elastic_run.core.job.state import Job, Proposed
     from tests.coordination.agent import Agent
     from tests.coordination.world import World
 
@@ -34,18 +33,18 @@ class Started(NamedTuple):
 
 
 # --- a coordinator starts a round ------------------------------------------------------------------------------------
-def check_started(world: World, agent: Agent, coordination: Coordination, proposed: Proposed) -> None:
+def check_started(world: World, agent: Agent, coordination: Job, proposed: Proposed) -> None:
     """Check what must hold when the first `start` of a round is sent."""
     started = coordination.round
     assert started is not None
-    members = tuple(sorted(proposed.members))
+    members = tuple(sorted(proposed.proposals))
     world.say("START", agent.name, started.round_id, members)
     last = next((one for one in reversed(world.started) if one.round.root == started.root), None)
     parents = {one.parent for one in proposed.proposals.values()}
     if parents == {None} and any(one.round.coordinator == agent.name for one in world.started):
         message = f"fork: {agent.name} founds the job again with {started.round_id}"
         raise BrokenPropertyError(message)
-    if parents == {None} and world.choice == MAJORITY:
+    if parents == {None} and world.choice != ONLY_ONE:
         _check_founding(world, agent, started)
     if world.choice == MAJORITY and last is not None:
         _check_follows(coordination, started, members, last)
@@ -61,19 +60,25 @@ def check_started(world: World, agent: Agent, coordination: Coordination, propos
 
 
 def _check_founding(world: World, agent: Agent, started: Round) -> None:
-    """No agent at another endpoint that can be asked knows of a round."""
+    """No agent at another endpoint that can be asked knows of a round; with a lease no agent that could have come."""
     old = {one.round for one in world.started if one.at < world.now - 5.0}
     for other in world.living.values():
-        ways = (world.way(agent.host, other.host), ("stands", agent.name), ("stands", other.name))
-        is_asked = (
-            other.discovery.own and other.verdict is None and all(world.was_well(way, world.now - 15.0) for way in ways)
-        )
+        ways = [world.way(agent.host, other.host), ("stands", agent.name), ("stands", other.name)]
+        is_asked, since = bool(other.discovery.own), world.now - 15.0
+        if world.choice == LEASE:
+            ways += [("store", agent.host), ("store", other.host)]
+            # A coordinator that lives keeps its nodes where it does not hear of the lease's new holder.
+            older = [] if other.member.started is None else [other.member.started.coordinator]
+            older += [] if other.link is None else [other.link.host.name]
+            is_asked = all(not world.agents[name].is_alive or name == agent.name for name in older)
+            since = world.now - 2 * TIME_TO_LIVE / 0.9 - 8.0
+        is_asked = is_asked and other.verdict is None and all(world.was_well(way, since) for way in ways)
         if is_asked and other.member.started in old:
             message = f"fork: {agent.name} founds {started.round_id}, {other.name} knows {other.member.started}"
             raise BrokenPropertyError(message)
 
 
-def _check_follows(coordination: Coordination, started: Round, members: tuple[str, ...], last: Started) -> None:
+def _check_follows(coordination: Job, started: Round, members: tuple[str, ...], last: Started) -> None:
     """More than half of the seats of the round before are in this one, or have ended in its coordinator's hands.
 
     A coordinator that was stopped may send the `start` of an older round late, which its members have accepted before
@@ -82,17 +87,17 @@ def _check_follows(coordination: Coordination, started: Round, members: tuple[st
     if started.order < last.round.order and 2 * len(set(members) & set(last.members)) > len(members):
         return
     coordinator = last.round.coordinator
-    seats = set(last.members) - ({coordinator} & coordination.knowledge.dead)
+    seats = set(last.members) - ({coordinator} & list_dead(coordination))
     if 2 * len(seats & {*members, *coordination.ended}) <= len(seats):
         message = f"fork: {coordination.promise} {members} does not follow {last.round.round_id} {last.members}"
         raise BrokenPropertyError(message)
 
 
-def check_ends(world: World, before: Coordination, after: Coordination) -> None:
+def check_ends(world: World, before: Job, after: Job) -> None:
     """Check that a round has ended on the members of which its coordinator thinks so, when it halts or settles it."""
-    for name in [one.node for one in before.job.members if one.node in after.job.nodes and one.node in after.here]:
+    for name in [one.node for one in before.members if one.node in after.nodes and one.node in after.here]:
         node = world.agents[name]
-        is_behind = after.job.phase not in ACTIVE or after.job.nodes[name].outcome
+        is_behind = after.phase not in ACTIVE or after.nodes[name].outcome
         started = node.member.started
         has_ended = started is not None and before.round is not None and started.order >= before.round.order
         is_idle = node.member.phase == IDLE or started != before.round
@@ -154,11 +159,11 @@ def is_settled(world: World) -> bool:
         return True
     for agent in living:
         coordination = agent.coordination
-        if coordination is None or coordination.round is None or coordination.job.phase != RUNNING:
+        if coordination is None or coordination.round is None or coordination.phase != RUNNING:
             continue
         everyone = world.agents.values()
         members = [one for one in everyone if one.runs == coordination.round or one.has_done(coordination.round)]
-        if len(members) == coordination.round.size and not coordination.job.has_lost:
+        if len(members) == coordination.round.size and not coordination.has_lost:
             return True
     return False
 

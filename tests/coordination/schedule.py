@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_run.core.job.coordination import BROKEN
+from elastic_run.core.job.state import BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +25,22 @@ class Schedule:
         self.world = world
         self.end = end
         pick = world.random
-        #: The mean of seconds between two faults at any time, and how often one comes when a round is proposed or
-        #: started: in some jobs most faults come at any time, in some at these moments, in some rivals meet.
-        self.pause, self.danger, has_rivals = pick.choice(
-            ((3.0, 0.0, False), (10.0, 0.3, False), (40.0, 0.7, False), (40.0, 0.3, True), (1000.0, 0.0, True))
+        any_kind: tuple[Callable[..., None], ...] = (self.kill, self.isolate, self.isolate, self.freeze, self.reset)
+        any_kind += (self.move, self.split, self.deafen)
+        self.turn_kinds: tuple[Callable[..., None], ...]
+        #: The mean of seconds between two faults at any time; how often one comes when a round is proposed or started,
+        #: and which. In some jobs most faults come at any time, in some at these moments, in some rivals meet, and in
+        #: some nodes go from one rival to the other as soon as one of them proposes, or a start is lost for all.
+        self.pause, self.danger, has_rivals, self.turn_kinds = pick.choice(
+            (
+                (3.0, 0.0, False, any_kind),
+                (10.0, 0.3, False, any_kind),
+                (40.0, 0.7, False, any_kind),
+                (40.0, 0.3, True, any_kind),
+                (1000.0, 0.0, True, any_kind),
+                (1000.0, 0.9, True, (self.move,)),
+                (20.0, 0.5, False, (self.lose_start,)),
+            )
         )
         world.at_turn = self._disturb_turn
         world.after(pick.expovariate(1 / self.pause), self._act, self._disturb)
@@ -59,18 +71,17 @@ class Schedule:
         world, pick = self.world, self.world.random
         if world.now >= self.end or pick.random() >= self.danger:
             return
-        kinds = (self.kill, self.isolate, self.isolate, self.freeze, self.reset, self.move, self.split, self.deafen)
         # Orders and answers are on their way for this long.
         delay = pick.choice((0.0, 0.001, 0.02, 0.1, 0.3, 1.0)) * pick.random()
-        world.after(delay, self._act, pick.choice(kinds), agent)
-        if pick.random() < 0.6:
+        world.after(delay, self._act, pick.choice(self.turn_kinds), agent)
+        if pick.random() < 0.6 and self.lose_start not in self.turn_kinds:
             world.after(delay + pick.choice((0.5, 3.0, 8.0, 20.0)), self._act, self.heal)
         if pick.random() < 0.3:
             world.after(delay + pick.choice((0.1, 2.0, 9.0)), self._act, self.boot)
 
-    def _act(self, fault: Callable[..., None], *agent: Agent) -> None:
+    def _act(self, fault: Callable[..., None], *arguments: object) -> None:
         if self.world.now < self.end:
-            fault(*agent)
+            fault(*arguments)
 
     # --- kinds of faults ---------------------------------------------------------------------------------------------
     def _pick(self) -> Agent | None:
@@ -139,6 +150,20 @@ class Schedule:
                 if other != agent.host:
                     world.add_cut(*((other, agent.host) if is_deaf else (agent.host, other)))
             world.say("deaf" if is_deaf else "mute", agent.name)
+
+    def lose_start(self, agent: Agent | None = None) -> None:
+        """Cut all hosts from each other; after a while let a coordinator meet some of the others alone."""
+        world, pick = self.world, self.world.random
+        pairs = {(one, other) for one in range(world.hosts) for other in range(world.hosts) if one != other}
+        for one, other in sorted(pairs):
+            world.add_cut(one, other)
+        if agent is not None:
+            side = {host for host in range(world.hosts) if host == agent.host or pick.random() < 0.4}
+            met = {(one, other) for one, other in pairs if {one, other} <= side}
+            calm = pick.uniform(25.0, 60.0)
+            world.after(calm, self._act, world.heal, met)
+            world.after(calm + pick.uniform(5.0, 40.0), self._act, world.heal)
+            world.say("lost start", agent.name, side)
 
     def heal(self) -> None:
         """Mend the network, sometimes a part of it."""

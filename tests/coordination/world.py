@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import discovery as discovering
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, Closed, Coordination, Said
 from elastic_run.core.job.discovery import LEASE_STORE, REFUSES, Answer
 from elastic_run.core.job.documents import RUNS, NodeState, Order, Round
-from elastic_run.core.job.membership import OrderRead
-from elastic_run.core.job.node_events import CutOff
+from elastic_run.core.job.membership import CutOff, OrderRead
+from elastic_run.core.job.state import BROKEN, ENDED, SILENT, Closed, Job, Said
 from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from tests.coordination.agent import Agent
@@ -73,7 +72,7 @@ class World:
         self.hosts = pick.choice((2, 3, 3, 4, 5, 6))
         self.endpoints = pick.randint(2, min(3, self.hosts)) if self.choice == MAJORITY else 1
         self.addresses = (LEASE_STORE,) if self.choice == LEASE else tuple(f"e{i}" for i in range(self.endpoints))
-        largest = self.hosts + pick.choice((-1, 0, 0, 0, 1, 1))
+        largest = max(1, self.hosts + pick.choice((-2, -1, 0, 0, 0, 1, 1)))
         self.config = JobConfig(
             min_nodes=pick.randint(1, min(largest, self.hosts)),
             max_nodes=largest,
@@ -145,7 +144,7 @@ class World:
         if at is not None:
             self.after(max(0.001, (at - agent.clock) / agent.rate + 0.001), self.ring, agent, agent.coordination)
 
-    def ring(self, agent: Agent, since: Coordination) -> None:
+    def ring(self, agent: Agent, since: Job) -> None:
         self.wake(agent, lambda: agent.coordinate([]) if agent.coordination is since else None)
 
     # --- hosts -------------------------------------------------------------------------------------------------------
@@ -385,4 +384,4 @@ class World:
 
 def phase_of(agent: Agent) -> str:
     """Return the phase of the job that an agent coordinates, for messages."""
-    return "-" if agent.coordination is None else agent.coordination.job.phase
+    return "-" if agent.coordination is None else agent.coordination.phase

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.core.job.config import Window
-from elastic_run.core.job.coordination import ENDED, SILENT, next_at
-from elastic_run.core.job.node_events import Leaving, WorkersFailing
-from elastic_run.core.job.state import WARNED
-from elastic_run.core.protocol.facts import ErrorCount, NodeEnds, StuckRank
-from elastic_run.core.protocol.outcomes import DIED
+from elastic_run.core.job.coordination import next_at
+from elastic_run.core.job.documents import ErrorCount, NodeEnds, StuckRank
+from elastic_run.core.job.membership import Leaving, WorkersFailing
+from elastic_run.core.job.restart_policy import DIED
+from elastic_run.core.job.state import ENDED, SILENT, WARNED
 from elastic_run.records import replace
 from tests.support.sessions import plain_config
 from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.coordination import Coordination
+    from elastic_run.core.job.documents import Assignment
     from elastic_run.core.job.membership import Member
-    from elastic_run.core.job.node_events import Assignment
     from elastic_run.core.job.state import Job
 
 SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))
@@ -83,7 +82,7 @@ class Player:
     def _begin(config: JobConfig) -> SmallJob:
         job = SmallJob()
         job.config, job.now, job.jitter = config, 0.0, 0.5
-        job.state = replace(job.state, since=0.0, job=replace(job.state.job, since=0.0))
+        job.state = replace(job.state, since=0.0)
         return job
 
     def play(self, script: str) -> str:
@@ -105,10 +104,10 @@ class Player:
         after = job.state
         for name in [name for name, member in job.members.items() if member.is_over and after.end is None]:
             job.close(name)  # it was refused, and goes
-        self.lines.append("  ".join([f"    {after.job.phase}", *_list_decisions(before, after)]))
+        self.lines.append("  ".join([f"    {after.phase}", *_list_decisions(before, after)]))
         if after.round is not before.round:
             places = [(name, one.place) for name, one in job.members.items() if one.started == after.round]
-            self.lines += _describe_places(after.job, [(name, place) for name, place in places if place is not None])
+            self.lines += _describe_places(after, [(name, place) for name, place in places if place is not None])
         wake = next_at(job.state, job.now)
         if wake is not None:
             self.lines.append(f"      wakes at {wake:g}")
@@ -121,7 +120,7 @@ class Player:
             info = {name: values.pop(word) for word, name in _INFO.items() if word in values}
             job.add(node, config=replace(job.config, **values), **info)
         elif kind == "failing":
-            job.feed(node, WorkersFailing(job.state.job.round, "consequence" in words))
+            job.feed(node, WorkersFailing(job.state.number, "consequence" in words))
         elif kind == "ready":
             report = {name: values[name] for name in _REPORT if name in values}
             details = {"verdict": values.get("verdict", ""), "detail": values.get("detail", "")}
@@ -129,7 +128,9 @@ class Player:
         elif kind == "leave" and words[2] == DIED:
             job.close(node, ENDED, values.get("detail", ""))
         elif kind == "leave" and node not in job.members:
-            job.move(node, replace(job.make_member(node, job.config), leaving=(words[2], values.get("detail", ""))))
+            job.move(
+                node, replace(job.make_member(node, job.config), leaving=Leaving(words[2], values.get("detail", "")))
+            )
         elif kind == "leave":
             job.feed(node, Leaving(words[2], values.get("detail", "")))
         elif kind == "silent":
@@ -140,20 +141,20 @@ class Player:
             job.move(node, self._silent.pop(node))
 
 
-def _list_decisions(before: Coordination, after: Coordination) -> list[str]:
+def _list_decisions(before: Job, after: Job) -> list[str]:
     """Return what was decided between two states."""
-    told = [_describe("Refuse", one) for one in after.job.refusals if one not in before.job.refusals]
+    told = [_describe("Refuse", one) for one in after.refusals if one not in before.refusals]
     if after.halt is not None and after.halt is not before.halt:
-        told.append(_describe("Halt", after.halt))
+        told.append(_describe("Halt", after.halt).replace("(", f"(round={after.number}, ", 1))
     if after.round is not None and after.round is not before.round:
-        size = sum(member.node_info.local_world_size for member in after.job.members)
+        size = sum(member.node_info.local_world_size for member in after.members)
         started = after.round
         told.append(
             f"Form(round={started.number}, restart_count={started.restart_count}, nodes={started.size}, "
             f"world_size={size})"
         )
-    if after.job.phase == WARNED != before.job.phase:
-        told.append(f"Warn(round={after.job.round})")
+    if after.phase == WARNED != before.phase:
+        told.append(f"Warn(round={after.number})")
     if after.end is not None and before.end is None:
         told.append(_describe("End", after.end))
     return told

@@ -38,7 +38,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
         monkeypatch.delenv(name)
     monkeypatch.setattr("elastic_run.cli.config.own_interpreter", lambda: _PYTHON)
     monkeypatch.setattr("elastic_run.rendezvous.addresses.find_outward_address", lambda: "10.0.0.7")
-    monkeypatch.setattr("elastic_run.store.tcpstore.worker_store.choose_loopback", lambda: ("localhost", ()))
+    monkeypatch.setattr("elastic_run.store.worker_store.choose_loopback", lambda: ("localhost", ()))
     monkeypatch.setattr("os.isatty", lambda _: False)
     monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: None)
     return monkeypatch

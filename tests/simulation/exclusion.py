@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.job.documents import NodeInfo, Promise, StoreAddress
 from elastic_run.core.job.exclusion import judge, note_incident
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Node, Root, Seat
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.records import replace
 
 HOUR = 3600.0
@@ -73,7 +74,9 @@ def begin(setting: Setting) -> tuple[Job, JobConfig]:
     names = [f"n{number}" for number in range(setting.nodes)]
     config = JobConfig(min_nodes=1, max_nodes=setting.nodes, exclude_after=setting.window)
     nodes = {name: Node(name, NodeInfo(name, 1, 1), StoreAddress("h", 1), 1, 0.0) for name in names}
-    return Job(config=config, nodes=MappingProxyType(nodes), seats=tuple(map(Seat, names))), config
+    return Job(
+        Promise(), ONLY_ONE, 0.0, config=config, nodes=MappingProxyType(nodes), seats=tuple(map(Seat, names))
+    ), config
 
 
 def play(

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from elastic_run.core.diagnosis import hang
-from elastic_run.core.diagnosis.hang import HangWatch, Look, Signs
-from elastic_run.core.diagnosis.stacks import Place
+from elastic_run.core.failure import hang
+from elastic_run.core.failure.hang import HangWatch, Look, Signs
+from elastic_run.core.failure.stacks import Place
 
 RANKS = 4
 #: Shortest and longest of each pause in seconds, where the timeout is 300.

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
-from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store import wire
+from elastic_run.store.client import StoreClient
+from elastic_run.store.wire import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ import resource, sys
 space, measure = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (space, space))
 from elastic_run.loop import Loop
-from elastic_run.store.tcpstore import server
-from elastic_run.store.tcpstore.listener import open_listener
+from elastic_run.store import server
+from elastic_run.store.worker_store import open_listener
 server.measure = lambda hosts: measure
 with Loop() as loop:
     listener = open_listener()

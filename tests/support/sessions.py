@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_run.core.job.config import JobConfig, NodeConfig
-from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.core.job.documents import NodeInfo, StoreAddress
+from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 from elastic_run.records import replace
 from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.events import Lost, Notice, Setup
 from elastic_run.rendezvous.handler import ElasticRendezvousHandler, open_session
-from elastic_run.store.tcpstore.listener import open_listeners
+from elastic_run.store.worker_store import open_listeners
 from tests.support.wait import DEADLINE, DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from elastic_run.core.job.node_events import Assignment
+    from elastic_run.core.job.documents import Assignment
     from elastic_run.rendezvous.events import SessionEvent
     from elastic_run.rendezvous.session import Session
 

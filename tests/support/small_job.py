@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_run.core.job import coordination as coordinating
-from elastic_run.core.job import coordination_state, membership
+from elastic_run.core.job import membership
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.coordination import ENDED, Closed, Coordination, MayFound, Said
-from elastic_run.core.job.documents import Promise
-from elastic_run.core.job.membership import Member, OrderRead
-from elastic_run.core.job.node_events import WorkersGone
+from elastic_run.core.job.documents import NodeInfo, Promise, RoundEnd, StoreAddress
+from elastic_run.core.job.membership import Member, OrderRead, WorkersGone
+from elastic_run.core.job.state import ENDED, Closed, Job, MayFound, Said
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
 from elastic_run.records import replace
 
 if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.job.documents import NodeState, Order
+    from elastic_run.core.job.state import Event
 
 
 class SmallJob:
@@ -34,7 +33,7 @@ class SmallJob:
         self.config = JobConfig(**{"min_nodes": 2, "max_nodes": 2, "last_call_timeout": 0.0, **config})
         self.now = 100.0
         self.jitter = 0.0
-        self.state: Coordination = coordinating.begin(Promise(term, "a"), choice, self.now)
+        self.state = Job(Promise(term, "a"), choice, self.now)
         if choice != MAJORITY:
             self.state = coordinating.decide(self.state, [MayFound()], now=self.now)
         self.members: dict[str, Member] = {}
@@ -78,7 +77,7 @@ class SmallJob:
         assert started is not None
         details = {key: report.pop(key) for key in ("verdict", "detail", "ends") if key in report}
         store = replace(self.members[name].store_address, port=self.members[name].store_address.port + 1)
-        self._feed(name, WorkersGone(started.number, outcome, store, report or None, **details))
+        self._feed(name, WorkersGone(started.number, RoundEnd(outcome, report or None, **details), store))
 
     def close(self, name: str, how: str = ENDED, detail: str = "", *, returns: bool = False) -> None:
         """End a node's connection; a node that returns opens another one at once."""
@@ -93,7 +92,7 @@ class SmallJob:
         self.now += seconds
         self.decide()
 
-    def decide(self, *events: coordination_state.Event) -> None:
+    def decide(self, *events: Event) -> None:
         """Let the coordinator take in events."""
         self.state = coordinating.decide(self.state, events, now=self.now, jitter=self.jitter)
         self.exchange()

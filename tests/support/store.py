@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.loop import Loop
+from elastic_run.store import wire
 from elastic_run.store.errors import GARBAGE, UNKNOWN
-from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.listener import open_listener
-from elastic_run.store.tcpstore.memory_store import MemoryStore
-from elastic_run.store.tcpstore.server import StoreServer
+from elastic_run.store.memory_store import MemoryStore
+from elastic_run.store.server import StoreServer
+from elastic_run.store.worker_store import open_listener
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -218,5 +218,5 @@ def bench() -> Iterator[Bench]:
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Give servers a small measure, for tests that pass it: returns its bytes."""
     measure = 32 << 20
-    monkeypatch.setattr("elastic_run.store.tcpstore.server.measure", lambda _: measure)
+    monkeypatch.setattr("elastic_run.store.server.measure", lambda _: measure)
     return measure

@@ -11,8 +11,7 @@ import pytest
 from elastic_run.agent import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions
 from elastic_run.contract import ENV_HEARTBEAT_FILE
-from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.config import AgentConfig, JobConfig
 from elastic_run.multiprocessing.output.logs import LogsDest
 from elastic_run.multiprocessing.process import subreaper
 from elastic_run.rendezvous.registry import LocalRendezvousHandler

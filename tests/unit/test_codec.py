@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from elastic_run.core.job import codec
+from elastic_run.core.job.codec import MessageError, decode, encode, from_document, to_document
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.documents import NodeState, RoundEnd
-from elastic_run.core.protocol import codec
-from elastic_run.core.protocol.codec import MessageError, decode, encode, from_document, to_document
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.core.job.documents import NodeInfo, NodeState, RoundEnd, StoreAddress
 from elastic_run.records import replace
 
 STATE = NodeState("n", NodeInfo("h", 1, 2), JobConfig(1, 2), StoreAddress("h", 1), known_round=3)

@@ -6,24 +6,48 @@ import pytest
 
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import membership
+from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.job.config import JobConfig, Window
-from elastic_run.core.job.coordination import BROKEN, SILENT, Closed, LeaseRenewed, MayFound, Said, StepDown
+from elastic_run.core.job.coordination import LARGEST_MEMORY, write_memory
 from elastic_run.core.job.documents import (
-    LARGEST_MEMORY,
+    ErrorCount,
+    NodeEnds,
     NodeState,
     Order,
     Promise,
     Proposal,
     Round,
     RoundEnd,
-    write_memory,
+    StoreAddress,
 )
-from elastic_run.core.job.membership import OrderRead, Search, make_state
-from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Leaving, Refused, Settled, WorkersFailing
-from elastic_run.core.job.state import GATHERING, HALTING, PAUSING, RUNNING, Job
-from elastic_run.core.job.succession import LEASE, MAJORITY, Knowledge, describe_majority
-from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
-from elastic_run.core.protocol.facts import ErrorCount, NodeEnds, StoreAddress
+from elastic_run.core.job.membership import (
+    CutOff,
+    Ended,
+    Formed,
+    Halted,
+    Leaving,
+    OrderRead,
+    Refused,
+    Search,
+    Settled,
+    WorkersFailing,
+    make_state,
+)
+from elastic_run.core.job.state import (
+    BROKEN,
+    GATHERING,
+    HALTING,
+    PAUSING,
+    RUNNING,
+    SILENT,
+    Closed,
+    Job,
+    LeaseRenewed,
+    MayFound,
+    Said,
+    StepDown,
+)
+from elastic_run.core.job.succession import LEASE, MAJORITY, describe_majority
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 
@@ -45,7 +69,7 @@ def test_a_round_forms_and_succeeds() -> None:
     places = [one.assignment for name in "ab" for one in job.commands[name] if isinstance(one, Formed)]
     assert [(place.group_rank, place.world_size, place.master.host) for place in places] == [(0, 2, "a"), (1, 2, "a")]
     job.end("a", "done")
-    assert job.state.job.phase == RUNNING
+    assert job.state.phase == RUNNING
     job.end("b", "done")
     assert _end(job, "b").end.verdict == "success"
     assert coordinating.next_at(job.state, job.now) is None
@@ -66,7 +90,7 @@ def test_a_failure_restarts_all_nodes_and_uses_the_budget() -> None:
     job.end("b", "failed", ends=NodeEnds(1, errors=(ErrorCount(1, 1),) * 20), **_FAILED)
     job.end("a", "stopped", **_FAILED)
     assert (_end(job, "a").end.verdict, _end(job, "a").end.exit_code) == ("worker_failed", 1)
-    assert len(job.state.job.attempts) == 1
+    assert len(job.state.attempts) == 1
 
 
 def test_a_restart_may_wait() -> None:
@@ -77,11 +101,11 @@ def test_a_restart_may_wait() -> None:
     for signature in ("x", "y"):
         job.end("b", "failed", **{**early, "signature": signature})
         job.end("a", "stopped")
-    assert job.state.job.phase == PAUSING
+    assert job.state.phase == PAUSING
     at = coordinating.next_at(job.state, job.now)
     assert at is not None
     job.wait(at - job.now)
-    assert job.state.job.phase == RUNNING
+    assert job.state.phase == RUNNING
 
 
 def test_a_killed_agent_is_lost_at_once_and_a_silent_one_after_the_lease() -> None:
@@ -89,10 +113,10 @@ def test_a_killed_agent_is_lost_at_once_and_a_silent_one_after_the_lease() -> No
     job = SmallJob(max_nodes=3)
     job.add("a", "b", "c")
     job.close("c", BROKEN, returns=True)
-    assert (job.state.job.phase, dict(job.state.away)) == (RUNNING, {})
+    assert (job.state.phase, dict(job.state.away)) == (RUNNING, {})
     job.close("c", BROKEN)
     job.wait(5.9)
-    assert job.state.job.phase == RUNNING
+    assert job.state.phase == RUNNING
     job.wait(0.2)
     assert _halts(job, "a") == [("loss", "c (silent for 6.0 s)")]
     job.end("a", "stopped")
@@ -121,7 +145,7 @@ def test_a_node_may_leave_before_it_is_known() -> None:
     job = SmallJob()
     state = make_state(SmallJob.make_member("a", job.config), job.now, is_first=True)
     job.decide(Said(replace(state, leaving="signal")))
-    assert not job.state.job.nodes
+    assert not job.state.nodes
 
 
 def test_a_node_that_has_left_counts_for_the_next_round() -> None:
@@ -135,7 +159,7 @@ def test_a_node_that_has_left_counts_for_the_next_round() -> None:
     job.end("a", "stopped")
     sizes = [command.assignment.group_world_size for command in job.commands["a"] if isinstance(command, Formed)]
     assert sizes == [3, 1]
-    assert describe_majority(job.state.knowledge, {"a"}) == ""
+    assert describe_majority(job.state) == ""
 
 
 def test_a_node_that_leaves_a_round_of_another_coordinator_is_lost() -> None:
@@ -144,8 +168,8 @@ def test_a_node_that_leaves_a_round_of_another_coordinator_is_lost() -> None:
     first.add("a", "b")
     second = SmallJob(LEASE, term=2)
     second.move("a", first.members["a"])
-    second.move("b", replace(first.members["b"], leaving=("signal", "")))
-    assert second.state.job.phase == HALTING
+    second.move("b", replace(first.members["b"], leaving=Leaving("signal")))
+    assert second.state.phase == HALTING
     assert second.state.halt is not None
     assert second.state.halt.detail == "b (was told to stop)"
 
@@ -156,8 +180,8 @@ def test_only_a_round_that_lacks_nodes_is_named() -> None:
     proposal = Proposal(later, 0, base, ("a",))
     member = SmallJob.make_member("a", JobConfig())
     state = replace(make_state(member, 0.0, is_first=True), node="a", started=base, accepted=(proposal,))
-    known = Knowledge(state.promise, {"a": state}, {})
-    assert describe_majority(known, {"a"}) == "1 of another round's 3 nodes are here, 2 are needed"
+    job = Job(state.promise, MAJORITY, 0.0, here={"a": state})
+    assert describe_majority(job) == "1 of another round's 3 nodes are here, 2 are needed"
 
 
 def test_nodes_that_differ_are_refused() -> None:
@@ -171,10 +195,10 @@ def test_nodes_that_differ_are_refused() -> None:
     assert "'other.py' here and 'train.py' in the job" in details[1]
     refused = job.members["b"]
     job.close("b", BROKEN)
-    assert [one.node for one in job.state.job.refusals] == ["c"]
+    assert [one.node for one in job.state.refusals] == ["c"]
     state = make_state(replace(refused, is_over=False), job.now, is_first=True)
     job.decide(Said(state))
-    assert [one.node for one in job.state.job.refusals] == ["c", "b"]
+    assert [one.node for one in job.state.refusals] == ["c", "b"]
 
 
 def test_a_refused_node_says_nothing_of_rounds() -> None:
@@ -192,7 +216,7 @@ def test_a_refused_node_says_nothing_of_rounds() -> None:
     assert coordinating.make_order(job.state, "stranger").phase == "refuse"
     assert (job.state.round, job.state.promise.term) == (None, 1)
     job.add("b")
-    assert job.state.job.phase == RUNNING
+    assert job.state.phase == RUNNING
 
 
 def test_a_job_that_nobody_is_in_begins_anew() -> None:
@@ -200,7 +224,7 @@ def test_a_job_that_nobody_is_in_begins_anew() -> None:
     job = SmallJob()
     job.add("a")
     job.close("a")
-    assert job.state.job.config is None
+    assert job.state.config is None
     assert coordinating.next_at(job.state, job.now) is None
 
 
@@ -245,7 +269,7 @@ def test_a_machine_that_fails_again_and_again_is_excluded() -> None:
     job.end("c", "failed", **_FAILED)
     job.end("a", "stopped")
     job.end("b", "stopped")
-    assert [one.reason for one in job.state.job.exclusions] != []
+    assert [one.reason for one in job.state.exclusions] != []
     job.add("d", machine="mc")
     assert any(isinstance(one, Refused) and one.verdict == "excluded" for one in job.commands["d"])
 
@@ -278,7 +302,7 @@ def test_a_new_coordinator_goes_on_with_the_round() -> None:
     second = SmallJob(LEASE, term=2)
     for name in "ab":
         second.move(name, first.members[name])
-    assert (second.state.job.phase, second.told("a")) == (RUNNING, [])
+    assert (second.state.phase, second.told("a")) == (RUNNING, [])
     first.decide(LeaseRenewed(first.now, 1))
     first.decide(Said(make_state(second.members["b"], 0.0, is_first=True)))
     assert first.state.is_over
@@ -296,7 +320,7 @@ def test_a_store_that_lost_its_data_hinders_nobody() -> None:
     second.decide(LeaseRenewed(second.now + 5.0, 3))
     for name in "ab":
         second.move(name, first.members[name])
-    assert (second.state.job.phase, second.state.promise.term, second.told("a")) == (RUNNING, 10, [])
+    assert (second.state.phase, second.state.promise.term, second.told("a")) == (RUNNING, 10, [])
 
 
 def test_a_failure_that_was_settled_counts_once() -> None:
@@ -306,7 +330,7 @@ def test_a_failure_that_was_settled_counts_once() -> None:
     first.end("b", "failed", **_FAILED)
     first.feed("a", CutOff(9.0))
     first.end("a", "stopped")
-    assert first.state.job.restart_count == 1
+    assert first.state.restart_count == 1
     second = SmallJob(LEASE, term=2, max_restarts=3, max_backoff=0.0)
     for name in "ab":
         member = first.members[name]
@@ -314,7 +338,7 @@ def test_a_failure_that_was_settled_counts_once() -> None:
             name, replace(member, accepted=(), started=first.state.round, phase="idle", ended=RoundEnd("stopped"))
         )
     second.wait(13.0)
-    assert second.state.job.restart_count == 1
+    assert second.state.restart_count == 1
 
 
 def test_the_members_of_the_last_round_are_awaited_for_two_leases() -> None:
@@ -324,7 +348,7 @@ def test_the_members_of_the_last_round_are_awaited_for_two_leases() -> None:
     second = SmallJob(LEASE, term=2)
     second.move("a", first.members["a"])
     second.wait(12.1)
-    assert second.state.job.phase == HALTING
+    assert second.state.phase == HALTING
 
 
 def test_a_job_with_several_endpoints_needs_more_than_half() -> None:
@@ -366,9 +390,9 @@ def test_a_coordinator_starts_nothing_after_its_lease() -> None:
     job.add("a", "b")
     assert (job.state.round, job.told("a")) == (None, [])
     job.decide(LeaseRenewed(job.now + 5.0, 3))
-    assert (job.state.promise, job.state.job.phase) == (Promise(3, "a"), RUNNING)
+    assert (job.state.promise, job.state.phase) == (Promise(3, "a"), RUNNING)
     job.wait(9.0)
-    assert job.state.job.phase == RUNNING
+    assert job.state.phase == RUNNING
 
 
 def test_a_job_whose_lease_is_never_renewed_says_so_at_its_end() -> None:
@@ -422,9 +446,9 @@ def test_a_node_may_bring_the_proof_that_the_last_coordinator_is_dead() -> None:
     first.add("a", "b")
     left = replace(first.members["b"], phase="idle", ended=RoundEnd("stopped"))
     for dead, is_awaited in (("", True), ("a", False)):
-        state = coordinating.begin(Promise(2, "n"), MAJORITY, 0.0)
+        state = Job(Promise(2, "n"), MAJORITY, 0.0)
         said = replace(make_state(left, 0.0, is_first=True, dead=dead), promise=state.promise)
-        seats = coordinating.decide(state, [Said(said)], now=0.0).job.seats
+        seats = coordinating.decide(state, [Said(said)], now=0.0).seats
         assert [seat.is_awaited for seat in seats] == [is_awaited, False]
 
 
@@ -434,12 +458,12 @@ def test_the_others_do_not_wait_again_for_a_silent_coordinator() -> None:
     first.decide(MayFound())
     first.add("a", "b", "c")
     states = [make_state(first.members[name], 0.0, is_first=True) for name in "bc"]
-    state = replace(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), silent="a")
+    state = Job(Promise(2, "b"), MAJORITY, 0.0, silent="a")
     state = coordinating.decide(state, [Said(states[0])], now=0.0)
-    assert state.job.phase == "running"
-    assert coordinating.decide(state, [Said(states[1])], now=0.0).job.phase == "halting"
-    both = replace(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), silent="x")
-    assert coordinating.decide(both, map(Said, states), now=0.0).job.phase == "running"
+    assert state.phase == "running"
+    assert coordinating.decide(state, [Said(states[1])], now=0.0).phase == "halting"
+    both = Job(Promise(2, "b"), MAJORITY, 0.0, silent="x")
+    assert coordinating.decide(both, map(Said, states), now=0.0).phase == "running"
 
 
 def test_a_proof_that_comes_later_ends_the_wait_for_the_last_coordinator() -> None:
@@ -448,10 +472,10 @@ def test_a_proof_that_comes_later_ends_the_wait_for_the_last_coordinator() -> No
     first.decide(MayFound())
     first.add("a", "b", "c")
     states = [make_state(first.members[name], 0.0, is_first=True) for name in "bc"]
-    state = coordinating.decide(coordinating.begin(Promise(2, "b"), MAJORITY, 0.0), map(Said, states), now=0.0)
-    assert (state.job.phase, state.job.is_awaiting) == (RUNNING, True)
+    state = coordinating.decide(Job(Promise(2, "b"), MAJORITY, 0.0), map(Said, states), now=0.0)
+    assert (state.phase, state.is_awaiting) == (RUNNING, True)
     state = coordinating.decide(state, [Said(replace(states[0], dead="a"))], now=0.0)
-    assert (state.job.phase, state.job.is_awaiting) == (HALTING, False)
+    assert (state.phase, state.is_awaiting) == (HALTING, False)
 
 
 def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:
@@ -468,7 +492,7 @@ def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:
     first.members["c"] = replace(first.members["c"], started=started, accepted=())
     first.exchange()
     assert first.state.round == started
-    assert "b" not in first.state.job.nodes
+    assert "b" not in first.state.nodes
 
 
 def test_the_nodes_whose_seats_are_needed_are_chosen_first() -> None:
@@ -495,7 +519,7 @@ def test_a_proposal_without_one_of_its_members_is_abandoned() -> None:
     job.end("a", "stopped")
     job.end("b", "stopped")
     job.end("c", "stopped")
-    assert job.state.job.phase in (GATHERING, RUNNING)
+    assert job.state.phase in (GATHERING, RUNNING)
 
 
 def test_a_seat_has_one_holder() -> None:
@@ -504,7 +528,7 @@ def test_a_seat_has_one_holder() -> None:
     job.add("a", "b")
     thief = replace(job.members["b"], node="thief")
     job.move("thief", thief)
-    assert not job.state.job.nodes["thief"].is_member
+    assert not job.state.nodes["thief"].is_member
     assert _halts(job, "thief")[-1][0] == "replaced"
 
 
@@ -514,7 +538,7 @@ def test_the_nodes_that_are_gone_are_bounded() -> None:
     job.add(*(f"n{number}" for number in range(260)))
     for number in range(260):
         job.close(f"n{number}")
-    assert len(job.state.job.gone) <= 256
+    assert len(job.state.gone) <= 256
 
 
 def test_documents_survive_the_network() -> None:
@@ -540,7 +564,7 @@ def test_a_spare_that_takes_a_lease_over_knows_the_round_that_began_without_it()
     first.add("a", "b", "spare")
     assert first.state.round is not None
     spare = first.members["spare"]
-    state = coordinating.begin(Promise(2, "spare"), LEASE, 0.0, dead="a")
+    state = Job(Promise(2, "spare"), LEASE, 0.0, dead="a")
     said = replace(make_state(spare, 0.0, is_first=True), promise=state.promise)
     state = coordinating.decide(state, [Said(said), MayFound()], now=0.0)
     assert (state.round, state.proposed) == (first.state.round, None)
@@ -552,7 +576,9 @@ def test_a_spare_that_takes_a_lease_over_knows_the_round_that_began_without_it()
 def test_a_memory_is_bounded() -> None:
     """Of many long causes the newest are kept."""
     attempts = tuple({"summary": "x" * 900, "number": number} for number in range(60))
-    memory = write_memory(Job(attempts=attempts), Round(1, 1, "a", "r", 1), edition=0, settled_round="", now=0.0)
+    memory = write_memory(
+        Job(Promise(), LEASE, 0.0, attempts=attempts), Round(1, 1, "a", "r", 1), edition=0, settled_round="", now=0.0
+    )
     assert len(encode(to_message(memory))) <= LARGEST_MEMORY
     assert memory.attempts[-1]["number"] == 59
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import EXIT_HUNG, HANG
-from elastic_run.core.diagnosis.stacks import STOPPED, Dump, Place, has_not_moved
 from elastic_run.core.failure import diagnose as kinds
 from elastic_run.core.failure.diagnose import Evidence, RecorderFinding, Rule, diagnose, find_stuck
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
-from elastic_run.core.protocol.facts import NodeEnds, StuckRank
+from elastic_run.core.failure.stacks import STOPPED, Dump, Place, has_not_moved
+from elastic_run.core.job.documents import NodeEnds, StuckRank
 from elastic_run.report import JobResult, render
 from elastic_run.report.failure_documents import describe_ends, read_places
 from tests.support.job_results import worker_end

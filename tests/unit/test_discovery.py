@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job import discovery as discovering
-from elastic_run.core.job.coordination import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
     COORDINATES,
     FIRST_RETRY,
@@ -27,6 +26,7 @@ from elastic_run.core.job.discovery import (
     Follow,
     WaitUntil,
 )
+from elastic_run.core.job.state import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.records import replace
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_run.agent.driver.event_recorder import open_recorder
-from elastic_run.core.agent.config import AgentConfig
+from elastic_run.core.job.config import AgentConfig
 from elastic_run.loop import Loop
 from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, EventWriter, find_mistake
 from elastic_run.report.history_page import find_failures

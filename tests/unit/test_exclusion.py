@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.core.job.config import Window
-from elastic_run.core.job.documents import Round, take_memory, write_memory
+from elastic_run.core.job.coordination import take_memory, write_memory
+from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
-from elastic_run.core.job.node_events import Leaving, Refused, WorkersFailing
+from elastic_run.core.job.membership import Leaving, Refused, WorkersFailing
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Root
+from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 
@@ -41,7 +43,7 @@ class Play:
     @property
     def job(self) -> Job:
         """The job, as its policy sees it."""
-        return self.small_job.state.job
+        return self.small_job.state
 
     @property
     def config(self) -> JobConfig:
@@ -75,7 +77,7 @@ class Play:
         """Let a worker of a node fail, and the round end; its report says more on request."""
         self.now += 60.0
         report = {"exit_code": code, "severity": severity, "signature": signature, "uptime": 99.0}
-        self.small_job.feed(name, WorkersFailing(self.job.round))
+        self.small_job.feed(name, WorkersFailing(self.job.number))
         for member in self.members:
             if member == name:
                 self.small_job.end_quietly(member, "failed", **{**report, "summary": f"{name} fails", **said})
@@ -269,7 +271,7 @@ def test_the_next_coordinator_knows_the_history() -> None:
     play.fail("b")
     play.fail("c", "another")
     memory = write_memory(play.job, Round(1, 1, "a", "r", 1), edition=0, settled_round="", now=play.now)
-    again = take_memory(Job(), replace(memory, age=10.0), play.now + 5010.0)
+    again = take_memory(Job(Promise(), ONLY_ONE, 0.0), replace(memory, age=10.0), play.now + 5010.0)
     assert again.incidents == tuple(replace(one, at=one.at + 5000.0) for one in play.job.incidents)
     assert again.exclusions == tuple(replace(one, at=one.at + 5000.0) for one in play.job.exclusions)
     assert len(again.incidents) == len(again.exclusions) == 1

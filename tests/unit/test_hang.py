@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.diagnosis import hang
-from elastic_run.core.diagnosis.hang import (
+from elastic_run.core.failure import hang
+from elastic_run.core.failure.hang import (
     NO_DETECTION,
     NOT_YET,
     HangWatch,
@@ -18,9 +18,9 @@ from elastic_run.core.diagnosis.hang import (
     describe_rank,
     join_nodes,
 )
-from elastic_run.core.diagnosis.stacks import Place
-from elastic_run.core.protocol.node_status import HANG as NODE_STATUS_HANG
-from elastic_run.core.protocol.node_status import is_sound
+from elastic_run.core.failure.stacks import Place
+from elastic_run.core.job.node_status import HANG as NODE_STATUS_HANG
+from elastic_run.core.job.node_status import is_sound
 from elastic_run.records import replace
 
 if TYPE_CHECKING:

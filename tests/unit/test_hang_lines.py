@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.hang import Stillness
-from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.core.failure.diagnose import RecorderFinding
+from elastic_run.core.failure.hang import Stillness
+from elastic_run.core.failure.stacks import Place
 from elastic_run.records import replace
 from elastic_run.report import stack_lines
 

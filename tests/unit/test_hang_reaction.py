@@ -12,9 +12,9 @@ from elastic_run.agent.driver.flight_recorder import FlightRecorder
 from elastic_run.agent.driver.hang_detection import Hang
 from elastic_run.agent.driver.hang_reaction import HangReaction
 from elastic_run.core.agent.messages import RoundFailed, WorkersHung
-from elastic_run.core.diagnosis.hang import Owner, Stillness
-from elastic_run.core.diagnosis.stacks import Place
 from elastic_run.core.failure.diagnose import RecorderFinding
+from elastic_run.core.failure.hang import Owner, Stillness
+from elastic_run.core.failure.stacks import Place
 from elastic_run.records import replace
 
 if TYPE_CHECKING:

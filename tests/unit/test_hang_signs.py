@@ -27,8 +27,8 @@ from elastic_run.agent.driver.hang_signs import (
     follow,
     sample_processes,
 )
-from elastic_run.core.diagnosis.hang import Stillness, describe_rank
-from elastic_run.core.diagnosis.stacks import Dump, Place
+from elastic_run.core.failure.hang import Stillness, describe_rank
+from elastic_run.core.failure.stacks import Dump, Place
 from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
 from tests.support.wait import wait_until
 

@@ -12,8 +12,8 @@ from elastic_run.agent.history import History
 from elastic_run.cluster import limits
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.documents import End
 from elastic_run.core.job.restart_policy import Failure
-from elastic_run.core.protocol.facts import End
 from elastic_run.report.failure_documents import encode_root_cause
 from tests.support.job_results import stopped, worker_end
 
@@ -44,7 +44,7 @@ def history() -> History:
 def test_a_cause_of_another_node_stands_before_the_ends_of_this_node(history: History) -> None:
     """All nodes report the same root cause."""
     root = worker_end(3, 7, host="gpu08")
-    history.add_verdict(End(1, "worker_failed", 7, root=encode_root_cause(root, Failure(7))))
+    history.add_verdict(End("worker_failed", 7, root=encode_root_cause(root, Failure(7))))
     assert history.root is not None
     assert (history.root.rank, history.root.host) == (3, "gpu08")
     assert [end.rank for end in history.ends] == [3, 0, 1]
@@ -54,14 +54,14 @@ def test_a_cause_of_this_node_is_the_end_that_it_knows(history: History) -> None
     """The document of the job has less of it than this node; the order of the ends stays."""
     own = worker_end(1, 7, stderr_tail=("a line",) * 30)
     history.ends = (*stopped(0), own)
-    history.add_verdict(End(1, "worker_failed", 7, root=encode_root_cause(own, Failure(7))))
+    history.add_verdict(End("worker_failed", 7, root=encode_root_cause(own, Failure(7))))
     assert history.root is own
     assert [end.rank for end in history.ends] == [0, 1]
 
 
 def test_a_job_that_has_succeeded_has_no_cause(history: History) -> None:
     """Nor an end without a worker."""
-    history.add_verdict(End(1, "success", 0))
+    history.add_verdict(End("success", 0))
     assert history.root is None
     assert history.ends == stopped(0, 1)
 

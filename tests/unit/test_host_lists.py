@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.core.job.host_lists import fold_clauses, fold_hosts, list_hosts
+from elastic_run.core.job.short_lists import fold_clauses, fold_hosts, list_hosts
 from elastic_run.schedulers.slurm_variables import parse_nodelist
 
 

@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "control",
         "diagnosis",
         "store.errors",
-        "store.tcpstore",
+        "store.worker_store",
         "timer",
         "rendezvous.api",
         "rendezvous.events",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from elastic_run.core.job.config import Window
-from elastic_run.core.job.node_events import Leaving
+from elastic_run.core.job.coordination import list_left_out
+from elastic_run.core.job.documents import Promise
+from elastic_run.core.job.membership import Leaving
+from elastic_run.core.job.restart_policy import UNHEALTHY
 from elastic_run.core.job.state import Job
-from elastic_run.core.job.wait_status import list_left_out
-from elastic_run.core.protocol.outcomes import UNHEALTHY
+from elastic_run.core.job.succession import ONLY_ONE
 from tests.unit.test_exclusion import Play
 
 
@@ -52,4 +54,4 @@ def test_an_unhealthy_node_is_listed_until_its_host_is_back() -> None:
 
 def test_a_job_that_has_not_begun_leaves_nobody_out() -> None:
     """Before the first node has joined there is no configuration."""
-    assert list_left_out(Job(), 0.0) == []
+    assert list_left_out(Job(Promise(), ONLY_ONE, 0.0), 0.0) == []

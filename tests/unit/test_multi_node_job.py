@@ -9,8 +9,8 @@ import pytest
 
 from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.core.agent import messages
-from elastic_run.core.job.node_events import Ended
-from elastic_run.core.protocol.facts import End
+from elastic_run.core.job.documents import End
+from elastic_run.core.job.membership import Ended
 from elastic_run.report import waiting
 
 
@@ -28,14 +28,14 @@ class _Node:
 @pytest.mark.parametrize(
     ("last_round", "end", "lines"),
     [
-        (3, End(1, "success", 0), []),
-        (3, End(1, "success", 0, "all have finished"), ["all have finished"]),
+        (3, End("success", 0), []),
+        (3, End("success", 0, "all have finished"), ["all have finished"]),
         (
             -1,
-            End(1, "success", 0, nodes=2),
+            End("success", 0, nodes=2),
             ["the job has ended with success; this node was a spare, the script never ran here: 2 nodes were enough"],
         ),
-        (-1, End(1, "worker_failed", 7, "a worker failed"), []),
+        (-1, End("worker_failed", 7, "a worker failed"), []),
     ],
 )
 def test_the_end_of_the_job_is_the_agents(last_round: int, end: End, lines: list[str]) -> None:
@@ -66,5 +66,5 @@ def test_one_line_shows_the_wait_until_it_ends(monkeypatch: pytest.MonkeyPatch) 
         node.job._show_wait(event)
     node.job._is_running = True
     node.job._show_wait(event)
-    node.job._take(Ended(End(1, "success", 0)))
+    node.job._take(Ended(End("success", 0)))
     assert shown == [("made",), (texts, True), (texts, True), (texts, False), ("end", None)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
+from elastic_run.core.job.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
 
 
 def document(**fields: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from elastic_run.cluster.torch_devices import find_torch_version
-from elastic_run.core.job.formation import describe_versions
-from elastic_run.core.protocol.facts import NodeInfo
+from elastic_run.core.job.documents import NodeInfo
+from elastic_run.core.job.round_steps import describe_versions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,8 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.agent import machine
-from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.agent.messages import Finish, RoundFailed
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.config import AgentConfig, JobConfig
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing.warm import messages, worker_pool
 from elastic_run.multiprocessing.warm.automatic_preload import choose_modules

@@ -16,7 +16,7 @@ from elastic_run.agent.driver.fault_injection import _find_child
 from elastic_run.agent.driver.watches import _is_uninterruptible
 from elastic_run.agent.driver.worker_readings import read_usage
 from elastic_run.diagnosis import doctor_host
-from elastic_run.store.tcpstore.listener import PortTakenError, find_port_owner
+from elastic_run.store.worker_store import PortTakenError, find_port_owner
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.timer_file import FileTimerRequest
 

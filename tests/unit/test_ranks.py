@@ -5,7 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.core.job.ranks import Candidate, WorkerRanks, assign_group_ranks, assign_worker_ranks, list_ranks
+from elastic_run.core.job.documents import NodeInfo, StoreAddress
+from elastic_run.core.job.ranks import WorkerRanks, assign_group_ranks, assign_worker_ranks
+from elastic_run.core.job.short_lists import list_ranks
+from elastic_run.core.job.state import Node
+
+_STORE = StoreAddress("h", 1)
+
+
+def _node(name: str, rank: int | None = None, preferred: int | None = None, location: str = "") -> Node:
+    info = NodeInfo(name, 1, 1, preferred_rank=preferred, location=location)
+    return Node(name, info, _STORE, arrived=1, arrived_at=0.0, rank=rank)
+
 
 _RANKS = st.none() | st.integers(-1, 7)
 
@@ -13,7 +24,7 @@ _RANKS = st.none() | st.integers(-1, 7)
 @given(st.lists(st.tuples(_RANKS, _RANKS), min_size=1, max_size=6))
 def test_group_ranks_are_dense_and_unique_and_wishes_are_heard(wishes: list[tuple[int | None, int | None]]) -> None:
     """Ranks run from 0 to the number of nodes; who comes first gets what it had, then what it prefers."""
-    candidates = [Candidate(f"n{index}", rank, preferred) for index, (rank, preferred) in enumerate(wishes)]
+    candidates = [_node(f"n{index}", rank, preferred) for index, (rank, preferred) in enumerate(wishes)]
     ranks = assign_group_ranks(candidates)
     assert list(ranks.values()) == list(range(len(wishes)))
     had = {rank for rank, _ in wishes if rank in range(len(wishes))}
@@ -22,20 +33,20 @@ def test_group_ranks_are_dense_and_unique_and_wishes_are_heard(wishes: list[tupl
     new = {preferred for rank, preferred in wishes if rank is None and preferred in range(len(wishes))}
     for preferred in new - had:
         holder = next(candidate for candidate in candidates if ranks[candidate.node] == preferred)
-        assert holder.preferred == preferred
+        assert holder.node_info.preferred_rank == preferred
 
 
 def test_the_rest_is_given_out_in_order_of_joining() -> None:
     """Nodes without a wish take the lowest free ranks, the first the lowest."""
-    ranks = assign_group_ranks([Candidate("a"), Candidate("b", rank=1), Candidate("c", preferred=0), Candidate("d")])
+    ranks = assign_group_ranks([_node("a"), _node("b", rank=1), _node("c", preferred=0), _node("d")])
     assert ranks == {"c": 0, "b": 1, "a": 2, "d": 3}
 
 
 def test_nodes_of_one_switch_are_neighbours() -> None:
     """Where locations are known, they order the nodes that have neither a rank nor a wish."""
     order = [("a", "s2/0"), ("b", "s1/1"), ("c", ""), ("d", "s2/2"), ("e", "s1/0")]
-    candidates = [Candidate(node, location=location) for node, location in order]
-    assert list(assign_group_ranks([*candidates, Candidate("f", rank=0)])) == ["f", "c", "e", "b", "a", "d"]
+    candidates = [_node(node, location=location) for node, location in order]
+    assert list(assign_group_ranks([*candidates, _node("f", rank=0)])) == ["f", "c", "e", "b", "a", "d"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=6))

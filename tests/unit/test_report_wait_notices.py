@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job.wait_status import WaitStatus
+from elastic_run.core.job.documents import WaitStatus
 from elastic_run.records import replace
 from elastic_run.rendezvous.events import Notice
 from elastic_run.report.waiting import NEW, WaitNotices

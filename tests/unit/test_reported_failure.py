@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from elastic_run.core.failure.root_cause import BARE_END
+from elastic_run.core.job.codec import encode
 from elastic_run.core.job.documents import RoundEnd
-from elastic_run.core.job.round_outcome import read_report
-from elastic_run.core.job.state import REMEMBERED, REMEMBERED_BYTES, remember
-from elastic_run.core.protocol.codec import encode
+from elastic_run.core.job.round_policy import REMEMBERED_BYTES, read_report, remember
+from elastic_run.core.job.state import REMEMBERED
 
 
 def _read(**report: Any) -> Any:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.agent.script_name import find_script_file, name_script, program_name
-from elastic_run.core.job.node_changes import describe_other_script, settle_script
-from elastic_run.core.protocol.facts import RoleScript, ScriptFile
+from elastic_run.core.job.documents import ScriptFile
+from elastic_run.core.job.membership import Refused
 from elastic_run.multiprocessing.process.interpreter import make_run_path_code
+from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,11 +99,11 @@ def test_what_has_no_file(words: list[str], tmp_path: Path, monkeypatch: pytest.
 
 def test_files_of_one_name() -> None:
     """They are one script where their path or their content is the same, and two where both differ."""
-    settled = settle_script((), RoleScript("default", "train.py", ScriptFile("/a/train.py", "1")))
-    for path, digest, is_same in (("/a/train.py", "2", True), ("/b/train.py", "1", True), ("/b/train.py", "2", False)):
-        own = RoleScript("default", "train.py", ScriptFile(path, digest))
-        said = describe_other_script(settled, own)
-        assert (said == "") is is_same
-        assert is_same or "is '/b/train.py' here and '/a/train.py' in the job" in said
-        assert (settle_script(settled, own) == settled) is is_same
-    assert not describe_other_script(settled, RoleScript("default", "train.py"))
+    job = SmallJob(max_nodes=9)
+    job.add("a", script="train.py", script_file=ScriptFile("/a/train.py", "1"))
+    for name, path, digest in (("b", "/a/train.py", "2"), ("c", "/b/train.py", "1"), ("d", "/b/train.py", "2")):
+        job.add(name, script="train.py", script_file=ScriptFile(path, digest))
+    job.add("e", script="train.py")
+    refused = {name: one for name, told in job.commands.items() for one in told if isinstance(one, Refused)}
+    assert list(refused) == ["d"]
+    assert "is '/b/train.py' here and '/a/train.py' in the job" in refused["d"].detail

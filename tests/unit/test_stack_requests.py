@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.diagnosis.stacks import STOPPED, Dump
+from elastic_run.core.failure.stacks import STOPPED, Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.diagnosis.stack_requests import StackRequests
 from elastic_run.loop import Loop

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_run import contract, worker_start
-from elastic_run.core.diagnosis.stacks import (
+from elastic_run.core.failure.stacks import (
     Dump,
     Frame,
     Group,

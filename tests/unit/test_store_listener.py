@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store.tcpstore import listener
+from elastic_run.store import worker_store as listener
 
 if TYPE_CHECKING:
     import _socket

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_run.store.errors import WireError
-from elastic_run.store.tcpstore.memory_store import MemoryStore, parse_integer
+from elastic_run.store.memory_store import MemoryStore, parse_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.store.tcpstore.memory_store import Waiter
+    from elastic_run.store.memory_store import Waiter
 
 
 class Calls:

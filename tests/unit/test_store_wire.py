@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_run.store import wire
 from elastic_run.store.errors import GARBAGE, UNKNOWN, WireError
-from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
-from elastic_run.store.tcpstore import wire
+from elastic_run.store.wire import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 
 OPENING = wire.encode_opening(7)
 MESSAGES: list[tuple[int, tuple[bytes | int, ...]]] = [

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.diagnosis.stacks import Dump, Place
-from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.core.failure.uncaught import (
+from elastic_run.core.failure.hang import (
     Uncaught,
     confirm,
     describe_survival,
@@ -14,6 +12,8 @@ from elastic_run.core.failure.uncaught import (
     place_last_words,
     read_uncaught,
 )
+from elastic_run.core.failure.root_cause import ExceptionText
+from elastic_run.core.failure.stacks import Dump, Place
 
 _ERROR = ExceptionText("ValueError", "shard 7", ("ValueError: shard 7",))
 _TOLD = Uncaught(3.5, _ERROR, (("ab", "loader"), ("cd", "sender")))

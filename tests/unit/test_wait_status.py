@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from elastic_run.core.job.coordination import BROKEN, MayFound
-from elastic_run.core.job.documents import RoundEnd
-from elastic_run.core.job.state import GATHERING, RUNNING
+from elastic_run.core.job.codec import from_document, to_message
+from elastic_run.core.job.coordination import describe_wait
+from elastic_run.core.job.documents import RoundEnd, WaitStatus
+from elastic_run.core.job.state import BROKEN, GATHERING, RUNNING, MayFound
 from elastic_run.core.job.succession import MAJORITY
-from elastic_run.core.job.wait_status import WaitStatus, describe_wait
-from elastic_run.core.protocol.codec import from_document, to_message
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 

@@ -11,10 +11,10 @@ import pytest
 
 from elastic_run.agent.driver import watches
 from elastic_run.agent.driver.watches import Watches
-from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.agent.messages import RoundHalted, WorkerStuck
-from elastic_run.core.diagnosis.hang import NO_DETECTION, NOT_YET
-from elastic_run.core.protocol.node_status import HANG, is_sound
+from elastic_run.core.failure.hang import NO_DETECTION, NOT_YET
+from elastic_run.core.job.config import AgentConfig
+from elastic_run.core.job.node_status import HANG, is_sound
 from tests.support.stream_bench import Clockwork
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.core.agent.config import AgentConfig
-from elastic_run.core.job.config import NodeConfig
+from elastic_run.core.job.config import AgentConfig, NodeConfig
 from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.multiprocessing.process.stack_pipe import is_possible
 from elastic_run.records import dataclass, field
 from elastic_run.signals import block_signals, signal_name, signal_number
-from elastic_run.store.tcpstore.listener import raise_descriptor_limit
+from elastic_run.store.worker_store import raise_descriptor_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.worker_readings import Usage
     from elastic_run.core.agent.messages import Command
-    from elastic_run.core.diagnosis.hang import Stillness
+    from elastic_run.core.failure.hang import Stillness
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.core.job.node_events import Assignment
+    from elastic_run.core.job.documents import Assignment
     from elastic_run.loop import Loop
     from elastic_run.report import JobResult
 

@@ -14,9 +14,9 @@ Of both the last words are shown only where the job hangs or is stopped; nothing
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stacks import is_in_shutdown, parse_stacks
+from elastic_run.core.failure.hang import describe_survival
+from elastic_run.core.failure.stacks import is_in_shutdown, parse_stacks
 from elastic_run.core.failure.traceback_text import parse_exception
-from elastic_run.core.failure.uncaught import describe_survival
 from elastic_run.multiprocessing.output.worker_output import SILENCE
 from elastic_run.report import lines
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stacks import Dump
     from elastic_run.core.failure.root_cause import ExceptionText
+    from elastic_run.core.failure.stacks import Dump
     from elastic_run.loop import Timer
 
 __all__ = ["FailedRanks", "find_last_words", "keep_last_words"]

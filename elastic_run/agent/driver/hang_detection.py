@@ -26,9 +26,9 @@ from elastic_run.agent.driver.hang_signs import (
     sample_processes,
 )
 from elastic_run.agent.driver.worker_readings import ask_gpu_use
-from elastic_run.core.diagnosis import hang
-from elastic_run.core.diagnosis.hang import NOT_YET, count_wait, describe_rank, join_nodes
-from elastic_run.core.protocol.node_status import HANG
+from elastic_run.core.failure import hang
+from elastic_run.core.failure.hang import NOT_YET, count_wait, describe_rank, join_nodes
+from elastic_run.core.job.node_status import HANG
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
     from elastic_run.cluster.devices import GpuUse
-    from elastic_run.core.diagnosis.hang import JobStillness, Owner, Stillness
-    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.hang import JobStillness, Owner, Stillness
+    from elastic_run.core.failure.stacks import Dump
     from elastic_run.loop import Timer
 
 #: Seconds that workers get for their stacks; a verdict waits for them.

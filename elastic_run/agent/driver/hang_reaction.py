@@ -12,8 +12,8 @@ import time
 
 from elastic_run import contract
 from elastic_run.core.agent import messages
-from elastic_run.core.diagnosis.stacks import FAILED, rank_suspicion
 from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, ExceptionText, WorkerEnd
+from elastic_run.core.failure.stacks import FAILED, rank_suspicion
 from elastic_run.report import stack_lines
 
 TYPE_CHECKING = False

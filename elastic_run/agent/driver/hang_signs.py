@@ -17,9 +17,8 @@ import os
 
 from elastic_run import contract
 from elastic_run.agent.driver.failed_ranks import find_last_words
-from elastic_run.core.diagnosis.hang import Look, Signs
-from elastic_run.core.diagnosis.stacks import find_place, parse_stacks
-from elastic_run.core.failure.uncaught import place_failed, place_last_words
+from elastic_run.core.failure.hang import Look, Signs, place_failed, place_last_words
+from elastic_run.core.failure.stacks import find_place, parse_stacks
 from elastic_run.multiprocessing.process.descendants import find_descendants
 from elastic_run.multiprocessing.process.process_table import list_running_threads, read_stat
 from elastic_run.records import dataclass, replace
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.stacks import Dump
 
 _TICK = os.sysconf("SC_CLK_TCK")
 #: Seconds without sleep in which a thread computes. A thread that polls sleeps sooner, also if it has to wait for a

@@ -16,11 +16,11 @@ from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
-from elastic_run.core.agent.config import FEW_NODES
-from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused, Warned
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
-from elastic_run.core.protocol.node_status import DRAIN, kind_of
-from elastic_run.core.protocol.outcomes import UNHEALTHY
+from elastic_run.core.job.config import FEW_NODES
+from elastic_run.core.job.documents import NodeInfo, StoreAddress
+from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.job.node_status import DRAIN, kind_of
+from elastic_run.core.job.restart_policy import UNHEALTHY
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.context import AgentOptions
     from elastic_run.agent.driver.round_join import RoundJoin
-    from elastic_run.core.job.node_events import Assignment
-    from elastic_run.core.protocol.facts import End, NodeEnds
+    from elastic_run.core.job.documents import Assignment, End, NodeEnds
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.process.guardian import Guardian
@@ -77,7 +76,7 @@ class MultiNodeJob:
         place: This node's place in the current round, or None before the first.
         halt: Why the job has stopped its last round, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
-        answer: Passes this node's answer to a question of `core.protocol.node_status` to a function, a bit later.
+        answer: Passes this node's answer to a question of `core.job.node_status` to a function, a bit later.
         unanswered: The calls of `answer` before the control socket is open, which answers them.
     """
 
@@ -193,7 +192,7 @@ class MultiNodeJob:
         )
 
     def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ask all nodes a question of `core.protocol.node_status`; `deliver` gets the answers, once, in the loop.
+        """Ask all nodes a question of `core.job.node_status`; `deliver` gets the answers, once, in the loop.
 
         A node that waits for a round, or is alone in its round, asks the other nodes only to drain one of them.
         """

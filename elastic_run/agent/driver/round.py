@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
-    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.hang import Uncaught
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.core.failure.uncaught import Uncaught
+    from elastic_run.core.failure.stacks import Dump
     from elastic_run.diagnosis.stack_requests import StackRequests
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.errors import ErrorFile
@@ -153,7 +153,7 @@ class Round:
         self._add_exit(local_rank, _Exit(time.time() - (now - at), at - self.started, _UNCAUGHT, was_stopped=False))
 
     def _take_uncaught(self, local_rank: int, text: str) -> None:
-        from elastic_run.core.failure.uncaught import read_uncaught
+        from elastic_run.core.failure.hang import read_uncaught
 
         told = read_uncaught(text)
         if told is not None and local_rank not in self.uncaught:
@@ -314,7 +314,7 @@ class Round:
 
     def _explain_failure(self, rank: int, found: ErrorFile) -> ErrorFile:
         """Complete the exception of a worker that has failed and lived on, and say for how long."""
-        from elastic_run.core.failure.uncaught import confirm, describe_survival
+        from elastic_run.core.failure.hang import confirm, describe_survival
         from elastic_run.report.lines import lived_on
 
         told, stopped_at = self.uncaught[rank], self.workers.stopped_at

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.store.errors import GARBAGE, UNKNOWN
-from elastic_run.store.tcpstore.worker_store import LOCALHOST, is_served_by_agent, open_worker_store
+from elastic_run.store.worker_store import LOCALHOST, is_served_by_agent, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.loop import Loop
-    from elastic_run.store.tcpstore.listener import PortTakenError
-    from elastic_run.store.tcpstore.worker_store import WorkerStore
+    from elastic_run.store.worker_store import PortTakenError, WorkerStore
 
 _SIZE_KEY = "elastic_run/size/{}"
 _RANKS_KEY = "elastic_run/place/{}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.stacks import Dump
 
 #: Seconds in which a second SIGQUIT stops the job.
 _TWICE = 2.0

@@ -25,15 +25,14 @@ from elastic_run.agent.plugin_calls import PluginCalls, close_part
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import KILL_LIMIT
-from elastic_run.core.job.restart_policy import CAUSE_WAIT
-from elastic_run.core.protocol.outcomes import FAILED, STOPPED
+from elastic_run.core.job.restart_policy import CAUSE_WAIT, FAILED, STOPPED
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian import GuardianKeeper
 from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import SIGINT, SIGTERM, restore_signals
-from elastic_run.store.tcpstore.listener import PortTakenError
+from elastic_run.store.worker_store import PortTakenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -257,7 +257,7 @@ class Watches:
 
     def describe_hang(self) -> dict[str, Any]:
         """Return what the other nodes need to know of this node's ranks to decide whether the job hangs."""
-        from elastic_run.core.diagnosis.hang import NO_DETECTION, NOT_YET
+        from elastic_run.core.failure.hang import NO_DETECTION, NOT_YET
 
         if self._hang is not None:
             return self._hang.answer()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.round import Round
     from elastic_run.cluster.devices import GpuUse
-    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.stacks import Dump
     from elastic_run.loop import Loop
 
 #: Bytes of a log file in which its last line is looked for.

@@ -11,7 +11,7 @@ from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.commands.jobs import ask_nodes
 from elastic_run.control.client import RUN_HELP, ask_all, find_job
-from elastic_run.core.diagnosis.stacks import Dump
+from elastic_run.core.failure.stacks import Dump
 from elastic_run.notices import UsageError, print_json, print_text, say
 from elastic_run.report.stack_lines import details, rank_lines, summary
 from elastic_run.report.text import ranks

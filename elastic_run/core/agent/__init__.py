@@ -2,7 +2,6 @@
 
 | module | what it holds |
 |---|---|
-| `config` | the settings of this node that concern no rendezvous, with their defaults |
 | `faults` | faults that a user asks for: which one, in which worker, when |
 | `machine` | the state machine of an agent: its table `TRANSITIONS`, `decide` |
 | `messages` | the machine's events and commands |

@@ -30,30 +30,19 @@ AGENT_ACTIONS = frozenset(("agent", "freeze", "port", "slow"))
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault.
+    """One fault."""
 
-    Args:
-        signal: The signal that the worker gets; 0 if there is an `action`.
-        after: Seconds from the start of the workers to the fault, at least.
-        before: Seconds from the start of the workers to the fault, at most; the seed chooses the moment.
-        rank: Global rank of the worker; None if the seed chooses the worker.
-        attempt: Number of restarts before it; None for every attempt.
-        pause: Seconds after which a stopped worker, or a frozen node, goes on; 0 for never.
-        seed: Decides all random choices.
-        action: The fault that the worker makes in its own process, one of `ACTIONS`, or the agent, one of
-            `AGENT_ACTIONS`; with a value behind `exit`, `import`, `port` and `slow`; or "".
-        is_for_child: Whether a child process of the worker gets the signal.
-    """
-
-    signal: int
-    after: float = 0.0
-    before: float = 0.0
-    rank: int | None = 0
-    attempt: int | None = 0
-    pause: float = 0.0
-    seed: int = 0
+    signal: int  # The signal that the worker gets; 0 if there is an `action`
+    after: float = 0.0  # Seconds from the start of the workers to the fault, at least
+    before: float = 0.0  # Seconds from the start of the workers to the fault, at most; the seed chooses the moment
+    rank: int | None = 0  # Global rank of the worker; None if the seed chooses the worker
+    attempt: int | None = 0  # Number of restarts before it; None for every attempt
+    pause: float = 0.0  # Seconds after which a stopped worker, or a frozen node, goes on; 0 for never
+    seed: int = 0  # Decides all random choices
+    #: The fault that the worker makes in its own process, one of `ACTIONS`, or the agent, one of `AGENT_ACTIONS`; with
+    #: a value behind `exit`, `import`, `port` and `slow`; or ""
     action: str = ""
-    is_for_child: bool = False
+    is_for_child: bool = False  # Whether a child process of the worker gets the signal
 
     @property
     def is_of_worker(self) -> bool:
@@ -63,26 +52,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """A fault of one attempt, with what the seed has chosen.
+    """A fault of one attempt, with what the seed has chosen."""
 
-    Args:
-        fault: The fault.
-        rank: Global rank of the worker.
-        delay: Seconds from the start of the workers.
-    """
-
-    fault: Fault
-    rank: int
-    delay: float
+    fault: Fault  # The fault
+    rank: int  # Global rank of the worker
+    delay: float  # Seconds from the start of the workers
 
 
 def plan_faults(faults: Sequence[Fault], *, attempt: int, world_size: int) -> list[PlannedFault]:
     """Return the faults of an attempt, without faults of ranks that the round does not have.
 
-    Args:
-        faults: All faults of the job, the same on each node.
-        attempt: Number of restarts so far.
-        world_size: Workers in the round.
+    `faults` are all of the job, the same on each node; `attempt` is the number of restarts so far.
     """
     planned = []
     for index, fault in enumerate(faults):

@@ -48,8 +48,20 @@ from elastic_run.core.agent.messages import (
     WorkersHung,
     WorkerStuck,
 )
-from elastic_run.core.job.restart_policy import CAUSE_WAIT, Failure, GiveUp, decide_restart, has_budget
-from elastic_run.core.protocol.outcomes import BY_SIGNAL, CANNOT_START, DONE, FAILED, STOPPED, UNHEALTHY, UNKILLABLE
+from elastic_run.core.job.restart_policy import (
+    BY_SIGNAL,
+    CANNOT_START,
+    CAUSE_WAIT,
+    DONE,
+    FAILED,
+    STOPPED,
+    UNHEALTHY,
+    UNKILLABLE,
+    Failure,
+    GiveUp,
+    decide_restart,
+    has_budget,
+)
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -84,42 +96,26 @@ class IllegalTransitionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What one agent knows.
+    """What one agent knows."""
 
-    Args:
-        config: The job's configuration.
-        local_world_size: Workers on this node.
-        forwarded: Signals that are passed on to the workers and stop nothing.
-        follows_job: Whether a job of several nodes decides what follows a round.
-        wait_limit: Seconds for which the cause is awaited where it may be a worker's that still runs.
-        running: Local ranks of the workers that run.
-        failures: Failed rounds, oldest first, as many as the pause depends on.
-        restart_times: Monotonic seconds of the restarts in the configuration's window.
-        stop_reason: Why the round is being stopped, or "".
-        signal: The signal that ends this agent, or None.
-        interrupts: SIGINTs so far.
-        start_failure: Why the round has no workers, or not all, or None.
-        ending: How the agent ends when its workers are gone, where that is known, or None.
-    """
-
-    config: JobConfig
-    local_world_size: int
-    forwarded: frozenset[int] = frozenset()
-    follows_job: bool = False
-    wait_limit: float = CAUSE_WAIT
+    config: JobConfig  # The job's configuration
+    local_world_size: int  # Workers on this node
+    forwarded: frozenset[int] = frozenset()  # Signals that are passed on to the workers and stop nothing
+    follows_job: bool = False  # Whether a job of several nodes decides what follows a round
+    wait_limit: float = CAUSE_WAIT  # Seconds for which the cause is awaited where it may be a worker's that still runs
     state: str = JOINING
     round: int = 0
-    running: frozenset[int] = frozenset()
-    failures: tuple[Failure, ...] = ()
-    restart_times: tuple[float, ...] = ()
+    running: frozenset[int] = frozenset()  # Local ranks of the workers that run
+    failures: tuple[Failure, ...] = ()  # Failed rounds, oldest first, as many as the pause depends on
+    restart_times: tuple[float, ...] = ()  # Monotonic seconds of the restarts in the configuration's window
     restart_count: int = 0
     awaits_cause: bool = False
-    stop_reason: str = ""
-    signal: int | None = None
-    interrupts: int = 0
+    stop_reason: str = ""  # Why the round is being stopped, or ""
+    signal: int | None = None  # The signal that ends this agent, or None
+    interrupts: int = 0  # SIGINTs so far
     is_hurried: bool = False
-    start_failure: RoundFailed | None = None
-    ending: Finish | None = None
+    start_failure: RoundFailed | None = None  # Why the round has no workers, or not all, or None
+    ending: Finish | None = None  # How the agent ends when its workers are gone, where that is known, or None
 
     def replace(self, **changes: Any) -> Agent:
         """Return a copy with some fields changed."""
@@ -131,15 +127,11 @@ Decision = tuple[Agent, tuple[Command, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What follows an event in a state.
+    """What follows an event in a state."""
 
-    Args:
-        react: Takes the agent, the event, monotonic seconds and the random number of `decide`.
-        after: The states that may follow.
-    """
-
+    #: Takes the agent, the event, monotonic seconds and the random number of `decide`
     react: Callable[[Agent, Any, float, float], Decision]
-    after: tuple[str, ...]
+    after: tuple[str, ...]  # The states that may follow
 
 
 def begin(agent: Agent) -> Decision:
@@ -148,19 +140,10 @@ def begin(agent: Agent) -> Decision:
 
 
 def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decision:
-    """Decide what follows an event.
+    """Return the agent after an event, and the commands to perform, in order.
 
-    Args:
-        agent: The agent.
-        event: The event.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1), for the pause before a restart.
-
-    Returns:
-        The agent after the event, and the commands to perform, in order.
-
-    Raises:
-        IllegalTransitionError: The event can't happen in this state.
+    `jitter` is a random number in [0, 1), for the pause before a restart. Raises `IllegalTransitionError` if the event
+    can't happen in this state.
     """
     if agent.state == ENDED or not _is_current(agent, event):
         return agent, ()

@@ -19,13 +19,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RoundFormed(Event):
-    """The rendezvous gave this node its place in a round.
+    """The rendezvous gave this node its place in a round."""
 
-    Args:
-        round: The job's number of the round, where there is a job of several nodes; else the agent's own.
-        restart_count: Restarts of the job so far, where the job counts them; None where this agent does.
-    """
-
+    #: Restarts of the job so far, where the job counts them; None where this agent does
     restart_count: int | None = None
 
 
@@ -39,17 +35,11 @@ class RoundFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited(Event):
-    """A worker ended by itself or because it was told to.
+    """A worker ended by itself or because it was told to."""
 
-    Args:
-        round: The agent's round.
-        local_rank: Its number on this node.
-        exitcode: Its exit code, or minus the number of the signal that ended it.
-        is_secondary: Whether it failed as workers do that lose a peer, so that another worker may be the cause.
-    """
-
-    local_rank: int
-    exitcode: int
+    local_rank: int  # Its number on this node
+    exitcode: int  # Its exit code, or minus the number of the signal that ended it
+    #: Whether it failed as workers do that lose a peer, so that another worker may be the cause
     is_secondary: bool = False
 
 
@@ -73,16 +63,11 @@ class WorkersHung(Event):
 
 @dataclass(frozen=True, slots=True)
 class Signalled(Event):
-    """The launcher got a signal.
-
-    Args:
-        number: The signal.
-        replacement: The signal that the workers get first in its place when it stops them, or None.
-    """
+    """The launcher got a signal."""
 
     round: int | None = field(default=None, init=False)
-    number: int
-    replacement: int | None = None
+    number: int  # The signal
+    replacement: int | None = None  # The signal that the workers get first in its place when it stops them, or None
 
     @property
     def told(self) -> int:
@@ -182,32 +167,20 @@ class Warn(Command):
 
 @dataclass(frozen=True, slots=True)
 class ReportFailing(Command):
-    """Tell the job at once that a worker of the round has failed; how, follows when all of them are gone.
+    """Tell the job at once that a worker of the round has failed; how, follows when all of them are gone."""
 
-    Args:
-        round: The agent's round.
-        is_secondary: Whether all that failed so far look as if they had lost a peer.
-    """
-
-    round: int
-    is_secondary: bool = False
+    round: int  # The agent's round
+    is_secondary: bool = False  # Whether all that failed so far look as if they had lost a peer
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReady(Command):
-    """Tell the job that no process of the round lives on this node, and wait for what it decides.
+    """Tell the job that no process of the round lives on this node, and wait for what it decides."""
 
-    Args:
-        round: The round that is over.
-        outcome: A name of `protocol.outcomes`.
-        verdict: For `CANNOT_START`: a name from `contract.EXIT_CODES`.
-        detail: For `CANNOT_START`: one sentence.
-    """
-
-    round: int
-    outcome: str
-    verdict: str = ""
-    detail: str = ""
+    round: int  # The round that is over
+    outcome: str  # A name of `restart_policy`
+    verdict: str = ""  # For `CANNOT_START`: a name from `contract.EXIT_CODES`
+    detail: str = ""  # For `CANNOT_START`: one sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +193,10 @@ class Leave(Command):
 
 @dataclass(frozen=True, slots=True)
 class Finish(Command):
-    """The job is over on this node.
+    """The job is over on this node."""
 
-    Args:
-        verdict: A name from `contract.EXIT_CODES`.
-        detail: One sentence more, or empty.
-        signal: The signal that stopped the launcher, or None.
-        exit_code: The exit code that the job has decided on; None for that of the verdict or this node's root cause.
-    """
-
-    verdict: str
-    detail: str = ""
-    signal: int | None = None
+    verdict: str  # A name from `contract.EXIT_CODES`
+    detail: str = ""  # One sentence more, or empty
+    signal: int | None = None  # The signal that stopped the launcher, or None
+    #: The exit code that the job has decided on; None for that of the verdict or this node's root cause
     exit_code: int | None = None

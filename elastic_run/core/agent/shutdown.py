@@ -35,32 +35,20 @@ _LOOK = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The condition of a process that was sent SIGKILL.
+    """The condition of a process that was sent SIGKILL."""
 
-    Args:
-        is_running: Whether any of its threads has a processor, or waits for one.
-        memory: Its resident pages.
-        cpu: Clock ticks of processor time that it has taken so far.
-    """
-
-    is_running: bool
-    memory: int
-    cpu: int
+    is_running: bool  # Whether any of its threads has a processor, or waits for one
+    memory: int  # Its resident pages
+    cpu: int  # Clock ticks of processor time that it has taken so far
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One stop of a round's workers, as far as it has gone.
+    """One stop of a round's workers, as far as it has gone."""
 
-    Args:
-        started_at: Monotonic seconds.
-        signal: The signal that the workers get.
-        grace: Seconds until SIGKILL.
-    """
-
-    started_at: float
-    signal: int
-    grace: float
+    started_at: float  # Monotonic seconds
+    signal: int  # The signal that the workers get
+    grace: float  # Seconds until SIGKILL
     leader_told: bool = False
     group_told: bool = False
     stacks_asked: bool = False
@@ -71,23 +59,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do now.
+    """What to do now."""
 
-    Args:
-        tell_leaders: Send the signal to the living leaders.
-        tell_groups: Send the signal to all processes of the sessions.
-        ask_stacks: Ask the workers that still run for their stacks.
-        kill: Send SIGKILL to all processes of the sessions.
-        give_up: Stop waiting; the processes that still live are unkillable.
-        next_at: Monotonic seconds at which to ask again, or None.
-    """
-
-    tell_leaders: bool = False
-    tell_groups: bool = False
-    ask_stacks: bool = False
-    kill: bool = False
-    give_up: bool = False
-    next_at: float | None = None
+    tell_leaders: bool = False  # Send the signal to the living leaders
+    tell_groups: bool = False  # Send the signal to all processes of the sessions
+    ask_stacks: bool = False  # Ask the workers that still run for their stacks
+    kill: bool = False  # Send SIGKILL to all processes of the sessions
+    give_up: bool = False  # Stop waiting; the processes that still live are unkillable
+    next_at: float | None = None  # Monotonic seconds at which to ask again, or None
 
 
 def advance(
@@ -98,17 +77,10 @@ def advance(
     now: float,
     conditions: Mapping[int, Condition] | None = None,
 ) -> tuple[Stop, Step]:
-    """Decide the next step of a stop.
+    """Return a stop after its next step, and the step.
 
-    Args:
-        stop: How far it has gone.
-        leaders_alive: Whether any worker itself still runs.
-        is_hurried: Whether the user asked twice.
-        now: Monotonic seconds.
-        conditions: The processes that were sent SIGKILL and are still there, by pid; used only after SIGKILL.
-
-    Returns:
-        The stop after this step, and the step.
+    `leaders_alive` says whether any worker itself still runs, `is_hurried` whether the user asked twice. `conditions`,
+    used only after SIGKILL, has the processes that were sent it and are still there, by pid.
     """
     if stop.killed_at is not None:
         return _await_end(stop, stop.killed_at, conditions or {}, now)

@@ -25,10 +25,10 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from elastic_run.core.diagnosis.stacks import Place
     from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
+    from elastic_run.core.failure.stacks import Place
 
 # Kinds of causes.
 EXCEPTION = "exception"
@@ -114,11 +114,15 @@ def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
         own = (_own_failure(root, evidence),)
         first = (*event, *own) if is_secondary(root) else (*own, *event)
         return (*first, *versions, *_collective(evidence, POSSIBLE))
-    early, collective = _early_exit(root, evidence), _collective(evidence, LIKELY)
+    ended = (end.rank for end in find_early_ends(root, evidence.ends))
+    early = _elsewhere(EARLY_EXIT, ended, "exit code 0 while the others went on")
+    places = find_stuck(root, evidence.ends, evidence.stuck)
+    stuck = _elsewhere(STUCK, places, "it did not stop, and its stacks show no wait for others")
+    collective = _collective(evidence, LIKELY)
     accused = {rank for cause in collective for rank in cause.ranks}
     names_early = bool(accused & {rank for cause in early for rank in cause.ranks})
     elsewhere = [*early, *collective] if names_early else [*collective, *early]
-    return (*event, *elsewhere, *_stuck(root, evidence), _own_failure(root, evidence), *versions)
+    return (*event, *elsewhere, *stuck, _own_failure(root, evidence), *versions)
 
 
 def find_rule(rules: Sequence[Rule], said: str, kind: str = "") -> Rule | None:
@@ -175,20 +179,17 @@ def find_stuck(
 
 
 def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
-    ranks = _equal_ranks(root, evidence.ends)
+    alike = (end.rank for end in evidence.ends if end.rank != root.rank and has_equal_error(end, root))
+    ranks = (root.rank, *sorted(alike))
     if evidence.is_log_disk_full:
         return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",))
     kind, confidence, why = _classify(root)
     said = last_words(root)
-    kind_of_rule = OWN_ADDRESS if _meets_elsewhere(said, evidence.store_port) else kind
+    unanswered = _UNANSWERED.search(said)  # a client has waited at another port than that of the store
+    meets_elsewhere = unanswered is not None and evidence.store_port not in (None, int(unanswered[1]))
+    kind_of_rule = OWN_ADDRESS if meets_elsewhere else kind
     rule = evidence.rule or find_rule(evidence.rules, said, kind_of_rule)
     return Cause(kind, ranks, confidence, why, help_against_end(root) if rule is None else rule.help)
-
-
-def _meets_elsewhere(said: str, store_port: int | None) -> bool:
-    """Whether a client has waited at another port than that of the store which an agent serves."""
-    unanswered = _UNANSWERED.search(said)
-    return store_port is not None and unanswered is not None and int(unanswered[1]) != store_port
 
 
 def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:
@@ -213,20 +214,10 @@ def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:
     return END, CERTAIN, ("its exit status", *logged)
 
 
-def _early_exit(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:
-    early = find_early_ends(root, evidence.ends)
-    if not early:
-        return ()
-    why = ("exit code 0 while the others went on", "all failures are of a lost peer")
-    return (Cause(EARLY_EXIT, tuple(sorted(end.rank for end in early)), LIKELY, why),)
-
-
-def _stuck(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:
-    stuck = find_stuck(root, evidence.ends, evidence.stuck)
-    if not stuck:
-        return ()
-    why = ("it did not stop, and its stacks show no wait for others", "all failures are of a lost peer")
-    return (Cause(STUCK, tuple(sorted(stuck)), LIKELY, why),)
+def _elsewhere(kind: str, ranks: Iterable[int], why: str) -> tuple[Cause, ...]:
+    """Return a cause at ranks of which the others have lost each other, if there are any."""
+    found = tuple(sorted(ranks))
+    return (Cause(kind, found, LIKELY, (why, "all failures are of a lost peer")),) if found else ()
 
 
 def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:
@@ -234,11 +225,6 @@ def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:
     if found is None or not found.ranks or not found.is_whole_job:
         return ()
     return (Cause(COLLECTIVE, found.ranks, confidence, ("the dumps of the flight recorder",)),)
-
-
-def _equal_ranks(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> tuple[int, ...]:
-    """Return the ranks that failed like a worker, its own first."""
-    return (root.rank, *sorted(end.rank for end in ends if end.rank != root.rank and has_equal_error(end, root)))
 
 
 # --- the kernel's log -------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.diagnosis.stacks import Place
+    from elastic_run.core.failure.stacks import Place
 
 #: The type of what faulthandler writes: the place of a crash, and not an exception that the program may have handled.
 FATAL_ERROR = "Fatal Python error"

@@ -9,9 +9,9 @@ standing of its coordinator changes.
 | `Ask(endpoint)` | asks the agent there what it is; for `LEASE_STORE`, reads the lease | `Answer` |
 | `Follow(endpoint)` | says its state there, on the connection that has answered | `CoordinatorLost` when it ends |
 | `AcquireLease(instead_of)` | acquires the lease if nobody holds it, or if this node does | `Answer` of `LEASE_STORE` |
-| `BecomeCoordinator` | begins a `Coordination`, which reads its node first | `CoordinatorLost` when it is over |
-| `MayFound()` | gives this event to its coordination | |
-| `StepDown(to)` | gives this event to its coordination | none: `Follow` comes next |
+| `BecomeCoordinator` | begins a `Job`, which reads its node first | `CoordinatorLost` when it is over |
+| `MayFound()` | gives this event to its job | |
+| `StepDown(to)` | gives this event to its job | none: `Follow` comes next |
 | `WaitUntil(at)` | waits for other facts, or for this time | None |
 
 - One endpoint (static too): the agent that serves it coordinates, and the others ask it until it does.
@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT, Coordination, MayFound, StepDown
 from elastic_run.core.job.round_steps import PATIENCE
+from elastic_run.core.job.state import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.job.membership import Member
+    from elastic_run.core.job.state import Job
 
 # What an agent is to others that ask it; the store of the lease answers as its holder would be found.
 COORDINATES = "coordinates"
@@ -69,37 +70,26 @@ RETRY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a question came to.
+    """What a question came to."""
 
-    Args:
-        endpoint: What was asked.
-        role: `coordinates`, `follows`, `searches`, `refuses` or `silent`. If the lease store was asked, `follows` means
-            that another node holds the lease, `searches` that no node holds it, and `coordinates` that this agent has
-            just acquired it.
-        node: The node that answers, or the node that holds the lease.
-        to: With `follows`: the endpoint at which the coordinator listens.
-        standing: How much the agent knows of the job, a number above. With an acquired lease: `KNOWS_ROUND` if another
-            agent held it before.
-    """
-
-    endpoint: str
+    endpoint: str  # What was asked
+    #: `coordinates`, `follows`, `searches`, `refuses` or `silent`. If the lease store was asked, `follows` means that
+    #: another node holds the lease, `searches` that no node holds it, and `coordinates` that this agent has just
+    #: acquired it.
     role: str
-    node: str = ""
-    to: str = ""
+    node: str = ""  # The node that answers, or the node that holds the lease
+    to: str = ""  # With `follows`: the endpoint at which the coordinator listens
+    #: How much the agent knows of the job, a number above. With an acquired lease: `KNOWS_ROUND` if another agent held
+    #: it before.
     standing: int = KNOWS_NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLost:
-    """The connection to the coordinator, or this agent's own coordination, is over.
+    """The connection to the coordinator, or this agent's own coordination, is over."""
 
-    Args:
-        how: `ended`, `silent` or `broken`, as in `coordination_state`; after an order to search, `broken`.
-        to: Where a higher coordinator listens, if the order to search says so.
-    """
-
-    how: str
-    to: str = ""
+    how: str  # `ended`, `silent` or `broken`, as in `state`; after an order to search, `broken`
+    to: str = ""  # Where a higher coordinator listens, if the order to search says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,41 +136,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What an agent knows of the coordinators of its job.
+    """What an agent knows of the coordinators of its job."""
 
-    Args:
-        node: The agent's node.
-        endpoints: Where a coordinator may be, in order; `(LEASE_STORE,)` where a lease says it.
-        own: Its own endpoint, or "" if it serves none; always "" with a lease.
-        lease: Seconds of a lease.
-        to_ask: The endpoints that are to be asked before the next pause, in order.
-        role: `coordinates`, `follows` or `searches`.
-        coordinator: The endpoint and the node of the coordinator that it follows, or has followed last.
-        has_ended: Whether its connection to that one has ended by itself, and not in silence.
-        dead: The last coordinator that is surely dead, or "".
-        silent: The last coordinator, if it was silent for a lease, or "".
-        asking: The endpoint whose answer is awaited, or "".
-        heard: The newest answers since it began to coordinate.
-        since: When it began to coordinate.
-        pauses_until: When it asks again.
-        pause: How long it pauses the next time.
-    """
-
-    node: str
-    endpoints: tuple[str, ...]
-    own: str
-    lease: float
-    to_ask: tuple[str, ...]
-    role: str = SEARCHES
+    node: str  # The agent's node
+    endpoints: tuple[str, ...]  # Where a coordinator may be, in order; `(LEASE_STORE,)` where a lease says it
+    own: str  # Its own endpoint, or "" if it serves none; always "" with a lease
+    lease: float  # Seconds of a lease
+    to_ask: tuple[str, ...]  # The endpoints that are to be asked before the next pause, in order
+    role: str = SEARCHES  # `coordinates`, `follows` or `searches`
+    #: The endpoint and the node of the coordinator that it follows, or has followed last
     coordinator: tuple[str, str] = ("", "")
-    has_ended: bool = False
-    dead: str = ""
-    silent: str = ""
-    asking: str = ""
+    has_ended: bool = False  # Whether its connection to that one has ended by itself, and not in silence
+    dead: str = ""  # The last coordinator that is surely dead, or ""
+    silent: str = ""  # The last coordinator, if it was silent for a lease, or ""
+    asking: str = ""  # The endpoint whose answer is awaited, or ""
+    #: The newest answers since it began to coordinate
     heard: Mapping[str, Answer] = field(default_factory=lambda: MappingProxyType({}))
-    since: float = 0.0
-    pauses_until: float = 0.0
-    pause: float = FIRST_RETRY
+    since: float = 0.0  # When it began to coordinate
+    pauses_until: float = 0.0  # When it asks again
+    pause: float = FIRST_RETRY  # How long it pauses the next time
 
 
 def begin(node: str, endpoints: tuple[str, ...], own: str, lease: float) -> Discovery:
@@ -195,12 +169,11 @@ def compute_node_standing(member: Member) -> int:
     return KNOWS_ROUND if knows else KNOWS_NOTHING
 
 
-def compute_standing(coordination: Coordination) -> int:
+def compute_standing(job: Job) -> int:
     """Return how much a coordinator has."""
-    if coordination.round is None:
+    if job.round is None:
         return KNOWS_NOTHING
-    is_short = coordination.job.is_awaiting or coordination.short_since is not None
-    return KNOWS_ROUND if is_short else RUNS_ROUND
+    return KNOWS_ROUND if job.is_awaiting or job.short_since is not None else RUNS_ROUND
 
 
 def make_answer(discovery: Discovery, standing: int) -> Answer:
@@ -279,22 +252,19 @@ def _search_again(discovery: Discovery, lost: CoordinatorLost) -> Discovery:
         # It may be back, or its port may say that it is dead. A silent one would only cost time.
         to_ask = to_ask if lost.how == SILENT else [before, *to_ask]
     to_ask = [lost.to, *to_ask] if lost.to else to_ask
+    silent = discovery.silent  # a coordinator has not heard of it since
+    if discovery.role != COORDINATES:
+        silent = discovery.coordinator[1] if lost.how == SILENT and discovery.role == FOLLOWS else ""
     return replace(
         discovery,
         role=SEARCHES,
         has_ended=lost.how in _ENDS[LEASE_STORE in endpoints] and discovery.role == FOLLOWS,
-        silent=_find_silent(discovery, lost.how),
+        silent=silent,
         to_ask=tuple(to_ask),
         asking="",
         pauses_until=0.0,
         pause=FIRST_RETRY,
     )
-
-
-def _find_silent(discovery: Discovery, how: str) -> str:
-    if discovery.role == COORDINATES:
-        return discovery.silent  # this agent has not heard of it since
-    return discovery.coordinator[1] if how == SILENT and discovery.role == FOLLOWS else ""
 
 
 def _read(discovery: Discovery, answer: Answer, now: float, standing: int) -> Decision:

@@ -9,18 +9,14 @@ Times travel as ages in seconds, since each node has a clock of its own.
 
 from __future__ import annotations
 
-from elastic_run.core.job.config import JobConfig  # noqa: TC001 - ditto
-from elastic_run.core.job.node_events import Assignment  # noqa: TC001 - importing it registers it as a field
-from elastic_run.core.job.restart_policy import Failure  # noqa: TC001 - ditto
-from elastic_run.core.job.state import REMEMBERED, Exclusion, Incident
-from elastic_run.core.protocol.codec import Document, MessageError, encode, register, to_message
-from elastic_run.core.protocol.facts import End, NodeEnds, NodeInfo, RoleScript, StoreAddress  # noqa: TC001 - ditto
-from elastic_run.core.protocol.outcomes import OUTCOMES
-from elastic_run.records import dataclass, replace
+from elastic_run.core.job.codec import Document, MessageError, register
+from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.job.restart_policy import OUTCOMES, Failure
+from elastic_run.records import dataclass
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_run.core.job.state import Job
+# These are imported before the first worker starts, when nothing is read or sent yet.
+for _kind in (Window, JobConfig, Failure):
+    register(_kind)
 
 # --- phases of a node and of an order --------------------------------------------------------------------------------
 IDLE = "idle"
@@ -38,6 +34,14 @@ REFUSE = "refuse"
 SEARCH = "search"
 ORDER_PHASES = frozenset((GATHER, PROPOSE, START, WARN, HALT, END, REFUSE, SEARCH))
 
+# --- reasons to halt a round: of the coordinator, and of the node itself ---------------------------------------------
+FAILURE = "failure"
+LOSS = "loss"
+LEAVE = "leave"
+JOIN = "join"
+REPLACED = "replaced"  # the job went on without the node
+FENCED = "fenced"  # the node is cut off from its job
+
 #: Characters of a node's id by which a proposal names its members.
 KEY_LENGTH = 8
 
@@ -47,18 +51,82 @@ def shorten(node: str) -> str:
     return node[-KEY_LENGTH:]
 
 
+def _check_word(name: str, word: str, allowed: frozenset[str]) -> None:
+    if word not in allowed:
+        message = f"{name}: {word!r} is none of {', '.join(sorted(allowed))}"
+        raise MessageError(message)
+
+
+# --- what a node tells of itself -------------------------------------------------------------------------------------
+@register
+@dataclass(frozen=True, slots=True)
+class ScriptFile:
+    """The file of a script on a node: its absolute path, and a digest of its content."""
+
+    path: str
+    digest: str
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RoleScript:
+    """The script of a role."""
+
+    role: str
+    script: str  # Its name, "" for unknown
+    #: Where the first node of the role has it; None for a module, a function or a file that can't be read
+    file: ScriptFile | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What a node tells of itself."""
+
+    host: str  # Its name, for display
+    pid: int  # Its agent's process, for display
+    local_world_size: int  # Workers on it
+    role: str = "default"  # Their role
+    preferred_rank: int | None = None  # The group rank that its user asked for, or None
+    version: str = ""  # Its release of elastic-run, for display
+    serves_store: bool = False  # Whether the job's store lives in its agent: where the store is gone, so is the node
+    #: What its workers run, by a name that is the same on all nodes of its role; "" where it isn't told
+    script: str = ""
+    script_file: ScriptFile | None = None  # The file of that name on this node, or None
+    has_fixed_rank: bool = False  # Whether `preferred_rank` is no wish: no other node may have it
+    location: str = ""  # Its place in the network; the texts of near nodes sort side by side
+    machine: str = ""  # The scheduler's name of the machine, which outlives an agent and a pod; "" where it isn't told
+    torch: str = ""  # The version of torch that its workers would import, for display; "" where it isn't told
+
+    def __post_init__(self) -> None:
+        if self.local_world_size < 1:
+            message = f"NodeInfo: {self.local_world_size} workers make no sense"
+            raise MessageError(message)
+
+    @property
+    def role_script(self) -> RoleScript:
+        """What its role runs, as this node says."""
+        return RoleScript(self.role, self.script, self.script_file)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where a node listens already for its workers' store of the next round, should it become rank 0."""
+
+    host: str  # The address that other nodes use
+    port: int
+    use_agent_store: bool = True  # Whether its agent serves the store; False if its worker of rank 0 does
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
 @register
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The highest coordinator whose orders a node follows: it accepts nothing from a lower one.
-
-    Args:
-        term: Its term.
-        coordinator: Its node; two coordinators may have one term, and the greater id is the higher then.
-    """
+    """The highest coordinator whose orders a node follows: it accepts nothing from a lower one."""
 
     term: int = 0
-    coordinator: str = ""
+    coordinator: str = ""  # Its node; two coordinators may have one term, and the greater id is the higher then
 
     @property
     def rank(self) -> tuple[int, str]:
@@ -69,25 +137,15 @@ class Promise:
 @register
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round, or the proposal of one, as other nodes know it.
+    """A round, or the proposal of one, as other nodes know it."""
 
-    Args:
-        term: The term of its coordinator.
-        number: Its number; it only grows.
-        coordinator: The node that proposed it.
-        root: The founding of its job: jobs that were founded by nodes which could not see each other differ in it.
-        size: The number of its members, which is the number of its seats.
-        coordinator_rank: The group rank of its coordinator in it, -1 if it is no member.
-        restart_count: Restarts of the whole job until it was formed.
-    """
-
-    term: int
-    number: int
-    coordinator: str
-    root: str
-    size: int
-    coordinator_rank: int = -1
-    restart_count: int = 0
+    term: int  # The term of its coordinator
+    number: int  # It only grows
+    coordinator: str  # The node that proposed it
+    root: str  # The founding of its job: jobs that were founded by nodes which could not see each other differ in it
+    size: int  # The number of its members, which is the number of its seats
+    coordinator_rank: int = -1  # The group rank of its coordinator in it, -1 if it is no member
+    restart_count: int = 0  # Restarts of the whole job until it was formed
 
     @property
     def order(self) -> tuple[int, int]:
@@ -96,26 +154,153 @@ class Round:
 
     @property
     def round_id(self) -> str:
-        """Its unique id, as `Assignment.round_id` has it."""
+        """Its unique id. Its number is not: two coordinators may each form a round of one number."""
         return f"{self.number}/{self.term}/{self.coordinator}"
 
 
 @register
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A round that a node has accepted, and that may have started.
-
-    Args:
-        round: The round.
-        rank: The node's group rank in it: its seat.
-        parent: The newest round that had surely started when it was proposed, or None.
-        members: Its members, `shorten`ed; empty where no other node could decide about it.
-    """
+    """A round that a node has accepted, and that may have started."""
 
     round: Round
-    rank: int
-    parent: Round | None
-    members: tuple[str, ...] = ()
+    rank: int  # The node's group rank in it: its seat
+    parent: Round | None  # The newest round that had surely started when it was proposed, or None
+    members: tuple[str, ...] = ()  # Its members, `shorten`ed; empty where no other node could decide about it
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One node's place in a round."""
+
+    round: int  # Number of the round
+    group_rank: int  # The node's rank among the nodes
+    group_world_size: int  # The number of nodes
+    base_rank: int  # Global rank of its first worker
+    world_size: int  # The number of workers
+    role_rank: int  # Rank of its first worker among those of its role
+    role_world_size: int  # The number of workers of its role
+    master: StoreAddress  # Where rank 0's node listens
+    restart_count: int  # Restarts of the whole job so far
+    hosts: int  # The number of different host names in the round
+    news: str = ""  # What made the round necessary, for the user; of the first one, which nodes were unhealthy, or ""
+    incarnation: str = ""  # The founding of its job; see `Round.root`
+    round_id: str = ""  # See `Round.round_id`
+    config: JobConfig | None = None  # The job's, for a node that was told others; None for all others
+    versions: str = ""  # Which hosts have which version of torch; "" where all have the same
+
+
+# --- the end of a round, and of the job ------------------------------------------------------------------------------
+#: Stuck workers of a node that are named, and errors that a node counts for the others.
+MOST_STUCK = 8
+MOST_ERRORS = 8
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class StuckRank:
+    """A worker that did not stop, and whose stacks before SIGKILL show no wait for other ranks; see `stacks.Place`."""
+
+    rank: int  # Its global rank
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    problem: str = ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """Workers of a node with the same error."""
+
+    number: int  # The error's, of `root_cause.compute_error_number`
+    ranks: int  # How many workers had it
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class NodeEnds:
+    """How the workers of a node ended, as far as the job has to know beside the node's root cause."""
+
+    failed: int = 0  # Workers of the node that failed by themselves
+    stuck_count: int = 0  # Workers that did not stop and waited for no other rank
+    #: The first `MOST_STUCK` of these; those that had been at their places before the stop come first
+    stuck: tuple[StuckRank, ...] = ()
+    unmoved: int = 0  # Number of these
+    #: The `MOST_ERRORS` most frequent errors of workers that failed, or were stopped while they were going down
+    errors: tuple[ErrorCount, ...] = ()
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """How a round has ended on a node: no process of it lives there any more."""
+
+    outcome: str  # One of `OUTCOMES`
+    #: The node's root cause where it failed: `exit_code`, `signature`, `is_deterministic`, `uptime` and `severity` are
+    #: read, the rest is carried to every node
+    report: Document | None = None
+    verdict: str = ""  # For `cannot_start`: a name of `contract.EXIT_CODES`
+    detail: str = ""  # One sentence for the user, or ""
+    ends: NodeEnds | None = None  # How its workers ended, or None if all of them obeyed the stop
+
+    def __post_init__(self) -> None:
+        _check_word("RoundEnd.outcome", self.outcome, OUTCOMES)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class EqualErrors:
+    """How many workers of the last round had the same error as the root cause, and on which nodes."""
+
+    ranks: int  # These workers, with the root cause
+    of_ranks: int  # All workers of these nodes
+    hosts: tuple[str, ...]  # The names of these nodes; many names are folded
+    nodes: int  # Number of these nodes
+    of_nodes: int  # Nodes in the round
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over; nothing is decided after this."""
+
+    verdict: str  # A name of `contract.EXIT_CODES`
+    exit_code: int  # What every agent exits with
+    detail: str = ""  # One sentence for the user, or ""
+    root: Document | None = None  # The report of the root cause, or None
+    attempts: tuple[Document, ...] = ()  # The root causes of the attempts before, oldest first
+    nodes: int = 0  # The number of nodes in the last round; 0 where it isn't told
+    #: The ranks that did not stop and waited for no other rank, if the root cause is a lost peer
+    stuck: tuple[StuckRank, ...] = ()
+    #: Which workers had the error of the root cause; None in a round of one node, if the root cause is a lost peer, or
+    #: if a node has not told how its workers ended
+    equal_errors: EqualErrors | None = None
+
+
+# --- the memory of the job -------------------------------------------------------------------------------------------
+@register
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A failure that began on a machine; see `exclusion`."""
+
+    machine: str  # What the machine is known by
+    at: float
+    likeness: str  # Equal for failures that look alike
+    summary: str = ""  # A line for the user, or ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A machine that the job goes on without."""
+
+    machine: str  # What the machine is known by
+    host: str  # The name of its host
+    at: float  # Since when
+    reason: str  # The evidence, a clause for the user
+    is_named: bool = False  # Whether an exit code has named it
 
 
 @register
@@ -123,110 +308,50 @@ class Proposal:
 class JobMemory:
     """What the next coordinator has to know of the job beyond what its nodes are; times are ages in seconds.
 
-    Args:
-        term: Of the coordinator that wrote it.
-        edition: Counts the changes of it within a term.
-        age: Seconds since it was written.
-        round: The last round that has started. A node that had no place in it knows it from here.
-        settled_round: The unique id of the last round whose end is in this memory; "" for none.
-        restart_count: Restarts so far.
-        restart_times: When the last restarts were decided.
-        changes: When the membership changed, as far as the configuration still asks for it.
-        failures: The last failed rounds, oldest first.
-        attempts: The causes of the attempts before, oldest first, as far as they fit.
-        scripts: What each role runs.
-        incidents: Failures and the machines on which they began.
-        exclusions: Machines that the job goes on without.
+    Fields that `Job` has as well mean the same here.
     """
 
-    term: int = 0
-    edition: int = 0
-    age: float = 0.0
-    round: Round | None = None
-    settled_round: str = ""
+    term: int = 0  # Of the coordinator that wrote it
+    edition: int = 0  # Counts the changes of it within a term
+    age: float = 0.0  # Seconds since it was written
+    round: Round | None = None  # The last round that has started: a node that had no place in it knows it from here
+    settled_round: str = ""  # The unique id of the last round whose end is in this memory; "" for none
     restart_count: int = 0
     restart_times: tuple[float, ...] = ()
     changes: tuple[float, ...] = ()
     failures: tuple[Failure, ...] = ()
-    attempts: tuple[Document, ...] = ()
+    attempts: tuple[Document, ...] = ()  # As far as they fit
     scripts: tuple[RoleScript, ...] = ()
     incidents: tuple[Incident, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """How a round has ended on a node: no process of it lives there any more.
-
-    Args:
-        outcome: One of `OUTCOMES`.
-        report: The node's root cause where it failed: `exit_code`, `signature`, `is_deterministic`, `uptime` and
-            `severity` are read, the rest is carried to every node.
-        verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
-        detail: One sentence for the user, or "".
-        ends: How its workers ended, or None if all of them obeyed the stop.
-    """
-
-    outcome: str
-    report: Document | None = None
-    verdict: str = ""
-    detail: str = ""
-    ends: NodeEnds | None = None
-
-    def __post_init__(self) -> None:
-        if self.outcome not in OUTCOMES:
-            message = f"RoundEnd.outcome: {self.outcome!r} is none of {', '.join(sorted(OUTCOMES))}"
-            raise MessageError(message)
-
-
-@register
+# --- the two documents -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a node is now.
+    """What a node is now."""
 
-    Args:
-        node: Its id, unique per run of an agent.
-        node_info: What it tells of itself.
-        config: The job's configuration as the node was told it.
-        store_address: Where its workers' store of the next round listens already.
-        promise: The highest coordinator whose orders it follows.
-        started: The last round that it has started, or None.
-        rank: Its group rank in that round.
-        accepted: The proposals that it has accepted since, oldest first.
-        phase: Whether processes of the round `started` live: `idle`, `runs` or `stops`.
-        is_failing: Whether a worker of that round has failed.
-        is_secondary: Whether all that failed there so far look as if they had lost a peer.
-        ended: How that round has ended on this node, or None.
-        leaving: Why the node goes, a word of `core.protocol.outcomes`; "" while it stays.
-        leaving_detail: One sentence for the user, or "".
-        memory: The newest memory of the job that it was given, in its first document after a connection; else None.
-        known_round: The highest number of a round of which it has heard.
-        dead: A coordinator that is surely dead, as the node has seen; "" for none.
-    """
-
-    node: str
+    node: str  # Its id, unique per run of an agent
     node_info: NodeInfo
-    config: JobConfig
-    store_address: StoreAddress
-    promise: Promise = Promise()
-    started: Round | None = None
-    rank: int = -1
-    accepted: tuple[Proposal, ...] = ()
-    phase: str = IDLE
-    is_failing: bool = False
-    is_secondary: bool = False
-    ended: RoundEnd | None = None
-    leaving: str = ""
-    leaving_detail: str = ""
+    config: JobConfig  # The job's configuration as the node was told it
+    store_address: StoreAddress  # Where its workers' store of the next round listens already
+    promise: Promise = Promise()  # The highest coordinator whose orders it follows
+    started: Round | None = None  # The last round that it has started, or None
+    rank: int = -1  # Its group rank in that round
+    accepted: tuple[Proposal, ...] = ()  # The proposals that it has accepted since, oldest first
+    phase: str = IDLE  # Whether processes of the round `started` live: `idle`, `runs` or `stops`
+    is_failing: bool = False  # Whether a worker of that round has failed
+    is_secondary: bool = False  # Whether all that failed there so far look as if they had lost a peer
+    ended: RoundEnd | None = None  # How that round has ended on this node, or None
+    leaving: str = ""  # Why the node goes, a word of `restart_policy`; "" while it stays
+    leaving_detail: str = ""  # One sentence for the user, or ""
+    #: The newest memory of the job that it was given, in its first document after a connection; else None
     memory: JobMemory | None = None
-    known_round: int = 0
-    dead: str = ""
+    known_round: int = 0  # The highest number of a round of which it has heard
+    dead: str = ""  # A coordinator that is surely dead, as the node has seen; "" for none
 
     def __post_init__(self) -> None:
-        if self.phase not in NODE_PHASES:
-            message = f"NodeState.phase: {self.phase!r} is none of {', '.join(sorted(NODE_PHASES))}"
-            raise MessageError(message)
+        _check_word("NodeState.phase", self.phase, NODE_PHASES)
 
     def has_seat(self, round: Round) -> bool:  # noqa: A002 - the project's word
         """Whether the node is a member of a round, as far as it knows."""
@@ -237,83 +362,45 @@ class NodeState:
         return any(proposal.round == round for proposal in self.accepted)
 
 
-@register
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a node shall do now.
+    """What a node shall do now."""
 
-    Args:
-        promise: Whose order it is: a node ignores an order of a lower coordinator than it has promised to follow.
-        phase: `gather` (wait for a round), `propose` (accept the proposal), `start` (run the round), `warn` (the round
-            will be stopped for new nodes), `halt` (stop the workers), `end` (the job is over), `refuse` (this node
-            is not taken in) or `search` (look for another coordinator).
-        round: The round of `start`, `warn` and `halt`; None for `halt` of whatever else the node runs.
-        assignment: With `propose`: the node's place in the round.
-        proposal: With `propose`: what to accept.
-        reason: Of `halt`, see `core.protocol.facts`; of `refuse`: `refused` or `excluded`; of `search`: why the
-            node stops its workers, or "" if its round runs on.
-        detail: One clause for the user, or "".
-        end: With `end`: the verdict.
-        memory: The memory of the job, where another coordinator may follow; else None.
-        to: With `search`: the endpoint at which a higher coordinator listens, "" if the endpoint is unknown.
-    """
-
-    promise: Promise
+    promise: Promise  # Whose order it is: a node ignores an order of a lower coordinator than it has promised to follow
+    #: `gather` (wait for a round), `propose` (accept the proposal), `start` (run the round), `warn` (the round will be
+    #: stopped for new nodes), `halt` (stop the workers), `end` (the job is over), `refuse` (this node is not taken in)
+    #: or `search` (look for another coordinator)
     phase: str
+    #: The round of `start`, `warn` and `halt`; None for `halt` of whatever else the node runs
     round: Round | None = None
-    assignment: Assignment | None = None
-    proposal: Proposal | None = None
+    assignment: Assignment | None = None  # With `propose`: the node's place in the round
+    proposal: Proposal | None = None  # With `propose`: what to accept
+    #: Of `halt`: a reason above; of `refuse`: `refused` or `excluded`; of `search`: why the node stops its workers, or
+    #: "" if its round runs on
     reason: str = ""
-    detail: str = ""
-    end: End | None = None
-    memory: JobMemory | None = None
-    to: str = ""
+    detail: str = ""  # One clause for the user, or ""
+    end: End | None = None  # With `end`: the verdict
+    memory: JobMemory | None = None  # The memory of the job, where another coordinator may follow; else None
+    to: str = ""  # With `search`: the endpoint at which a higher coordinator listens, "" if the endpoint is unknown
 
     def __post_init__(self) -> None:
-        if self.phase not in ORDER_PHASES:
-            message = f"Order.phase: {self.phase!r} is none of {', '.join(sorted(ORDER_PHASES))}"
-            raise MessageError(message)
+        _check_word("Order.phase", self.phase, ORDER_PHASES)
 
 
-#: Bytes of a memory as JSON: each of its nodes gets it with each order.
-LARGEST_MEMORY = 16 * 1024
+@dataclass(frozen=True, slots=True)
+class WaitStatus:
+    """Which nodes are there, for the lines of a node that waits; it asks for this, with a message of its own."""
 
-
-def write_memory(job: Job, started: Round, *, edition: int, settled_round: str, now: float) -> JobMemory:
-    """Return the memory of a job whose last round has started.
-
-    Where it is too long, the oldest causes of attempts are left out, then incidents and failures.
-    """
-    memory = JobMemory(
-        term=job.term,
-        edition=edition,
-        round=started,
-        settled_round=settled_round,
-        restart_count=job.restart_count,
-        restart_times=tuple(now - at for at in job.restart_times),
-        changes=tuple(now - at for at in job.changes),
-        failures=job.failures[-REMEMBERED:],
-        attempts=job.attempts,
-        scripts=job.scripts,
-        incidents=tuple(replace(one, at=now - one.at) for one in job.incidents),
-        exclusions=tuple(replace(one, at=now - one.at) for one in job.exclusions),
-    )
-    for name in ("attempts", "incidents", "failures"):
-        while getattr(memory, name) and len(encode(to_message(memory))) > LARGEST_MEMORY:
-            memory = replace(memory, **{name: getattr(memory, name)[1 + len(getattr(memory, name)) // 2 :]})
-    return memory
-
-
-def take_memory(job: Job, memory: JobMemory, now: float) -> Job:
-    """Return the state of a job that goes on with the memory of an earlier coordinator."""
-    return replace(
-        job,
-        restart_count=max(job.restart_count, memory.restart_count),
-        restart_times=tuple(now - age - memory.age for age in memory.restart_times),
-        changes=tuple(now - age - memory.age for age in memory.changes),
-        failures=memory.failures,
-        attempts=memory.attempts,
-        scripts=memory.scripts,
-        incidents=tuple(replace(one, at=now - one.at - memory.age) for one in memory.incidents),
-        exclusions=tuple(replace(one, at=now - one.at - memory.age) for one in memory.exclusions),
-    )
+    phase: str  # Of the job
+    round: int  # The last round that was formed, 0 for none
+    min_nodes: int
+    max_nodes: int
+    present: int  # The number of nodes there
+    hosts: tuple[str, ...]  # Their host names, or ranges of them, while nodes are waited for; otherwise none
+    lost: tuple[str, ...]  # What happened to those that are missing, or why they were refused, a clause each
+    #: Until the job ends for want of nodes, or starts with those that are there; None if neither
+    seconds_left: float | None
+    #: How many nodes of an earlier round, or which fixed node ranks, are needed before a round may form; "" if no node
+    #: in particular is
+    missing: str = ""
+    starts: bool = False  # Whether the job starts after `seconds_left`

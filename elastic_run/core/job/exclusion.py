@@ -26,16 +26,15 @@ from math import prod
 from types import MappingProxyType
 
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
-from elastic_run.core.job.restart_policy import EXCLUDE_NODE
-from elastic_run.core.job.state import Exclusion, Incident, Refusal
-from elastic_run.core.protocol.outcomes import EXCLUDED
+from elastic_run.core.job.documents import Exclusion, Incident
+from elastic_run.core.job.restart_policy import EXCLUDE_NODE, EXCLUDED
+from elastic_run.core.job.state import Refusal
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.state import Job, Node, Root
-    from elastic_run.core.protocol.facts import NodeInfo
 
 #: Incidents and exclusions that are remembered.
 _REMEMBERED = 256
@@ -55,17 +54,11 @@ _SUMMARY_LENGTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a failure means for the node that had it.
+    """What a failure means for the node that had it."""
 
-    Args:
-        reason: Why the node is suspected, a clause; "" where it is not.
-        kept_because: Why it stays all the same, a clause; "" where it is excluded.
-        is_named: Whether its worker's exit code names it.
-    """
-
-    reason: str = ""
-    kept_because: str = ""
-    is_named: bool = False
+    reason: str = ""  # Why the node is suspected, a clause; "" where it is not
+    kept_because: str = ""  # Why it stays all the same, a clause; "" where it is excluded
+    is_named: bool = False  # Whether its worker's exit code names it
 
     @property
     def excludes(self) -> bool:
@@ -73,9 +66,9 @@ class Judgement:
         return bool(self.reason) and not self.kept_because
 
 
-def name_machine(node: str, node_info: NodeInfo) -> str:
+def _name_machine(node: Node) -> str:
     """Return what a machine is known by."""
-    return node_info.machine or node
+    return node.node_info.machine or node.node
 
 
 def note_incident(job: Job, config: JobConfig, root: Root, now: float) -> Job:
@@ -87,7 +80,7 @@ def note_incident(job: Job, config: JobConfig, root: Root, now: float) -> Job:
         return job
     summary = "" if root.report is None else str(root.report.get("summary", ""))[:_SUMMARY_LENGTH]
     likeness = root.failure.signature or f"exit code {root.failure.exit_code}"
-    incident = Incident(name_machine(node.node, node.node_info), now, likeness, summary)
+    incident = Incident(_name_machine(node), now, likeness, summary)
     return replace(
         job,
         incidents=(*(one for one in job.incidents if _is_recent(one.at, config, now)), incident)[-_REMEMBERED:],
@@ -107,7 +100,7 @@ def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
         reason = f"exit code {code} is listed in --exclude-exit-codes"
         return Judgement(reason, _find_need(job, config, node), is_named=True)
     window = config.exclude_after
-    machine = name_machine(node.node, node.node_info)
+    machine = _name_machine(node)
     counted = _list_suspicions(job)
     times = [one.at for one in counted if one.machine == machine]
     if window is None or len(times) < window.count:
@@ -117,14 +110,17 @@ def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
     others = len({one.machine for one in counted} - {machine})
     rates = _find_rates(job, window.seconds, others + 1)
     is_chance = others > 0 and _may_be_chance(times, window.count, others + 1, rates, len(job.nodes))
-    chance = _describe_chance(others) if is_chance else ""
-    return Judgement(reason, _find_need(job, config, node) or _find_limit(job) or chance)
+    chance = f"{others} other node{'s' * (others != 1)} failed as well, so the failures may be a coincidence"
+    by_history = sum(1 for one in job.exclusions if not one.is_named)
+    is_most = by_history >= max(1, len(job.seats) // _SHARE)
+    limit = f"{by_history} of {len(job.seats)} nodes are excluded already" if is_most else ""
+    return Judgement(reason, _find_need(job, config, node) or limit or (chance if is_chance else ""))
 
 
 def exclude(job: Job, root: Root, judgement: Judgement, now: float) -> Job:
     """Exclude a node: it is told, and is in no round any more. It stays in the state until it says that it goes."""
     node = job.nodes[root.node]
-    machine = name_machine(node.node, node.node_info)
+    machine = _name_machine(node)
     summaries = [one.summary for one in job.incidents if one.machine == machine and one.summary]
     evidence = "; ".join(dict.fromkeys(summaries[-2:]))
     reason = f"{judgement.reason}: {evidence}" if evidence else judgement.reason
@@ -143,7 +139,7 @@ def exclude(job: Job, root: Root, judgement: Judgement, now: float) -> Job:
 
 def find_exclusion(job: Job, config: JobConfig, node: Node, now: float) -> Exclusion | None:
     """Return why the machine of a node that joins may not, or None."""
-    machine = name_machine(node.node, node.node_info)
+    machine = _name_machine(node)
     found = [one for one in job.exclusions if one.machine == machine and _is_recent(one.at, config, now)]
     return found[0] if found else None
 
@@ -162,14 +158,9 @@ def _find_rates(job: Job, period: float | None, machines: int) -> tuple[float, f
 
 
 def _may_be_chance(times: list[float], least: int, machines: int, rates: tuple[float, float], nodes: int) -> bool:
-    """Whether chance may have brought a node's last failures, `least` of them or more, to one node.
+    """Whether chance may have brought a node's last failures, at these times, to one of so many nodes.
 
-    Args:
-        times: Of the node's failures, the latest last.
-        least: Failures that exclude a node.
-        machines: How many have failed.
-        rates: See `_find_rates`.
-        nodes: Of the job.
+    `least` failures exclude a node, and so many `machines` have failed.
     """
     strictness = 1.0 if machines <= _FEW_MACHINES else _STRICTNESS
     for count in range(max(least, 2), len(times) + 1):
@@ -182,10 +173,6 @@ def _may_be_chance(times: list[float], least: int, machines: int, rates: tuple[f
     return least > 1
 
 
-def _describe_chance(others: int) -> str:
-    return f"{others} other node{'s' * (others != 1)} failed as well, so the failures may be a coincidence"
-
-
 def _is_recent(at: float, config: JobConfig, now: float) -> bool:
     window = config.exclude_after
     return window is None or window.seconds is None or now - at < window.seconds
@@ -193,7 +180,7 @@ def _is_recent(at: float, config: JobConfig, now: float) -> bool:
 
 def _list_suspicions(job: Job) -> list[Incident]:
     """Return the incidents that look like a machine's fault, and not like the program's."""
-    everybody = {name_machine(node.node, node.node_info) for node in job.nodes.values()}
+    everybody = {_name_machine(node) for node in job.nodes.values()}
     alike: dict[str, list[str]] = {}
     for one in job.incidents:
         alike.setdefault(one.likeness, []).append(one.machine)
@@ -213,10 +200,3 @@ def _find_need(job: Job, config: JobConfig, node: Node) -> str:
     if node.node_info.serves_store and not config.has_successors:
         return "it serves the job's only store"
     return ""
-
-
-def _find_limit(job: Job) -> str:
-    """Return why no more nodes are excluded by history now, a clause, or ""."""
-    by_history = sum(1 for one in job.exclusions if not one.is_named)
-    most = max(1, len(job.seats) // _SHARE)
-    return f"{by_history} of {len(job.seats)} nodes are excluded already" if by_history >= most else ""

@@ -12,38 +12,22 @@ from __future__ import annotations
 from elastic_run.core.job.config import describe_settled
 from elastic_run.core.job.documents import (
     END,
+    FENCED,
     HALT,
     IDLE,
     PROPOSE,
     REFUSE,
+    REPLACED,
     RUNS,
     SEARCH,
     START,
     STOPS,
     WARN,
-    JobMemory,
     NodeState,
-    Order,
     Promise,
-    Proposal,
-    Round,
     RoundEnd,
 )
-from elastic_run.core.job.node_events import (
-    FENCED,
-    REPLACED,
-    CutOff,
-    Ended,
-    Formed,
-    Halted,
-    Leaving,
-    Refused,
-    Settled,
-    Warned,
-    WorkersFailing,
-    WorkersGone,
-)
-from elastic_run.core.protocol.outcomes import STOPPED
+from elastic_run.core.job.restart_policy import STOPPED
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -51,11 +35,19 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.node_events import Assignment
-    from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+    from elastic_run.core.job.documents import (
+        Assignment,
+        End,
+        JobMemory,
+        NodeInfo,
+        Order,
+        Proposal,
+        Round,
+        StoreAddress,
+    )
 
 
-# --- events and commands beside those of `node_events` --------------------------------------------------------
+# --- events ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Connected:
     """A coordinator takes this node in: the state is to be sent to it, with the promise to follow it."""
@@ -71,6 +63,86 @@ class OrderRead:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersFailing:
+    """A worker of the round has failed."""
+
+    round: int
+    #: Whether all that failed there so far look as if they had lost a peer. Other workers run on then: one of them may
+    #: have the cause. Said again without this when a failure of another kind follows.
+    is_secondary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersGone:
+    """No process of the round lives any more; the workers' store of the next round listens at `store_address`."""
+
+    round: int
+    end: RoundEnd
+    store_address: StoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The agent goes: `signal`, `unkillable` or `unhealthy`."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """The node has not reached its job for this many seconds, and its workers must not run on."""
+
+    seconds: float
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """Tell the agent: a round with this node in it."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Tell the user: these values of the node have no effect, since the job's first node has settled them."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Tell the agent: the round's workers will be stopped for a change of membership."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """Tell the agent: stop the workers of the round. `reason` is one of `documents`."""
+
+    round: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Tell the agent: this node is not taken in, or is excluded (`verdict`). Nothing follows."""
+
+    detail: str  # Why
+    verdict: str = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Tell the agent: the job is over. Nothing follows."""
+
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
     """Close the connection, and look for another coordinator; `to` is where it listens, or ""."""
 
@@ -83,42 +155,34 @@ if TYPE_CHECKING:
     Decision: TypeAlias = tuple["Member", tuple[Command, ...]]
 
 
+# --- the node --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node as it knows itself; the fields of `NodeState` mean the same here.
-
-    Args:
-        config: The job's configuration: its user's, then the job's.
-        place: Its assignment in the round that it has started last, or None.
-        accepted: Its accepted proposals, each with the assignment that came with it.
-        is_warned: Whether its workers were told that the round will be stopped.
-        leaving: The reason and the detail, or None.
-        memory: The newest memory of the job, which came at `memory_at`.
-        is_over: Whether nothing follows.
-    """
+    """A node as it knows itself; the fields of `NodeState` mean the same here."""
 
     node: str
     node_info: NodeInfo
-    config: JobConfig
+    config: JobConfig  # The job's configuration: its user's, then the job's
     store_address: StoreAddress
     promise: Promise = Promise()
     started: Round | None = None
-    place: Assignment | None = None
-    accepted: tuple[tuple[Proposal, Assignment], ...] = ()
+    place: Assignment | None = None  # Its assignment in the round that it has started last, or None
+    accepted: tuple[tuple[Proposal, Assignment], ...] = ()  # Its accepted proposals, each with its assignment
     phase: str = IDLE
-    is_warned: bool = False
+    is_warned: bool = False  # Whether its workers were told that the round will be stopped
     is_failing: bool = False
     is_secondary: bool = False
     ended: RoundEnd | None = None
-    leaving: tuple[str, str] | None = None
-    memory: JobMemory | None = None
-    memory_at: float = 0.0
-    is_over: bool = False
+    leaving: Leaving | None = None
+    memory: JobMemory | None = None  # The newest memory of the job
+    memory_at: float = 0.0  # When it came
+    is_over: bool = False  # Whether nothing follows
 
 
 def make_state(member: Member, now: float, *, is_first: bool, dead: str = "") -> NodeState:
     """Return what the node tells its coordinator; only the first document on a connection has the memory of the job."""
-    memory = member.memory if is_first else None
+    memory, leaving = member.memory if is_first else None, member.leaving or Leaving("")
+    rounds = [proposal.round for proposal, _ in member.accepted] + ([] if member.started is None else [member.started])
     return NodeState(
         node=member.node,
         node_info=member.node_info,
@@ -132,15 +196,11 @@ def make_state(member: Member, now: float, *, is_first: bool, dead: str = "") ->
         is_failing=member.is_failing,
         is_secondary=member.is_secondary,
         ended=member.ended,
-        leaving="" if member.leaving is None else member.leaving[0],
-        leaving_detail="" if member.leaving is None else member.leaving[1],
+        leaving=leaving.reason,
+        leaving_detail=leaving.detail,
         memory=None if memory is None else replace(memory, age=memory.age + now - member.memory_at),
+        known_round=max((one.number for one in rounds), default=0),
         dead=dead,
-        known_round=max(
-            0 if member.started is None else member.started.number,
-            *(proposal.round.number for proposal, _ in member.accepted),
-            0,
-        ),
     )
 
 
@@ -153,7 +213,7 @@ def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR09
     if isinstance(event, OrderRead):
         return _obey(member, event.order, now)
     if isinstance(event, Leaving):
-        return replace(member, leaving=(event.reason, event.detail)), ()
+        return replace(member, leaving=event), ()
     if isinstance(event, CutOff):
         return _halt(member, FENCED, f"no answer for {event.seconds:.0f} s")
     if member.started is None or event.round != member.started.number or member.phase == IDLE:
@@ -161,8 +221,7 @@ def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR09
     if isinstance(event, WorkersFailing):
         is_secondary = event.is_secondary and (member.is_secondary or not member.is_failing)
         return replace(member, is_failing=True, is_secondary=is_secondary), ()
-    end = RoundEnd(event.outcome, event.report, event.verdict, event.detail, event.ends)
-    return replace(member, phase=IDLE, ended=end, store_address=event.store_address), ()
+    return replace(member, phase=IDLE, ended=event.end, store_address=event.store_address), ()
 
 
 def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR0911 - one for each phase of an order

@@ -10,26 +10,9 @@ from types import MappingProxyType
 
 from elastic_run.core.failure.root_cause import LOST_RANK
 from elastic_run.core.job.config import describe_difference
-from elastic_run.core.job.documents import IDLE
+from elastic_run.core.job.documents import IDLE, MOST_ERRORS, MOST_STUCK
 from elastic_run.core.job.exclusion import find_exclusion
-from elastic_run.core.job.ranks import has_rival
-from elastic_run.core.job.round_outcome import read_report
-from elastic_run.core.job.state import (
-    HALTING,
-    REFUSED,
-    REMEMBERED_GONE,
-    RUNNING,
-    WARNED,
-    Gone,
-    Job,
-    Node,
-    Refusal,
-    Seat,
-    forget_place,
-    name_host,
-)
-from elastic_run.core.protocol.facts import MOST_ERRORS, MOST_STUCK
-from elastic_run.core.protocol.outcomes import (
+from elastic_run.core.job.restart_policy import (
     BY_SIGNAL,
     CANNOT_START,
     DIED,
@@ -41,35 +24,43 @@ from elastic_run.core.protocol.outcomes import (
     UNKILLABLE,
     UNREACHABLE,
 )
+from elastic_run.core.job.round_policy import name_host, read_report
+from elastic_run.core.job.state import (
+    ACTIVE,
+    BROKEN,
+    REFUSED,
+    REMEMBERED_GONE,
+    RUNNING,
+    SILENT,
+    Closed,
+    Gone,
+    Job,
+    Node,
+    Refusal,
+    Seat,
+)
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.documents import NodeState, Round, RoundEnd
-    from elastic_run.core.protocol.facts import NodeInfo, RoleScript
+    from elastic_run.core.job.documents import NodeInfo, NodeState, RoleScript, Round, RoundEnd
 
-_ACTIVE = frozenset((RUNNING, WARNED, HALTING))
 _CLAUSES = {
     BY_SIGNAL: "was told to stop",
     DIED: "its agent died",
     UNKILLABLE: "has a process that can't be killed",
     UNHEALTHY: "unhealthy",
 }
+#: Roles whose scripts are remembered.
+_REMEMBERED_SCRIPTS = 64
 
 
 class NodeChanges:
-    """A job's state while a batch of changes of its nodes is taken in.
+    """A job's state while a batch of changes of its nodes is taken in, at a moment."""
 
-    Args:
-        job: The state before.
-        round: The last round that has started, or None.
-        now: Monotonic seconds.
-    """
-
-    def __init__(self, job: Job, round: Round | None, now: float) -> None:  # noqa: A002 - the project's word
+    def __init__(self, job: Job, now: float) -> None:
         self._job = job
-        self._round = round
         self._now = now
         self._nodes = dict(job.nodes)
         self._gone = dict(job.gone)
@@ -81,7 +72,7 @@ class NodeChanges:
         strangers = [name for name, gone in self._gone.items() if gone.was is None or not gone.was.is_member]
         for name in strangers[: max(0, len(strangers) - REMEMBERED_GONE)]:
             del self._gone[name]
-        if not self._nodes and self._job.round == 0:
+        if not self._nodes and self._job.round is None:
             # The next node begins anew, with a configuration that may be better.
             self._set(config=None, scripts=())
             for name, gone in self._gone.items():
@@ -97,7 +88,6 @@ class NodeChanges:
 
     def adopt_round(self, started: Round) -> None:
         """Go on from a round that has started under another coordinator: its members have yet to come."""
-        self._round = started
         self._seats = [Seat() for _ in range(started.size)]
         self._nodes = {
             name: replace(node, rank=None, is_member=False, failing=None, outcome="", is_suspecting=False)
@@ -106,17 +96,17 @@ class NodeChanges:
         self._gone = {name: forget_place(gone) for name, gone in self._gone.items()}
         self._set(
             phase=RUNNING,
-            round=started.number,
-            round_id=started.round_id,
-            incarnation=started.root,
+            round=started,
+            proposed=None,
             restart_count=max(self._job.restart_count, started.restart_count),
-            round_restarts=started.restart_count,
             since=self._now,
+            short_since=None,
             min_reached_at=None,
             until=None,
             root=None,
             hidden=None,
             ending=None,
+            halt=None,
         )
 
     # --- nodes that are there ----------------------------------------------------------------------------------------
@@ -125,10 +115,11 @@ class NodeChanges:
         if state.leaving:
             clause = _CLAUSES.get(state.leaving, state.leaving)
             detail = f"{clause}: {state.leaving_detail}" if state.leaving_detail else clause
-            if state.node not in self._nodes and self._round is not None and state.has_seat(self._round):
+            last = self._job.round
+            if state.node not in self._nodes and last is not None and state.has_seat(last):
                 self._nodes[state.node] = self._welcome(state)  # of a round of another coordinator: its seat is lost
             self._read_round(state)
-            self.drop(state.node, state.leaving, detail)
+            self._drop(state.node, state.leaving, detail)
             return
         if self._job.config is None:
             self._set(config=state.config, since=self._now)
@@ -137,31 +128,29 @@ class NodeChanges:
         if misfit:
             self.refuse(state.node, misfit, describe_misfit(state, config, self._job.scripts, here="there"))
             return
-        scripts = settle_script(self._job.scripts, state.node_info.role_script)
-        if scripts is not self._job.scripts:
-            self._set(scripts=scripts)
+        self._settle_script(state.node_info.role_script)
         if state.known_round > self._job.highest_round:
             self._set(highest_round=state.known_round)  # no round gets a number again of which a node has heard
-        node = replace(
-            self._nodes.get(state.node) or self._welcome(state),
+        node = self._nodes.get(state.node) or self._welcome(state)
+        exclusion = find_exclusion(self._job, config, node, self._now)
+        if exclusion is not None and not node.is_excluded:
+            self._set(refusals=(*self._job.refusals, Refusal(state.node, exclusion.reason, EXCLUDED)))
+        self._nodes[state.node] = replace(
+            node,
             node_info=_keep(state.node_info),
             store_address=state.store_address,
             has_other_config=state.config != config,
             is_away=False,
+            is_excluded=node.is_excluded or exclusion is not None,
         )
-        self._nodes[state.node] = node
         self._read_round(state)
-        self._read_exclusion(state, config)
-        node = self._nodes[state.node]
-        if node.node not in self._job.rank_claims and has_rival(self._nodes.values(), node):
-            self._set(rank_claims=(*self._job.rank_claims, node.node))
 
-    def refuse(self, name: str, detail: str, noted: str) -> None:
-        """Refuse a node: its user reads `detail`, those of the nodes that wait read what is noted."""
+    def refuse(self, name: str, detail: str, told: str) -> None:
+        """Refuse a node: its user reads `detail`, those of the nodes that wait read what they are `told`."""
         if name not in self._gone or self._gone[name].reason != REFUSED:
-            self.drop(name, REFUSED, noted)
-        refusals = [one for one in self._job.refusals if one.node != name]
-        self._set(refusals=(*refusals, Refusal(name, detail)))
+            self._drop(name, REFUSED, told)
+        self._forget_refusal(name)
+        self._set(refusals=(*self._job.refusals, Refusal(name, detail)))
 
     def _welcome(self, state: NodeState) -> Node:
         """Return a node that is new, or that was silent for a while."""
@@ -174,17 +163,15 @@ class NodeChanges:
         replaced = next((one for one in refused if name_host(one) == state.node_info.host), None)
         if replaced is not None:
             self._gone[replaced.node] = replace(replaced, is_told=True)
-        order = self._next_order()
-        return Node(
-            state.node, _keep(state.node_info), state.store_address, arrived=order, arrived_at=self._now, rank=None
-        )
+        return Node(state.node, state.node_info, state.store_address, self._next_order(), arrived_at=self._now)
 
-    def _read_exclusion(self, state: NodeState, config: JobConfig) -> None:
-        node = self._nodes[state.node]
-        exclusion = find_exclusion(self._job, config, node, self._now)
-        if exclusion is not None and not node.is_excluded:
-            self._nodes[state.node] = replace(node, is_excluded=True)
-            self._set(refusals=(*self._job.refusals, Refusal(state.node, exclusion.reason, EXCLUDED)))
+    def _settle_script(self, own: RoleScript) -> None:
+        """Remember a role's script, instead of a former one that is another."""
+        scripts = self._job.scripts
+        known = _find_script(scripts, own.role)
+        if own.script and (known is None or not _are_equal(known, own)):
+            others = (other for other in scripts if other.role != own.role)
+            self._set(scripts=(*others, own)[-_REMEMBERED_SCRIPTS:])
 
     # --- the round ---------------------------------------------------------------------------------------------------
     def _read_round(self, state: NodeState) -> None:
@@ -192,9 +179,10 @@ class NodeChanges:
         node = self._nodes.get(state.node)
         if node is None:
             return
+        last = self._job.round
         # A node that has accepted a newer proposal never starts this round.
-        accepted = next((one for one in state.accepted[-1:] if one.round == self._round), None)
-        has_started = self._round is not None and state.started == self._round
+        accepted = next((one for one in state.accepted[-1:] if one.round == last), None)
+        has_started = last is not None and state.started == last
         if accepted is not None or has_started:
             node = self._take_seat(node, state.rank if accepted is None else accepted.rank)
         is_busy = state.phase != IDLE and not node.is_member
@@ -202,7 +190,10 @@ class NodeChanges:
             node = replace(node, is_busy=is_busy)
         # What a member that has yet to read its `start` says of its workers is of a round before.
         if has_started and node.is_member and not node.outcome:
-            node = self._read_failing(node, state)
+            if state.is_failing:
+                is_suspecting = state.is_secondary and (node.failing is None or node.is_suspecting)
+                failing = self._next_order() if node.failing is None else node.failing
+                node = replace(node, failing=failing, is_suspecting=is_suspecting)
             if state.ended is not None:
                 node = self._read_end(node, state.ended)
         self._nodes[state.node] = node
@@ -214,16 +205,9 @@ class NodeChanges:
         seat = self._seats[rank]
         if seat.is_awaited or not seat.node:
             self._seats[rank] = replace(seat, node=node.node, is_awaited=False)
-        is_member = self._job.phase in _ACTIVE
+        is_member = self._job.phase in ACTIVE
         has_it = (node.rank, node.is_member) == (rank, is_member)
         return node if has_it else replace(node, rank=rank, is_member=is_member)
-
-    def _read_failing(self, node: Node, state: NodeState) -> Node:
-        if not state.is_failing:
-            return node
-        if node.failing is None:
-            return replace(node, failing=self._next_order(), is_suspecting=state.is_secondary)
-        return replace(node, is_suspecting=node.is_suspecting and state.is_secondary)
 
     def _read_end(self, node: Node, end: RoundEnd) -> Node:
         report = end.report or {}
@@ -249,18 +233,20 @@ class NodeChanges:
         elif self._job.root is None or (root.severity, root.order) < (self._job.root.severity, self._job.root.order):
             self._set(root=root)
 
-    def forget_refusal(self, name: str) -> None:
-        """Forget what a node was to be told: its connection has ended."""
-        if self._job.refusals:
-            self._set(refusals=tuple(one for one in self._job.refusals if one.node != name))
-
     # --- nodes that go -----------------------------------------------------------------------------------------------
-    def put_away(self, name: str) -> None:
-        """Keep a node whose connection has broken: it may come back within the lease."""
-        if name in self._nodes:
-            self._nodes[name] = replace(self._nodes[name], is_away=True)
+    def read_closed(self, closed: Closed) -> None:
+        """Take in how a node's connection has ended; if it has broken, the node may come back within the lease."""
+        self._forget_refusal(closed.node)
+        if closed.how == BROKEN:
+            if closed.node in self._nodes:
+                self._nodes[closed.node] = replace(self._nodes[closed.node], is_away=True)
+        elif closed.how == SILENT:
+            self._drop(closed.node, SILENT, closed.detail)
+        else:
+            detail = f"{_CLAUSES[DIED]}: {closed.detail}" if closed.detail else _CLAUSES[DIED]
+            self._drop(closed.node, DIED, detail)
 
-    def drop(self, name: str, reason: str, detail: str) -> None:
+    def _drop(self, name: str, reason: str, detail: str) -> None:
         """Drop a node: it left, died, is silent or is refused."""
         node = self._nodes.pop(name, None)
         before = self._gone.pop(name, None)
@@ -279,13 +265,11 @@ class NodeChanges:
         if rank >= 0 and self._seats[rank].is_awaited:
             self._seats[rank] = Seat(started.coordinator, is_awaited=False, is_lost=True)
 
-    def give_up_awaited(self) -> None:
-        """Count the members that have not come after a change of the coordinator as lost."""
-        self._seats = [
-            replace(seat, is_awaited=False, is_lost=True) if seat.is_awaited else seat for seat in self._seats
-        ]
-
     # --- the state ---------------------------------------------------------------------------------------------------
+    def _forget_refusal(self, name: str) -> None:
+        if self._job.refusals:
+            self._set(refusals=tuple(one for one in self._job.refusals if one.node != name))
+
     def _next_order(self) -> int:
         self._order += 1
         return self._order
@@ -294,16 +278,10 @@ class NodeChanges:
         self._job = replace(self._job, **changes)  # type: ignore[arg-type] # names are checked by tests
 
 
-def describe_misfit(state: NodeState, config: JobConfig, scripts: tuple[RoleScript, ...], *, here: str = "here") -> str:
-    """Tell why a node is not of this job; "" if it may be. See `describe_difference` for `here`."""
-    return describe_difference(config, state.config, here=here) or describe_other_script(
-        scripts, state.node_info.role_script, here=here
-    )
-
-
-def describe_death(detail: str) -> str:
-    """Return the clause about a node whose agent died."""
-    return f"{_CLAUSES[DIED]}: {detail}" if detail else _CLAUSES[DIED]
+def forget_place(gone: Gone) -> Gone:
+    """Return a node that is gone without its place in the last round: another round is there now."""
+    was = gone.was and replace(gone.was, is_member=False, rank=None)
+    return replace(gone, was=was, is_told=True)
 
 
 def _keep(node_info: NodeInfo) -> NodeInfo:
@@ -311,15 +289,14 @@ def _keep(node_info: NodeInfo) -> NodeInfo:
     return node_info if node_info.script_file is None else replace(node_info, script_file=None)
 
 
-#: Roles whose scripts are remembered.
-_REMEMBERED = 64
-
-
-def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript, *, here: str = "here") -> str:
-    """Return a sentence with a node's script and that of the other nodes of its role; "" where they agree."""
-    known = _find(scripts, own.role)
-    if not own.script or known is None or _are_one(known, own):
-        return ""
+# --- nodes of another job --------------------------------------------------------------------------------------------
+def describe_misfit(state: NodeState, config: JobConfig, scripts: tuple[RoleScript, ...], *, here: str = "here") -> str:
+    """Return the reason why a node is not of this job; "" if it may be. See `describe_difference` for `here`."""
+    difference = describe_difference(config, state.config, here=here)
+    own = state.node_info.role_script
+    known = _find_script(scripts, own.role)
+    if difference or not own.script or known is None or _are_equal(known, own):
+        return difference
     script, other = own.script, known.script
     if script == other and own.file is not None and known.file is not None:
         script, other = own.file.path, known.file.path
@@ -329,20 +306,11 @@ def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript, *, h
     )
 
 
-def settle_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> tuple[RoleScript, ...]:
-    """Remember a role's script, instead of a former one that is another."""
-    known = _find(scripts, own.role)
-    if not own.script or (known is not None and _are_one(known, own)):
-        return scripts
-    others = (other for other in scripts if other.role != own.role)
-    return (*others, own)[-_REMEMBERED:]
-
-
-def _are_one(one: RoleScript, other: RoleScript) -> bool:
+def _are_equal(one: RoleScript, other: RoleScript) -> bool:
     if one.script != other.script or one.file is None or other.file is None:
         return one.script == other.script
     return one.file.path == other.file.path or one.file.digest == other.file.digest
 
 
-def _find(scripts: tuple[RoleScript, ...], role: str) -> RoleScript | None:
+def _find_script(scripts: tuple[RoleScript, ...], role: str) -> RoleScript | None:
     return next((known for known in scripts if known.role == role), None)

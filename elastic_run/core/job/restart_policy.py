@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.config import JobConfig
 
+# --- words for what became of a round on one node, and why a node leaves ---------------------------------------------
+DONE = "done"
+FAILED = "failed"
+STOPPED = "stopped"
+CANNOT_START = "cannot_start"
+UNREACHABLE = "unreachable"
+OUTCOMES = frozenset((DONE, FAILED, STOPPED, CANNOT_START, UNREACHABLE))
+
+BY_SIGNAL = "signal"
+DIED = "died"
+UNKILLABLE = "unkillable"
+UNHEALTHY = "unhealthy"
+EXCLUDED = "excluded"
+#: Reasons that are known before the node goes: the round ends for a departure, and not for a loss.
+ANNOUNCED = frozenset((BY_SIGNAL, UNKILLABLE, UNHEALTHY, EXCLUDED))
+
+# --- the policy ------------------------------------------------------------------------------------------------------
 #: Seconds. A round that lived shorter failed early, as far as the pause is concerned.
 EARLY = 10.0
 #: Seconds. An error of the program itself (an import, a syntax error) shows up within this time.
@@ -36,24 +53,16 @@ RESTART_JOB, STOP_JOB, EXCLUDE_NODE = RULE_DECISIONS = ("restart", "stop", "excl
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed round: what its worker's end means for the job. It travels in the report of the node that had it.
+    """One failed round: what its worker's end means for the job. It travels in the report of the node that had it."""
 
-    Args:
-        exit_code: The root cause's exit code, 128+n for a signal.
-        signature: Equal for two failures that look the same; None for unknown.
-        is_deterministic: Whether it can't go away by itself.
-        uptime: Seconds that the round lived.
-        decision: One of `RULE_DECISIONS`, by a rule of the user's that fits, or "". Without a rule it is STOP_JOB, for
-            a launch without a main guard.
-        rule: The expression of that rule, or "".
-    """
-
-    exit_code: int
-    signature: str | None = None
-    is_deterministic: bool = False
-    uptime: float = 0.0
+    exit_code: int  # The root cause's exit code, 128+n for a signal
+    signature: str | None = None  # Equal for two failures that look the same; None for unknown
+    is_deterministic: bool = False  # Whether it can't go away by itself
+    uptime: float = 0.0  # Seconds that the round lived
+    #: One of `RULE_DECISIONS`, by a rule of the user's that fits, or "". Without a rule it is STOP_JOB, for a launch
+    #: without a main guard.
     decision: str = ""
-    rule: str = ""
+    rule: str = ""  # The expression of that rule, or ""
 
     def name_rule(self) -> str:
         """Return what decided, a clause for the user."""
@@ -71,15 +80,10 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the job.
+    """End the job."""
 
-    Args:
-        verdict: A name from `contract.EXIT_CODES`.
-        detail: One sentence for the user; empty when the budget is simply used up.
-    """
-
-    verdict: str
-    detail: str = ""
+    verdict: str  # A name from `contract.EXIT_CODES`
+    detail: str = ""  # One sentence for the user; empty when the budget is simply used up
 
 
 def decide_restart(
@@ -91,19 +95,10 @@ def decide_restart(
     *,
     used: int | None = None,
 ) -> Restart | GiveUp:
-    """Decide what follows a failed round.
+    """Decide what follows a failed round: `Restart` with its pause, or `GiveUp` with the verdict.
 
-    Args:
-        config: The job's configuration.
-        failures: The job's failures, oldest first; the last is the one to decide on.
-        restart_times: Monotonic seconds at which the job restarted before; the last ones will do, as many as a window
-            allows.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1).
-        used: How often the job restarted before; None for as often as there are times.
-
-    Returns:
-        `Restart` with its pause, or `GiveUp` with the verdict.
+    The last failure is the one to decide on. Of the times of restarts the last ones will do, as many as a window
+    allows; `used` says how often the job restarted, None for as often as there are times. `jitter` is in [0, 1).
     """
     failure = failures[-1]
     if failure.decision == STOP_JOB:
@@ -111,8 +106,9 @@ def decide_restart(
     is_wanted = failure.decision == RESTART_JOB
     if failure.exit_code in config.no_restart_exit_codes and not is_wanted:
         return GiveUp("worker_failed", f"exit code {failure.exit_code} is listed in --no-restart-exit-codes")
-    if len(failures) > 1 and not is_wanted and _is_repeated(config, failures[-2], failure):
-        return GiveUp("repeated_failure", _repeated_detail(config, failure))
+    repeated = "" if len(failures) == 1 or is_wanted else _describe_repeated(config, failures[-2], failure)
+    if repeated:
+        return GiveUp("repeated_failure", repeated)
     if not has_budget(config, len(restart_times) if used is None else used):
         return GiveUp("worker_failed")
     window = config.restart_window
@@ -132,19 +128,17 @@ def has_budget(config: JobConfig, used: int) -> bool:
     return is_only_window or used < config.max_restarts
 
 
-def _is_repeated(config: JobConfig, before: Failure, failure: Failure) -> bool:
-    if before.signature is None or before.signature != failure.signature:
-        return False
+def _describe_repeated(config: JobConfig, before: Failure, failure: Failure) -> str:
+    """Say that the same failure came twice, each time early; "" if it did not."""
     limit = config.min_uptime
     if limit is None:
         limit = DETERMINISTIC_EARLY if failure.is_deterministic else 0.0
-    return before.uptime < limit and failure.uptime < limit
-
-
-def _repeated_detail(config: JobConfig, failure: Failure) -> str:
+    is_same = before.signature is not None and before.signature == failure.signature
+    if not is_same or max(before.uptime, failure.uptime) >= limit:
+        return ""
     if config.min_uptime is None:
         return "the program failed twice with the same error: a restart can't help"
-    return f"the same failure twice before --min-uptime {config.min_uptime:g} s (after {failure.uptime:.1f} s)"
+    return f"the same failure twice before --min-uptime {limit:g} s (after {failure.uptime:.1f} s)"
 
 
 def _pause(config: JobConfig, failures: Sequence[Failure], jitter: float) -> float:

@@ -15,14 +15,13 @@ import threading
 import time
 
 from elastic_run.core.job import coordination as rules
-from elastic_run.core.job.coordination import BROKEN, Closed, Said, StepDown, make_order
+from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
+from elastic_run.core.job.coordination import describe_wait, list_left_out, make_order
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES, compute_standing
 from elastic_run.core.job.documents import GATHER, NodeState, Order, Promise
-from elastic_run.core.job.round_outcome import verdict_exit_code
+from elastic_run.core.job.round_policy import end_job
+from elastic_run.core.job.state import BROKEN, Closed, Job, Said, StepDown
 from elastic_run.core.job.succession import LEASE
-from elastic_run.core.job.wait_status import describe_wait, list_left_out
-from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
-from elastic_run.core.protocol.facts import End
 from elastic_run.loop import Loop
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.link import Link
@@ -38,9 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from elastic_run.core.job.coordination import Coordination
-    from elastic_run.core.job.coordination_state import Event
     from elastic_run.core.job.documents import Round
+    from elastic_run.core.job.state import Event
     from elastic_run.loop import Timer
     from elastic_run.rendezvous.coordination.opening import Hello, Identity
     from elastic_run.rendezvous.coordination.places import LeasePlace
@@ -88,7 +86,7 @@ class Coordinator:
         self._loop = Loop()
         self._is_over = False
         self._answer = Answer(SEARCHES, identity.node)
-        self._state: Coordination | None = None  # None while this agent doesn't coordinate
+        self._state: Job | None = None  # None while this agent doesn't coordinate
         self._is_ready = False  # whether it has heard what its own node knows of the job
         self._standing = -1
         self._started_by: tuple[Round, ...] = ()
@@ -113,7 +111,7 @@ class Coordinator:
         self._thread.start()
 
     def _open_worker_store(self, listening: _socket.socket) -> Callable[[_socket.socket, tuple[str, int]], None]:
-        from elastic_run.store.tcpstore.server import StoreServer
+        from elastic_run.store.server import StoreServer
 
         server = StoreServer(self._loop, listening, is_fed=True)
         self._clear_workers = server.reset
@@ -140,20 +138,27 @@ class Coordinator:
         *,
         dead: str,
         silent: str,
-        short_since: float | None,
+        few_since: float | None,
         may_found: bool,
         lease: LeasePlace | None,
     ) -> None:
-        """Coordinate the job from now on; see `Coordination` and `Job` for most values.
+        """Coordinate the job from now on; see `Job` for most values.
 
         `own` is this side of the connection to this agent's own node, and `lease` is to be renewed.
         """
 
         def start() -> None:
             self._end_term()
-            began = time.monotonic()
-            state = rules.begin(promise, choice, began, dead=dead, silent=silent, started_by=self._started_by)
-            self._state = replace(state, may_found=may_found, job=replace(state.job, short_since=short_since))
+            self._state = Job(
+                promise,
+                choice,
+                time.monotonic(),
+                few_since=few_since,
+                started_by=self._started_by,
+                dead=dead,
+                silent=silent,
+                may_found=may_found,
+            )
             self._standing = -1
             self._is_ready = False
             link = Link(self._loop, own, lease=self._identity.lease)
@@ -181,8 +186,7 @@ class Coordinator:
         def end() -> None:
             state = self._state
             if state is not None and not state.is_over and state.end is None:
-                code, attempts = verdict_exit_code("store_lost"), state.job.attempts
-                self._state = replace(state, end=End(state.job.term, "store_lost", code, detail, None, attempts))
+                self._state = end_job(state, "store_lost", detail)
                 self._changed.update(self._links)
                 self._send_orders(self._state)
 
@@ -215,7 +219,7 @@ class Coordinator:
         return state is not None and any(node != self._node and not one.leaving for node, one in state.here.items())
 
     def list_left_out(self) -> list[dict[str, Any]]:
-        """Return the nodes that the job goes on without; see `core.job.wait_status`."""
+        """Return the nodes that the job goes on without; see `core.job.coordination`."""
         state = self._state
         return [] if state is None else list_left_out(state.job, time.monotonic())
 
@@ -329,9 +333,9 @@ class Coordinator:
             self._unanswered.discard(node)
             return not self._unanswered
         state = self._state
-        if state is None or state.job.config is None:
+        if state is None or state.config is None:
             return False
-        return len(self._events) + len(state.here) == state.job.config.max_nodes
+        return len(self._events) + len(state.here) == state.config.max_nodes
 
     def _wake(self) -> None:
         if self._due is None:
@@ -367,7 +371,7 @@ class Coordinator:
         if due is not None:
             self._timer = self._loop.call_at(due, self._wake)
 
-    def _send_orders(self, state: Coordination) -> None:
+    def _send_orders(self, state: Job) -> None:
         changed, self._changed = self._changed, set()
         last, content = None, b""
         for node in changed:
@@ -385,14 +389,13 @@ class Coordinator:
             link.acknowledge()
 
 
-def _knows(state: Coordination, node: str) -> bool:
-    return any(refusal.node == node for refusal in state.job.refusals) or node in state.ended
+def _knows(state: Job, node: str) -> bool:
+    return any(refusal.node == node for refusal in state.refusals) or node in state.ended
 
 
-def _is_same_for_all(before: Coordination, after: Coordination) -> bool:
+def _is_same_for_all(before: Job, after: Job) -> bool:
     """Whether only what single nodes have said may change an order."""
     names = ("promise", "round", "proposed", "halt", "end", "is_over", "memory")
-    job, later = before.job, after.job
     return all(getattr(before, name) is getattr(after, name) for name in names) and (
-        job.phase == later.phase and job.refusals == later.refusals
+        before.phase == after.phase and before.refusals == after.refusals
     )

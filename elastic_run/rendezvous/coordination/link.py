@@ -19,8 +19,8 @@ import logging
 import os
 from struct import Struct
 
-from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT
-from elastic_run.core.protocol.codec import LARGEST, MessageError, decode, encode
+from elastic_run.core.job.codec import LARGEST, MessageError, decode, encode
+from elastic_run.core.job.state import BROKEN, ENDED, SILENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

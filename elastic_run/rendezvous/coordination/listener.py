@@ -16,8 +16,8 @@ import logging
 import os
 import socket
 
+from elastic_run.core.job.codec import LARGEST, MessageError, to_message
 from elastic_run.core.job.discovery import COORDINATES
-from elastic_run.core.protocol.codec import LARGEST, MessageError, to_message
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.link import LARGEST_OPENING, NAME, PREAMBLE, Link
 from elastic_run.rendezvous.coordination.opening import (
@@ -30,7 +30,7 @@ from elastic_run.rendezvous.coordination.opening import (
     read_opening,
 )
 from elastic_run.store.connecting import notice_darkness
-from elastic_run.store.limits import RESERVED_DESCRIPTORS
+from elastic_run.store.wire import RESERVED_DESCRIPTORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

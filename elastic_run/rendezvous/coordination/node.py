@@ -16,14 +16,24 @@ import threading
 
 from elastic_run import __version__
 from elastic_run.core.job import membership
-from elastic_run.core.job.coordination import BROKEN, SILENT
-from elastic_run.core.job.documents import IDLE, RUNS, Order
-from elastic_run.core.job.membership import Member, OrderRead, Search
-from elastic_run.core.job.node_events import CutOff, Ended, Formed, Halted, Refused, Settled, Warned, WorkersGone
+from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
+from elastic_run.core.job.documents import IDLE, RUNS, Order, RoundEnd, WaitStatus
+from elastic_run.core.job.membership import (
+    CutOff,
+    Ended,
+    Formed,
+    Halted,
+    Member,
+    OrderRead,
+    Refused,
+    Search,
+    Settled,
+    Warned,
+    WorkersGone,
+)
+from elastic_run.core.job.restart_policy import STOPPED, UNREACHABLE
+from elastic_run.core.job.state import BROKEN, SILENT
 from elastic_run.core.job.succession import ONLY_ONE
-from elastic_run.core.job.wait_status import WaitStatus
-from elastic_run.core.protocol.codec import MessageError, encode, from_document, to_message
-from elastic_run.core.protocol.outcomes import STOPPED, UNREACHABLE
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_listening, find_trouble
 from elastic_run.rendezvous.coordination.link import Link
@@ -42,8 +52,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.documents import Promise
-    from elastic_run.core.protocol.facts import StoreAddress
+    from elastic_run.core.job.documents import Promise, StoreAddress
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.events import SessionEvent, Setup
@@ -330,7 +339,7 @@ class Node:
         """Say that nothing of a round lives here: the agent was never told of it."""
         self._formed = None
         if self.member is not None:
-            self.feed(WorkersGone(formed.assignment.round, outcome, self.member.store_address, detail=detail))
+            self.feed(WorkersGone(formed.assignment.round, RoundEnd(outcome, detail=detail), self.member.store_address))
 
     # --- messages ----------------------------------------------------------------------------------------------------
     def send(self, message: dict[str, Any]) -> None:

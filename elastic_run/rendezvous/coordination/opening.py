@@ -16,8 +16,8 @@ import os
 import time
 from contextlib import suppress
 
+from elastic_run.core.job.codec import MessageError, from_document, to_message
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES
-from elastic_run.core.protocol.codec import MessageError, from_document, to_message
 from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.link import (
     LARGEST_OPENING,

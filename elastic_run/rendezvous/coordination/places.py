@@ -16,8 +16,6 @@ import time
 from contextlib import suppress
 
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.core.job.coordination import LeaseRenewed, StepDown
-from elastic_run.core.job.coordination_state import LEASE_SHARE
 from elastic_run.core.job.discovery import (
     COORDINATES,
     FOLLOWS,
@@ -27,6 +25,7 @@ from elastic_run.core.job.discovery import (
     SEARCHES,
     Answer,
 )
+from elastic_run.core.job.state import LEASE_SHARE, LeaseRenewed, StepDown
 from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import (
@@ -41,7 +40,7 @@ from elastic_run.rendezvous.events import Notice
 from elastic_run.report.waiting import Repetition
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import StoreError
-from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
+from elastic_run.store.worker_store import PortTakenError, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

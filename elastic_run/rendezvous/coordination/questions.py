@@ -7,7 +7,7 @@ time is missing from the answer.
 
 from __future__ import annotations
 
-from elastic_run.core.protocol.node_status import is_sound
+from elastic_run.core.job.node_status import is_sound
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False

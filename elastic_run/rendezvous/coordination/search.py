@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 
 from elastic_run.core.job import discovery as discovering
-from elastic_run.core.job.coordination import BROKEN, SILENT, MayFound, StepDown
 from elastic_run.core.job.discovery import (
     COORDINATES,
     LEASE_STORE,
@@ -26,7 +25,8 @@ from elastic_run.core.job.discovery import (
     WaitUntil,
 )
 from elastic_run.core.job.documents import Promise
-from elastic_run.core.job.node_events import Refused
+from elastic_run.core.job.membership import Refused
+from elastic_run.core.job.state import BROKEN, SILENT, MayFound, StepDown
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator import Coordinator
@@ -98,7 +98,7 @@ class CoordinatorSearch:
         self._node = node
         self._discovery = self._begin_discovery()
         self._standing = 0
-        self._short_since: float | None = None  # since when this agent has coordinated too few nodes
+        self._few_since: float | None = None  # since when this agent has coordinated too few nodes
         self._questions = 0
         self._timer: Timer | None = None
         #: The connection on which a coordinator has just answered, what was read behind the answer, and its promise.
@@ -187,9 +187,9 @@ class CoordinatorSearch:
     def _take_standing(self, standing: int) -> None:
         self._standing = standing
         if standing == discovering.RUNS_ROUND:
-            self._short_since = None
-        elif self._short_since is None:
-            self._short_since = self._loop.now()
+            self._few_since = None
+        elif self._few_since is None:
+            self._few_since = self._loop.now()
         self._advance(None)
 
     def _perform(self, action: Action) -> None:
@@ -211,7 +211,7 @@ class CoordinatorSearch:
     def _follow(self, endpoint: str) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            self._short_since = None
+            self._few_since = None
             self._node.use(*opened)
             return
         # It was asked by a coordinator, which joined nothing; now a node asks.
@@ -234,7 +234,7 @@ class CoordinatorSearch:
             others,
             dead=dead,
             silent=silent,
-            short_since=self._short_since,
+            few_since=self._few_since,
             may_found=place.choice == ONLY_ONE,
             lease=lease,
         )

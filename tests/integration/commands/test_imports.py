@@ -123,7 +123,7 @@ def test_a_job_of_one_node_speaks_with_nobody(launch: Launch, tmp_path: Path) ->
     assert launch("--nproc-per-node=2", "--no-python", "true", env=env, cwd=tmp_path).wait_exit() == 0
     imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
     assert "elastic_run.agent.history" in imported
-    assert not {"json", "elastic_run.core.protocol.codec", "elastic_run.cluster.devices"} & imported
+    assert not {"json", "elastic_run.core.job.codec", "elastic_run.cluster.devices"} & imported
 
 
 def test_an_ordinary_job_does_without_psutil(launch: Launch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.agent.driver.flight_recorder import FILE_PREFIX, FlightRecorder
-from elastic_run.core.job.coordination_state import BROKEN, ENDED, SILENT
+from elastic_run.core.job.state import BROKEN, ENDED, SILENT
 from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.logs import LogsDest

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from elastic_run.core.diagnosis.stacks import Dump
+    from elastic_run.core.failure.stacks import Dump
 
 _NUMBER = 900
 _SIGNALS = [PYTHON_STACK_SIGNAL, MAIN_STACK_SIGNAL, STACK_SIGNAL]

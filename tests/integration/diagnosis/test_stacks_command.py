@@ -15,7 +15,7 @@ import pytest
 import elastic_run.compat
 from elastic_run.cli.commands import stacks
 from elastic_run.control.client import RunningJob
-from elastic_run.core.diagnosis.stacks import Dump
+from elastic_run.core.failure.stacks import Dump
 from elastic_run.diagnosis import native_stacks
 from elastic_run.notices import UsageError
 from elastic_run.report.stack_lines import summary

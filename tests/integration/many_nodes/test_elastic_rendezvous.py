@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job.node_events import Ended, Formed, Halted, Refused
+from elastic_run.core.job.membership import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
-from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.client import StoreClient
 from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, plain_setup, tcp_node
 from tests.support.wait import wait_until
 

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import __version__
-from elastic_run.core.job.documents import NodeState, Promise, Proposal, Round, RoundEnd
-from elastic_run.core.job.node_events import Ended, Formed
-from elastic_run.core.protocol.codec import to_message
-from elastic_run.core.protocol.facts import NodeInfo, StoreAddress
+from elastic_run.core.job.codec import to_message
+from elastic_run.core.job.documents import NodeInfo, NodeState, Promise, Proposal, Round, RoundEnd, StoreAddress
+from elastic_run.core.job.membership import Ended, Formed
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_trouble
 from elastic_run.rendezvous.coordination.link import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
 from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, ask, make_nonce
-from elastic_run.store.tcpstore import wire
+from elastic_run.store import wire
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import RUN_ID, place, wait_coordinated
 from tests.support.sessions import free_port, plain_config, tcp_node

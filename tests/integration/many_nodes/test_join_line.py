@@ -185,7 +185,7 @@ def test_a_job_on_one_port_with_its_workers(launch: Launch, worker: Worker, gate
     port = free_port()
     static = ("--rdzv-backend=static", "--master-addr=localhost", f"--master-port={port}", "--nnodes=2")
     path = worker(
-        "from elastic_run.store.tcpstore.client import StoreClient\n"
+        "from elastic_run.store.client import StoreClient\n"
         "with StoreClient('localhost', int(os.environ['MASTER_PORT']), 20.0) as store:\n"
         "    store.set(f'here/{rank}', b'x')\n"
         "    store.wait(['here/0', 'here/1'])\n" + waits_at(gate)

@@ -227,7 +227,7 @@ _AT_ONCE = 1.0
 #: Runs the launcher as another release would: another version, another protocol, a field more in each document.
 RELEASE = """
 import elastic_run
-from elastic_run.core.protocol import codec
+from elastic_run.core.job import codec
 elastic_run.__version__ = {version!r}
 to_json = codec.encode
 codec.encode = lambda document: to_json({{**document, "new_field": 1}})

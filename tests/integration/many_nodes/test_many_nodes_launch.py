@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.core.job.node_events import Formed
+from elastic_run.core.job.membership import Formed
 from elastic_run.rendezvous.coordination.places import Place
-from elastic_run.store.tcpstore.listener import PortTakenError
+from elastic_run.store.worker_store import PortTakenError
 from tests.support.local_rendezvous import COPIED, copied, place, wait_coordinated
 from tests.support.processes import children_of
 from tests.support.sessions import free_port, tcp_node
@@ -99,7 +99,7 @@ def test_the_store_of_a_round_outlives_the_workers_of_its_node(nodes: Nodes, wor
     path = worker(
         "import socket\n"
         "if rank == 0:\n    sys.exit(0)\n"
-        "from elastic_run.store.tcpstore.client import StoreClient\n"
+        "from elastic_run.store.client import StoreClient\n"
         "where = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
         "with StoreClient(*where, timeout=10) as store:\n"
         "    store.set('key', 'value')\n"

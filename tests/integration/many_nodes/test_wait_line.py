@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job.node_events import Ended, Formed
+from elastic_run.core.job.membership import Ended, Formed
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.events import Lost
 from elastic_run.report.waiting import WaitLine

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store.limits import COUNT_LIMIT
-from elastic_run.store.tcpstore import wire
+from elastic_run.store import wire
+from elastic_run.store.wire import COUNT_LIMIT
 from tests.support.store import NONCE
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def test_the_limit_of_descriptors_is_raised() -> None:
     """The soft limit becomes the hard one, and what it was is returned, so that workers can get it back."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128));"
-        "from elastic_run.store.tcpstore.listener import raise_descriptor_limit;"
+        "from elastic_run.store.worker_store import raise_descriptor_limit;"
         "print(raise_descriptor_limit(), raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

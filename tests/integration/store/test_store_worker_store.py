@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.loop import Loop
+from elastic_run.store import wire, worker_store
 from elastic_run.store.errors import UNKNOWN
-from elastic_run.store.tcpstore import wire, worker_store
-from elastic_run.store.tcpstore.listener import PortTakenError, open_listener
-from elastic_run.store.tcpstore.worker_store import choose_loopback, is_served_by_agent, open_worker_store
+from elastic_run.store.worker_store import (
+    PortTakenError,
+    choose_loopback,
+    is_served_by_agent,
+    open_listener,
+    open_worker_store,
+)
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK, Peer
 from tests.support.wait import DEADLINE
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from elastic_run.store.tcpstore.worker_store import WorkerStore
+    from elastic_run.store.worker_store import WorkerStore
 
 
 class Desk:

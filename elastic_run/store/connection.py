@@ -14,15 +14,14 @@ from __future__ import annotations
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 
 from elastic_run.store.errors import DEFECT, WireError
-from elastic_run.store.limits import PIECE_COST
-from elastic_run.store.tcpstore.wire import Decoder
+from elastic_run.store.wire import PIECE_COST, Decoder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
-    from elastic_run.store.tcpstore.memory_store import Waiter
+    from elastic_run.store.memory_store import Waiter
 
 _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024
@@ -36,11 +35,7 @@ _NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)
 
 
 class Holdings:
-    """Bytes that all connections of a server hold: unfinished messages, waits, and replies that were copied.
-
-    Args:
-        connections: The server's connections.
-    """
+    """Bytes that all connections of a server hold: unfinished messages, waits, and replies that were copied."""
 
     __slots__ = ("connections", "limit", "total")
 
@@ -51,20 +46,10 @@ class Holdings:
 
 
 class Connection:
-    """A client of the server.
+    """A client of the server, on an accepted, non-blocking socket; `peer` is its address and port.
 
-    Args:
-        loop: The loop whose thread this lives in.
-        socket: The accepted socket, non-blocking.
-        holdings: What all connections of the server hold.
-        peer: The client's address and port.
-        on_message: Called with (connection, operation, fields); may raise `WireError` to close the connection.
-        on_close: Called once with the connection, and with the error that ended it.
-
-    Attributes:
-        held: Bytes that it holds, as its holdings have them.
-        waiter: The wait that the client is in, or None.
-        woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
+    `on_message` is called with each operation and its fields, and may raise `WireError` to close the connection;
+    `on_close` once, with the error that ended it.
     """
 
     __slots__ = (
@@ -97,10 +82,11 @@ class Connection:
         on_message: Callable[[Connection, int, list[bytes | int]], None],
         on_close: Callable[[Connection, WireError | None], None],
     ) -> None:
-        self.waiter: Waiter | None = None
+        self.waiter: Waiter | None = None  # the wait that the client is in
+        #: The queue that ended the client's wait, until its next message shows whether it takes the value.
         self.woken_by: bytes | None = None
         self.is_closed = False
-        self.held = 0
+        self.held = 0  # bytes that it holds, as its holdings have them
         self._peer = peer
         self._holdings = holdings
         self._loop = loop
@@ -186,8 +172,7 @@ class Connection:
     def account(self) -> None:
         """Count what the connection holds now. If all together hold too much, the one that holds most is closed.
 
-        Raises:
-            WireError: This is the one.
+        Raises `WireError` if this is that one.
         """
         if self.is_closed or not (self._decoder.held or self._queued or self.held or self.waiter):
             return

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 
 from elastic_run.store.errors import WireError
-from elastic_run.store.limits import ENTRY_COST, QUEUE_COST, UNBOUNDED, WAIT_COST
+from elastic_run.store.wire import ENTRY_COST, QUEUE_COST, UNBOUNDED, WAIT_COST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,21 +31,15 @@ _PIECE = 16 * 1024
 
 
 class Waiter:
-    """One client's wait for keys.
-
-    Attributes:
-        missing: The keys that are not there yet.
-        queue: The queue whose push ended the wait, or None.
-        cost: Bytes that the wait takes.
-    """
+    """One client's wait for keys."""
 
     __slots__ = ("callback", "cost", "missing", "queue")
 
     def __init__(self, missing: set[bytes], callback: Callable[[], None]) -> None:
-        self.cost = len(missing) * WAIT_COST + sum(map(len, missing))
-        self.missing = missing
+        self.cost = len(missing) * WAIT_COST + sum(map(len, missing))  # bytes that the wait takes
+        self.missing = missing  # the keys that are not there yet
         self.callback: Callable[[], None] | None = callback
-        self.queue: bytes | None = None
+        self.queue: bytes | None = None  # the queue whose push ended the wait
 
 
 class Pieces:
@@ -68,18 +62,12 @@ class Pieces:
 
 
 class MemoryStore:
-    """Keys with values, queues, and waiters.
-
-    Attributes:
-        limit: Bytes that the keys and values may take.
-        size: Bytes that the keys and values take.
-        waiters: The waiters for a key in order of arrival. A dict, since a thousand may wait for one key and each may
-            cancel.
-    """
+    """Keys with values, queues, and waiters."""
 
     def __init__(self) -> None:
-        self.limit = UNBOUNDED
-        self.size = 0
+        self.limit = UNBOUNDED  # bytes that the keys and values may take
+        self.size = 0  # bytes that they take
+        #: The waiters for a key in order of arrival. A dict, since a thousand may wait for one key and each may cancel.
         self.waiters: dict[bytes, dict[Waiter, None]] = {}
         self._values: dict[bytes, bytes | Pieces] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
@@ -129,8 +117,7 @@ class MemoryStore:
     def add(self, key: bytes, amount: int) -> int:
         """Count a key up, from 0 if it is missing; return the sum, wrapped to 64 bits.
 
-        Raises:
-            ValueError: The value there is not a number.
+        Raises ValueError if the value there is not a number.
         """
         total = self._count(key, amount)
         self._wake_all(key)
@@ -147,8 +134,7 @@ class MemoryStore:
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
         """Replace a value if it is the expected one; a missing key is set if `expected` is empty.
 
-        Returns:
-            The value now; for a missing key that stays missing, `expected`.
+        Returns the value now; for a missing key that stays missing, `expected`.
         """
         value = self.get(key)
         if value is None and expected:
@@ -235,31 +221,17 @@ class MemoryStore:
 
     # --- waiting -------------------------------------------------------------------------------------------------
     def on_key(self, keys: Iterable[bytes], callback: Callable[[], None]) -> Waiter | None:
-        """Call back once all keys have appeared.
+        """Call back, once, when all keys have appeared; a key counts also if it is deleted while others are missing.
 
-        Args:
-            keys: The keys. One that appears counts, also if it is deleted while others are missing.
-            callback: Called once.
-
-        Returns:
-            The waiter, or None if all are there already: then nothing is called.
+        Returns None if all are there already: then nothing is called.
         """
         missing = {key for key in keys if not self._is_there(key)}
         return self._add(Waiter(missing, callback)) if missing else None
 
     def barrier(self, key: bytes, world_size: int, callback: Callable[[], None]) -> Waiter | None:
-        """Come to a barrier.
+        """Come to a barrier, a counter that so many callers open, and call back when it opens.
 
-        Args:
-            key: The barrier's name, a counter.
-            world_size: The number of callers that opens it.
-            callback: Called once when it opens.
-
-        Returns:
-            The waiter, or None if it is open: then all others have been called, and this callback isn't.
-
-        Raises:
-            ValueError: The value there is not a number.
+        Returns None if it is open: then all others have been called, and this callback isn't. Raises as `add` does.
         """
         if self._count(key, 1) < world_size:
             return self._add(Waiter({key}, callback))
@@ -311,8 +283,7 @@ def _end_wait_for(waiter: Waiter, key: bytes) -> bool:
 def parse_integer(text: bytes) -> int:
     """Read a number as C's `strtoll` does, as torch's server: leading space, a sign, and any rest is ignored.
 
-    Raises:
-        ValueError: There is no digit, or the number doesn't fit 64 bits.
+    Raises ValueError if there is no digit, or the number doesn't fit 64 bits.
     """
     if text.isdigit() and len(text) < _INT64_DIGITS:
         return int(text)

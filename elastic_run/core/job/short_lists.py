@@ -1,4 +1,4 @@
-"""Lists of host names in lines for the user, in Slurm's notation: `node[01-03,7], login`. Pure.
+"""Short lists of host names and ranks in lines for the user, in Slurm's notation: `node[01-03,7], login`. Pure.
 
 A line of a job of 64 nodes has no room for 64 names, and the first eight names don't show which node is missing. Up to
 eight names are listed one by one, in the given order. More names are folded: names that differ only in their last
@@ -13,14 +13,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["fold_clauses", "fold_hosts", "list_hosts"]
-
 #: Names that are listed one by one, and folded names.
 _NAMED = 8
-#: Ranges of numbers in all folded names.
+#: Ranges of numbers in all folded names, and in a list of ranks.
 _MOST_RANGES = 24
+_MOST_RUNS = 6
 _REST = "…"
 _NUMBERED = re.compile(r"([^.]*?)([0-9]{1,9})([^0-9.]*(?:\..*)?)", re.DOTALL)
+
+
+def list_ranks(ordered: Sequence[int]) -> str:
+    """Return ascending ranks with consecutive ranks as ranges, such as `0-2, 4` or `0, 2, 4, ... (50 in all)`."""
+    parts = _find_ranges(map(str, ordered))
+    if len(parts) > _MOST_RUNS:
+        parts[_MOST_RUNS - 1 :] = [f"... ({len(ordered)} in all)"]
+    return ", ".join(parts)
 
 
 def list_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
@@ -29,11 +36,7 @@ def list_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def fold_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
-    """Return each name once, with ranges of numbers.
-
-    Returns:
-        Such as `node[01-03,7]` and `login`. The last text is `…` if there are more than a line shows.
-    """
+    """Return each name once, with ranges of numbers; the last text is `…` if there are more than a line shows."""
     groups: dict[tuple[str, str | None], set[str]] = {}
     for host in hosts:
         match = _NUMBERED.fullmatch(host)
@@ -51,11 +54,9 @@ def fold_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
 
 
 def fold_clauses(reasons: Sequence[tuple[str, str]], most: int) -> tuple[str, ...]:
-    """Return a clause for each host, such as `node7 (its agent died)`.
+    """Return a clause for each pair of host and reason, such as `node7 (its agent died)`.
 
-    Args:
-        reasons: Pairs of host and reason.
-        most: Number of clauses. If there are more hosts, the hosts of each reason are folded into one clause.
+    If there are more than `most`, the hosts of each reason are folded into one clause.
     """
     if len(reasons) <= most:
         return tuple(f"{host} ({reason})" for host, reason in reasons)

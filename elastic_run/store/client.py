@@ -3,7 +3,8 @@
 Rules
 - It speaks to our server and to torch's alike. Servers and clients start in any order, so the connection is tried
   again while nobody listens or answers.
-- One client belongs to one thread at a time: `clone` gives another thread its own. A wait occupies the connection.
+- It has what agents and small programs need; queues, barriers and lists of keys are for torch's own clients.
+- One client belongs to one thread at a time. A wait occupies the connection.
 - Keys get a prefix, as torch's TCPStore puts one before them; keys and values may be str (UTF-8) or bytes, values come
   back as bytes.
 - What answers needn't be a store of ours: an answer has a bound, above which the client is closed and says so.
@@ -17,17 +18,16 @@ import os
 import time
 
 from elastic_run.contract import LONGEST_WAIT
+from elastic_run.store import wire
 from elastic_run.store.connecting import connect_once, format_endpoint, reason_of
 from elastic_run.store.errors import (
     CLOSED,
     FOREIGN,
-    QueueEmptyError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
 )
-from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, MESSAGE_LIMIT, VALUE_LIMIT
-from elastic_run.store.tcpstore import wire
+from elastic_run.store.wire import COUNT_LIMIT, KEY_LIMIT, MESSAGE_LIMIT, VALUE_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,17 +47,10 @@ _NAMED = 5
 
 
 class StoreClient:
-    """A connection to a TCPStore.
+    """A connection to a TCPStore; a prefix is put before each key.
 
-    Args:
-        host: The server's name or address.
-        port: The server's port.
-        timeout: Seconds to wait for the server to listen, for a reply, and for keys.
-        prefix: What is put before each key.
-
-    Raises:
-        StoreConnectionError: The server can't be reached within the timeout, or isn't a TCPStore.
-        StoreTimeoutError: The server took the connection and did not answer.
+    The timeout is for the server to listen, for a reply, and for keys. Raises `StoreConnectionError` if the server
+    can't be reached within it, or isn't a TCPStore, and `StoreTimeoutError` if it took the connection and is silent.
     """
 
     def __init__(self, host: str, port: int, timeout: float = 300.0, prefix: str = "/") -> None:
@@ -87,10 +80,6 @@ class StoreClient:
             self._socket.close()
             self._socket = None
 
-    def clone(self) -> Self:
-        """Return another connection to the same store, for another thread."""
-        return type(self)(self.host, self.port, self.timeout, self._prefix.decode())
-
     def set_timeout(self, timeout: float) -> None:
         """Set the timeout in seconds."""
         self.timeout = timeout
@@ -101,11 +90,7 @@ class StoreClient:
         self._ask(wire.SET, self._key(key), encode_value(value))
 
     def get(self, key: str | bytes) -> bytes:
-        """Wait for a key, up to the timeout, and return its value.
-
-        Raises:
-            StoreTimeoutError: The key did not appear.
-        """
+        """Wait for a key, up to the timeout (`StoreTimeoutError`), and return its value."""
         self.wait([key])
         self._ask(wire.GET, self._key(key))
         return self._receive_string()
@@ -118,8 +103,7 @@ class StoreClient:
     def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
         """Replace a value if it is the expected one; a missing key is set if `expected` is empty.
 
-        Returns:
-            The value now; for a missing key that stays missing, `expected`.
+        Returns the value now; for a missing key that stays missing, `expected`.
         """
         self._ask(wire.COMPARE_SET, self._key(key), encode_value(expected), encode_value(desired))
         return self._receive_string()
@@ -129,21 +113,13 @@ class StoreClient:
         self._ask(wire.APPEND, self._key(key), encode_value(value))
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
-        """Wait for keys, up to the timeout, and return their values.
-
-        Raises:
-            StoreTimeoutError: A key did not appear.
-        """
+        """Wait for keys, up to the timeout (`StoreTimeoutError`), and return their values."""
         self.wait(keys)
         self._ask(wire.MULTI_GET, *self._list(keys))
         return [self._receive_string() for _ in keys]
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
-        """Give each key its value.
-
-        Raises:
-            ValueError: There are not as many values as keys.
-        """
+        """Give each key its value; raise ValueError if there are not as many values as keys."""
         if len(keys) != len(values):
             message = f"{len(keys)} keys, but {len(values)} values"
             raise ValueError(message)
@@ -161,40 +137,6 @@ class StoreClient:
         self._ask(wire.NUM_KEYS)
         return self._receive_number()
 
-    def list_keys(self) -> list[str]:
-        """Return the keys with this client's prefix, without it."""
-        self._ask(wire.LIST_KEYS)
-        count = self._receive_number()
-        # Each string that follows has a length at least.
-        self._reserve(0 if 0 <= count <= self._room // wire.U64.size else self._room + 1)
-        keys = [self._receive_string() for _ in range(count)]
-        return [key[len(self._prefix) :].decode(errors="replace") for key in keys if key.startswith(self._prefix)]
-
-    # --- queues --------------------------------------------------------------------------------------------------
-    def queue_push(self, key: str | bytes, value: str | bytes) -> None:
-        """Put a value at a queue's end."""
-        self._ask(wire.QUEUE_PUSH, self._key(key), encode_value(value))
-
-    def queue_pop(self, key: str | bytes, *, block: bool = True) -> bytes:
-        """Take a queue's first value; wait for it, up to the timeout, unless `block` is false.
-
-        Raises:
-            QueueEmptyError: There is none, or another client was faster.
-            StoreTimeoutError: None came.
-        """
-        if block:
-            self.wait([key])
-        self._ask(wire.QUEUE_POP, self._key(key))
-        if self._receive_number() == 0:
-            message = f"the queue {key!r} is empty"
-            raise QueueEmptyError(message)
-        return self._receive_string()
-
-    def queue_len(self, key: str | bytes) -> int:
-        """Return a queue's length."""
-        self._ask(wire.QUEUE_LEN, self._key(key))
-        return self._receive_number()
-
     # --- waiting -------------------------------------------------------------------------------------------------
     def check(self, keys: Sequence[str | bytes]) -> bool:
         """Whether all these keys are there."""
@@ -202,28 +144,12 @@ class StoreClient:
         return self._receive(1) == wire.READY
 
     def wait(self, keys: Sequence[str | bytes], timeout: float | None = None) -> None:
-        """Wait until all keys are there, for so many seconds; the client's timeout if None.
-
-        Raises:
-            StoreTimeoutError: A key did not appear in time.
-        """
+        """Wait until all keys are there, for so many seconds (`StoreTimeoutError`); the client's timeout if None."""
         timeout = self.timeout if timeout is None else timeout
         self._ask(wire.WAIT, *self._list(keys))
         if not self._wait_over(timeout):
             more = " …" if len(keys) > _NAMED else ""
             message = f"not within {timeout} s: {', '.join(map(repr, keys[:_NAMED]))}{more}"
-            raise StoreTimeoutError(message)
-
-    def barrier(self, key: str | bytes, world_size: int, timeout: float | None = None) -> None:
-        """Wait until so many have called this for the key (torch's servers know it from 2.13 on).
-
-        Raises:
-            StoreTimeoutError: They did not all come in time.
-        """
-        self._ask(wire.BARRIER, self._key(key), world_size)
-        timeout = self.timeout if timeout is None else timeout
-        if not self._wait_over(timeout):
-            message = f"not {world_size} at barrier {key!r} within {timeout} s"
             raise StoreTimeoutError(message)
 
     def _wait_over(self, timeout: float) -> bool:
@@ -293,12 +219,7 @@ class StoreClient:
         return self._buffer[start : self._offset]
 
     def _fill(self, size: int, timeout: float) -> None:
-        """Read until so many bytes are there.
-
-        Raises:
-            StoreConnectionError: The connection is closed.
-            TimeoutError: They did not come in time; what came is kept.
-        """
+        """Read until so many bytes are there; raise TimeoutError if they did not come in time: what came is kept."""
         deadline = time.monotonic() + timeout
         # One array: a peer that sends byte by byte would make a list of pieces fifty times as large as the bytes.
         buffer = bytearray(memoryview(self._buffer)[self._offset :])
@@ -381,11 +302,7 @@ def _is_timeout(error: OSError) -> bool:
 
 
 def encode_value(value: str | bytes) -> bytes:
-    """Return a value as it is sent.
-
-    Raises:
-        ValueError: It is over the limit.
-    """
+    """Return a value as it is sent; raise ValueError if it is over the limit."""
     encoded = value.encode() if isinstance(value, str) else value
     if len(encoded) > VALUE_LIMIT:
         message = f"a value of {len(encoded)} bytes, over the limit of {VALUE_LIMIT}"

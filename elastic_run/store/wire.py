@@ -22,15 +22,65 @@ Captured on the wire between torch 2.13's own client and server; `tests/compat` 
 
 from __future__ import annotations
 
+import sys
 from struct import Struct
 
 from elastic_run.store.errors import UNKNOWN, WireError
-from elastic_run.store.limits import COUNT_LIMIT, FIELD_COST, KEY_LIMIT, MESSAGE_LIMIT, PIECE_COST, VALUE_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# --- what a store takes from outside at most -------------------------------------------------------------------------
+# Torch's own bounds come first: a client that meets one would meet it at torch's server too. The others are ours, for
+# the sums that torch leaves unbounded. A job of torch never meets them: the largest content known is that of Gloo
+# groups, in which each of N workers leaves about 8 bytes for each other one (136 with torch 2.6 and before). That grows
+# with the hosts, so the bound does as well. A stranger mostly has one address. The protocol knows no refusal, so a
+# client that passes a bound loses its connection, and the owner says which bound.
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+#: Bytes of a key with its prefix, and of a value.
+KEY_LIMIT = 8 * _KIB
+VALUE_LIMIT = 8 * _MIB
+#: Strings of one list. A list of pairs may hold twice as many strings.
+COUNT_LIMIT = 128 * _KIB
+
+#: Bytes of one message that comes in, and of one answer that our own client takes.
+MESSAGE_LIMIT = 256 * _MIB
+#: Bytes for the content of a server, for one reply, and for what all its connections hold, each; and what each further
+#: client's address adds: Gloo's full mesh of 16,384 workers on 2,048 hosts takes 2 GB of 8.4, and one of 4,096 workers
+#: with torch 2.6 takes 2.3 GB of 2.4.
+STORE_LIMIT = 256 * _MIB
+HOST_LIMIT = 4 * _MIB
+#: Hosts that count (all loopback addresses are one): an IPv6 network has more addresses than a server has memory.
+COUNTED_HOSTS = 4096
+#: Descriptors that clients leave to the rest of the process, which needs some for each worker that it starts. Below
+#: `FEW_DESCRIPTORS` none is kept, since a job may need each of them.
+RESERVED_DESCRIPTORS = 64
+FEW_DESCRIPTORS = 1024
+#: No bound, for a store that is no server's.
+UNBOUNDED = sys.maxsize
+
+# What small things cost beside their bytes, as CPython 3.11 measures them.
+#: A key with its value, and a value of a queue.
+ENTRY_COST = 200
+#: A queue.
+QUEUE_COST = 1000
+#: A key that a client waits for, with its place among those who wait for it.
+WAIT_COST = 528
+#: A piece of a message or of a reply.
+PIECE_COST = 64
+#: A string of a message that is not finished, beside its bytes and its length.
+FIELD_COST = 48
+
+
+def measure(hosts: int) -> int:
+    """Return a server's bound in bytes, for clients from so many hosts."""
+    return STORE_LIMIT + HOST_LIMIT * min(hosts, COUNTED_HOSTS)
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
 MAGIC = 0x3C85F7CE
 
 VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE, APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING = (
@@ -57,12 +107,7 @@ _VALUE = VALUE_LIMIT
 
 
 class Layout:
-    """The fields of one operation's message.
-
-    Args:
-        kinds: The fields' kinds.
-        is_list: Whether a count comes first, and the kinds repeat that many times.
-    """
+    """The kinds of fields of one operation's message; in a list a count comes first, and they repeat so many times."""
 
     __slots__ = ("is_list", "kinds")
 
@@ -100,11 +145,6 @@ class Decoder:
 
     It keeps what was read of an unfinished message, so that no byte is looked at twice however small the pieces are,
     and gives one message at a time, so that the reader can stop while its answers are stuck.
-
-    Attributes:
-        fields: The fields of the message that `next_operation` named; lists are flat.
-        missing: Bytes that are needed at least before there can be another message.
-        held: Bytes that an unfinished message takes.
     """
 
     __slots__ = (
@@ -125,12 +165,12 @@ class Decoder:
         self._buffer = b""
         self._offset = 0
         self._chunks: list[bytes] = []
-        self.missing = 0
-        self.held = 0
+        self.missing = 0  # bytes that are needed at least before there can be another message
+        self.held = 0  # bytes that an unfinished message takes
         self._size = 0
         self._operation = -1
         self._total = -1
-        self.fields: list[bytes | int] = []
+        self.fields: list[bytes | int] = []  # of the message that `next_operation` named; lists are flat
 
     def feed(self, data: bytes) -> None:
         """Take what came in."""
@@ -153,13 +193,9 @@ class Decoder:
         return len(self._buffer) - self._offset
 
     def next_operation(self) -> int:
-        """Read one message into `fields`.
+        """Read one message into `fields`, and return its operation, or -1 while none is complete.
 
-        Returns:
-            Its operation, or -1 while none is complete.
-
-        Raises:
-            WireError: A limit is passed, the operation is unknown, or the stream doesn't begin as this protocol does.
+        Raises `WireError` if a limit is passed, the operation is unknown, or the stream doesn't begin as it must.
         """
         if self._offset >= len(self._buffer):
             if self._operation < 0:
@@ -250,15 +286,7 @@ class Decoder:
 
 
 def encode(operation: int, *fields: bytes | int) -> bytes:
-    """Frame a message.
-
-    Args:
-        operation: One of the constants above.
-        fields: Strings as bytes; counts and numbers as ints.
-
-    Returns:
-        The bytes to send.
-    """
+    """Return a message of an operation as bytes; counts and numbers are ints."""
     parts = [bytes((operation,))]
     for field in fields:
         if isinstance(field, int):

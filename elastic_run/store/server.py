@@ -18,11 +18,11 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 import errno
 import os
 
+from elastic_run.store import wire
+from elastic_run.store.connection import Connection, Holdings
 from elastic_run.store.errors import WireError
-from elastic_run.store.limits import COUNTED_HOSTS, FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
-from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.connection import Connection, Holdings
-from elastic_run.store.tcpstore.memory_store import MemoryStore
+from elastic_run.store.memory_store import MemoryStore
+from elastic_run.store.wire import COUNTED_HOSTS, FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,16 +36,10 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class StoreServer:
-    """Serves a store on a socket.
+    """Serves a store on listening, non-blocking sockets, which it owns; on new, empty data if none are given.
 
-    Args:
-        loop: The loop whose thread this lives in.
-        listener: A listening, non-blocking socket; the server owns it from now on.
-        data: The store to serve; None for a new, empty one.
-        further: More listening sockets, on other addresses.
-        on_refusal: Called with the kind of a `WireError`, the client and what was wrong when a client is closed for it,
-            once for each kind.
-        is_fed: Whether somebody else listens, and hands connections on with `serve`.
+    `on_refusal` is called with the kind of a `WireError`, and with the client and what was wrong, when a client is
+    closed for it, once for each kind. With `is_fed` somebody else listens, and hands connections on with `serve`.
     """
 
     def __init__(
@@ -146,12 +140,7 @@ class StoreServer:
             self._pause = None
 
     def serve(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
-        """Serve a connection that was accepted just now.
-
-        Args:
-            socket: The connection, non-blocking, from which nothing was read; the server owns it from now on.
-            peer: The client's address and port.
-        """
+        """Serve a non-blocking connection that was accepted just now, and from which nothing was read."""
         limit = os.sysconf("SC_OPEN_MAX")  # the soft limit; the module `resource` is not needed for it
         if limit >= FEW_DESCRIPTORS and socket.fileno() >= limit - RESERVED_DESCRIPTORS:
             socket.close()

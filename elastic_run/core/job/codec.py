@@ -8,7 +8,7 @@ protocol may differ by a field. A wrong type, a missing field or a number that i
 from __future__ import annotations
 
 import json
-import math
+from sys import float_info
 
 from elastic_run.contract import LARGEST_NUMBER
 from elastic_run.records import MISSING, fields
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias, TypeVar
 
-    Check: TypeAlias = Callable[[object], object]
+    Check: TypeAlias = Callable[[object], Any]
     Record = TypeVar("Record")
 
 Document: TypeAlias = "dict[str, Any]"
@@ -39,11 +39,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> Document:
-    """Read a document.
-
-    Raises:
-        MessageError: It is not a JSON object, or is too large.
-    """
+    """Read a document; raise `MessageError` where it is not a JSON object, or is too large."""
     if len(data) > LARGEST:
         message = f"{len(data)} bytes are more than a message may have ({LARGEST})"
         raise MessageError(message)
@@ -78,8 +74,7 @@ def to_message(record: object) -> Document:
 def from_document(kind: type[Record], document: object) -> Record:
     """Make a record of a document that may hold anything.
 
-    Raises:
-        MessageError: A field is missing or of the wrong type.
+    Raises `MessageError` where a field is missing or of the wrong type.
     """
     if not isinstance(document, dict):
         message = f"{kind.__name__}: an object was expected, not {type(document).__name__}"
@@ -93,8 +88,6 @@ def from_document(kind: type[Record], document: object) -> Record:
             raise MessageError(message)
     try:
         return kind(**values)
-    except MessageError:
-        raise
     except ValueError as error:
         raise MessageError(str(error)) from error
 
@@ -154,58 +147,31 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(message)
 
 
-def _string(value: object) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST:
-        raise ValueError
-    return value
+def _make_check(*kinds: type, is_fine: Callable[[Any], bool] = lambda _: True) -> Check:
+    """Return a check for values of some types; a truth value is no number."""
 
+    def check(value: object) -> object:
+        is_of_kind = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+        if not is_of_kind or not is_fine(value):
+            raise ValueError
+        return value
 
-def _integer(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LARGEST_NUMBER:
-        raise ValueError
-    return value
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError  # noqa: TRY004 - `_check` makes the message
-    try:
-        number = float(value)
-    except OverflowError:  # an integer of some hundred digits
-        raise ValueError from None
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError  # noqa: TRY004 - `_check` makes the message
-    return value
-
-
-def _object(value: object) -> Document:
-    if not isinstance(value, dict):
-        raise ValueError  # noqa: TRY004 - `_check` makes the message
-    return value
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError  # noqa: TRY004 - `_check` makes the message
-    return value
+    return check
 
 
 # Made once: `json.dumps` and `json.loads` make one for each message, which takes as long as the message.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
+# Neither nan nor infinity, nor an integer of some hundred digits.
+_check_number = _make_check(int, float, is_fine=lambda number: abs(number) <= float_info.max)
+_check_list = _make_check(list)
 _SCALARS: Mapping[str, Check] = {
-    "str": _string,
-    "int": _integer,
-    "float": _number,
-    "bool": _boolean,
-    "Document": _object,
+    "str": _make_check(str, is_fine=lambda text: len(text) <= LONGEST),
+    "int": _make_check(int, is_fine=lambda number: abs(number) <= LARGEST_NUMBER),
+    "float": lambda value: float(_check_number(value)),  # JSON of another writer may say 6 for 6.0
+    "bool": _make_check(bool),
+    "Document": _make_check(dict),
 }
 #: Types that JSON has too: a record's field of one is its own plain form.
 _PLAIN = frozenset((str, int, float, bool, dict, type(None)))
@@ -218,7 +184,7 @@ _FIELDS: dict[type, tuple[tuple[str, str, object], ...]] = {}
 def _allow(name: str, check: Check) -> None:
     _CHECKS[name] = check
     _CHECKS[f"{name} | None"] = lambda value: None if value is None else check(value)
-    _CHECKS[f"tuple[{name}, ...]"] = lambda value: tuple(map(check, _list(value)))
+    _CHECKS[f"tuple[{name}, ...]"] = lambda value: tuple(map(check, _check_list(value)))
 
 
 for _name, _scalar in _SCALARS.items():

@@ -1,1 +1,0 @@
-"""What workers do when nothing seems to happen: their stacks as records, and whether the job hangs."""

@@ -1,1 +1,0 @@
-"""Torch's TCPStore, served and spoken without torch: workers meet there."""
