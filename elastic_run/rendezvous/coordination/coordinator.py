@@ -221,7 +221,7 @@ class Coordinator:
     def list_left_out(self) -> list[dict[str, Any]]:
         """Return the nodes that the job goes on without; see `core.job.coordination`."""
         state = self._state
-        return [] if state is None else list_left_out(state.job, time.monotonic())
+        return [] if state is None else list_left_out(state, time.monotonic())
 
     def close(self) -> None:
         """Close the port and all connections, and end the thread; harmless when closed."""
