@@ -152,7 +152,7 @@ _NODE = """
 import sys
 from tests.support.sessions import tcp_node
 from tests.support.wait import wait_until
-from elastic_run.core.job.node_events import Ended
+from elastic_run.core.job.membership import Ended
 port, token = int(sys.argv[1]), sys.argv[2].encode()
 with tcp_node(port, (2, 2), secret=token or None, conf={"join_timeout": "600", "keep_alive_interval": "2"}) as node:
     wait_until(lambda: node.is_waiting)
