@@ -241,19 +241,6 @@ def test_a_device_or_a_link_as_output_stays_what_it_is(tmp_path: Path) -> None:
     assert "</html>" in (tmp_path / "target.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_page_on_stdout_has_the_bytes_of_the_file(encoding: str, tmp_path: Path) -> None:
-    """The page says that it is UTF-8, so the encoding of the locale does not count."""
-    page, log = tmp_path / "page.html", tmp_path / "events.jsonl"
-    log.write_bytes(encode([each | {"node": "caf\xe9\u2603"} for each in history()]))
-    command = [*ELASTIC_RUN, "report", str(tmp_path), "-o"]
-    environ = os.environ | {"PYTHONIOENCODING": encoding}
-    subprocess.run([*command, str(page)], check=True, capture_output=True)
-    done = subprocess.run([*command, "-"], check=True, capture_output=True, env=environ)
-    assert done.stdout.decode() == page.read_text(encoding="utf-8")
-    assert "caf\xe9\u2603" in done.stdout.decode()
-
-
 def test_without_jinja2_one_line_names_the_extra(tmp_path: Path) -> None:
     """Exit 2."""
     (tmp_path / "events.jsonl").write_bytes(encode(history()))

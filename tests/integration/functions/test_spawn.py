@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.functions.spawn import ProcessExitedException, ProcessRaisedException
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
 from tests.support.programs import all_methods, write_program
@@ -148,14 +146,6 @@ def test_interrupt(run: Run) -> None:
         wait_gone(pid, deadline=0.1)
 
 
-def test_exceptions_can_be_pickled() -> None:
-    """The exceptions keep all they say on their way to another process."""
-    raised = pickle.loads(pickle.dumps(ProcessRaisedException("text", 1, 23)))  # noqa: S301 - made here
-    exited = pickle.loads(pickle.dumps(ProcessExitedException("text", 1, 23, -9, "SIGKILL")))  # noqa: S301 - ditto
-    assert (raised.msg, raised.error_index, raised.error_pid) == ("text", 1, 23)
-    assert (exited.error_index, exited.exit_code, exited.signal_name) == (1, -9, "SIGKILL")
-
-
 # --- failures, interrupts and bad moments of programs that launch -----------------------------------------------------
 _LAUNCHES = """
 import os, signal, sys, time
@@ -286,18 +276,3 @@ def test_an_interrupt_prints_no_traceback_of_workers(method: str, run_launch: Ru
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout.splitlines()[-1] == "SIGINT"
     assert [line for line in job.stderr.splitlines() if not line.startswith("elastic-run: ")] == []
-
-
-def test_an_interrupt_that_nobody_sent_is_a_failure(run_launch: Run) -> None:
-    """A KeyboardInterrupt of the function's own is told as what it is, with its place."""
-    job = run_launch(
-        "def work(): raise KeyboardInterrupt('by hand')",
-        """
-        _, failure = fail(work).get_first_failure()
-        say(failure.exitcode, failure.message["message"])
-        say("in work" in failure.message["extraInfo"]["py_callstack"])
-        """,
-    )
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "130 KeyboardInterrupt: by hand\nTrue\n"
-    assert job.stderr == ""

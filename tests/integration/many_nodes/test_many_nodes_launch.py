@@ -61,14 +61,6 @@ def test_ranks_of_nodes_of_different_size(nodes: Nodes, worker: Worker) -> None:
     assert lines == [f"rank {rank} of 3 2" for rank in range(3)]
 
 
-def test_the_prefix_has_the_rank_in_the_job(nodes: Nodes, worker: Worker) -> None:
-    """Under --tee each line of a job of several nodes names the role and the global rank of its worker."""
-    agents = nodes("--nnodes=2", "--nproc-per-node=2", "--tee=3", "--role=part", worker("say('rank', rank)"))
-    assert [agent.wait_exit() for agent in agents] == [0, 0]
-    lines = sorted("".join(agent.stdout for agent in agents).splitlines())
-    assert lines == [f"[part{rank}]:rank {rank}" for rank in range(4)]
-
-
 def test_the_notice_about_threads_comes_once(nodes: Nodes, worker: Worker) -> None:
     """The node with rank 0 says once for the whole job that workers get one OpenMP thread, also over a restart."""
     path = worker("sys.exit(rank == 3 and attempt == 0)")
@@ -133,19 +125,6 @@ def test_workers_are_told_before_a_new_node_comes(launch: Launch, worker: Worker
     assert "saving" in first.stdout
     assert "rank 1 of 2" in first.stdout + second.stdout
     assert "new nodes wait" in first.stderr
-
-
-def test_a_worker_that_dies_of_the_scale_up_signal(launch: Launch, worker: Worker) -> None:
-    """Where --scale-up-signal kills a worker without a handler, the report says that elastic-run sent it."""
-    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])\nsignal.pause()\n")
-    flags = ("--nnodes=1:2", "--max-restarts=0", "--scale-up-signal=SIGUSR1", "--scale-up-grace=20")
-    first = launch(*flags, "--scale-up-delay=0", path)
-    first.wait_line("rank 0 of 1")
-    second = launch(program=copied(first), env=COPIED)
-    assert first.wait_exit() == 128 + signal.SIGUSR1
-    second.wait_exit()
-    assert "elastic-run sent SIGUSR1 to say that new nodes wait (--scale-up-signal)" in " ".join(first.stderr.split())
-    assert "Somebody else" not in first.stderr
 
 
 def make_place() -> tuple[int, tuple[str, ...]]:

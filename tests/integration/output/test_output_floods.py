@@ -126,13 +126,6 @@ if RANK == 0:
     assert missing.start() + int(missing[1]) == 60000
 
 
-def test_full_disk_under_the_console(jobs: Jobs) -> None:
-    """With stdout on a full disk stderr says so once, and the job goes on."""
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        _, err = jobs.run((tee(), "for _ in range(999): write(1, b'x\\n')"), stdout=full)
-    assert re.fullmatch(rb"elastic-run: standard output: No space left on device: [^\n]*\n", err)
-
-
 def test_a_log_file_that_cannot_be_made(jobs: Jobs, tmp_path: Path) -> None:
     """Where a log file can't be opened its output goes to the console, and one line says why."""
     code = "write(1, b'out\\n'); write(2, b'err\\n')"

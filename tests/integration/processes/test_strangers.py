@@ -119,17 +119,6 @@ print("own", own.wait())
     assert is_gone(escape.pid)
 
 
-def test_its_end_leaves_no_zombie(launch: Launch, worker: Worker, escape: Escape) -> None:
-    """An orphan that ends while the job runs is collected, though it has become the launcher's child."""
-    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()")))
-    job.wait_line("ready")
-    wait_until(lambda: f"\nPPid:\t{job.pid}\n" in Path(f"/proc/{escape.pid}/status").read_text(encoding="ascii"))
-    os.kill(escape.pid, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{escape.pid}").exists(), what="no zombie")
-    job.send(signal.SIGTERM)
-    assert job.wait_exit() == 143
-
-
 _PLUGIN = """
 import subprocess, threading
 from elastic_run.multiprocessing import DefaultLogsSpecs

@@ -168,12 +168,6 @@ def test_a_taken_port_names_its_owner(desk: Desk, mode: str) -> None:
         assert f"port {port} is taken by pid {os.getpid()} (" in str(caught.value)
 
 
-def test_an_address_of_another_machine_is_an_error() -> None:
-    """Where the system refuses to listen, the error says where."""
-    with pytest.raises(OSError, match=r"can't listen on 192\.0\.2\.1: Cannot assign"):
-        open_listener("192.0.2.1")
-
-
 # --- rank0 ---------------------------------------------------------------------------------------------------------
 def test_a_kept_port_is_given_to_nobody_else(desk: Desk) -> None:
     """The port kept for rank 0 refuses connections, and is never chosen for others who ask for any port."""
@@ -193,13 +187,6 @@ def test_a_kept_port_can_be_listened_on_by_rank_0(desk: Desk) -> None:
         rank0.bind(("::", store.port))
         rank0.listen()
         assert is_open(store.port)
-
-
-def test_a_store_to_which_nobody_came_leaves_nothing_in_its_loop(desk: Desk) -> None:
-    """The number of its descriptor may be that of another file soon."""
-    before = dict(desk.loop._readers)
-    desk.open("agent").close()
-    assert desk.loop._readers == before
 
 
 @pytest.mark.parametrize(

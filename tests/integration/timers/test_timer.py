@@ -75,23 +75,6 @@ def test_the_job_restarts_after_an_expiry(launch: Launch, tmp_path: Path) -> Non
     assert job.stderr.count("timer scope") == 1
 
 
-def test_a_stack_tells_where_the_worker_hung(launch: Launch, tmp_path: Path) -> None:
-    """With SIGABRT and faulthandler the report has the scope and the line."""
-    body = """
-import faulthandler; faulthandler.enable()
-def stuck_here():
-    time.sleep(1000)
-client = timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal=signal.SIGABRT)
-with timer.expires(after=0.3, scope="train_step", client=client):
-    stuck_here()
-"""
-    job = launch("--standalone", script(tmp_path, body), env=TIMERS)
-    assert job.wait_exit() == 128 + signal.SIGABRT
-    assert re.search(f"TimerExpired: {EXPIRED}", job.stderr)
-    report = job.stderr.partition("-- elastic-run: ")[2]
-    assert "stuck_here" in report
-
-
 def test_only_the_process_that_is_named_gets_the_signal(launch: Launch, tmp_path: Path) -> None:
     """A worker's own process is signalled and the worker goes on; what is no worker's is left alone."""
     body = """

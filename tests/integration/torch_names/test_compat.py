@@ -163,20 +163,6 @@ assert (DEFAULT_ROLE, record) == (elastic_run.agent.DEFAULT_ROLE, elastic_run.ev
 """)
 
 
-def test_our_package_stays_as_it_was(check_installed: Callable[[str], str]) -> None:
-    """Importing by torch's paths writes nothing into our modules: no spec, no child, no name."""
-    check_installed("""
-import elastic_run.run, elastic_run.launcher, elastic_run.agent, elastic_run.rendezvous
-import torch.distributed.launcher.api
-import torch.distributed.elastic.agent.server.local_elastic_agent
-import torch.distributed.elastic.rendezvous.dynamic_rendezvous
-assert elastic_run.launcher.__name__ == elastic_run.launcher.__spec__.name == "elastic_run.launcher"
-assert not hasattr(elastic_run.launcher, "api")
-assert not hasattr(elastic_run.rendezvous, "dynamic_rendezvous")
-assert elastic_run.agent.__name__ == elastic_run.agent.__spec__.name == "elastic_run.agent"
-""")
-
-
 def test_who_patches_torchs_path_patches_ours(check_installed: Callable[[str], str]) -> None:
     """unittest.mock.patch on one of torch's paths changes what our launcher sees, and takes it back."""
     check_installed("""
@@ -287,38 +273,3 @@ def test_children_of_multiprocessing_follow(tmp_path: Path) -> None:
         "('fork', 1, False, True, '') ('fork', 0, False, True, '')",
     ]
     assert (without, module) == ("without", "multiprocessing.spawn")
-
-
-def test_uninstalled_torchs_own_are_imported_anew(check_installed: Callable[[str], str]) -> None:
-    """After `uninstall` a module that was first imported as ours is torch's, with its children."""
-    check_installed("""
-import torch.distributed.run, torch.distributed.elastic.rendezvous.dynamic_rendezvous
-compat.uninstall()
-import torch.distributed.run, torch.distributed.elastic.rendezvous.dynamic_rendezvous as dynamic
-assert torch.distributed.run.__file__.endswith("/torch/distributed/run.py")
-assert dynamic.DynamicRendezvousHandler.__mro__[1].__module__ == "torch.distributed.elastic.rendezvous.api"
-""")
-
-
-@pytest.mark.long
-def test_a_class_derived_before_is_told() -> None:
-    """A class that was derived from one of torch's before `install` can't be changed; a warning names it."""
-    done = run(
-        Path(sys.executable),
-        "-c",
-        """
-import warnings
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-class Mine(SimpleElasticAgent): pass
-import elastic_run.compat
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    elastic_run.compat.install()
-for warning in caught:
-    print(warning.category.__name__, warning.filename, warning.message)
-""",
-    )
-    assert done.returncode == 0, done.stderr
-    category, place, rest = done.stdout.split(" ", 2)
-    assert (category, place) == ("RuntimeWarning", "<string>")
-    assert "__main__.Mine (SimpleElasticAgent)" in rest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 import elastic_run
-from elastic_run.compat.__main__ import write_command
 from tests.support.launch import clean_environment
 from tests.support.sessions import free_port
 from tests.support.torch_python import PTH, VARIABLE, run
@@ -139,15 +137,6 @@ def test_children_of_a_program_are_changed_on_request(environment: Path, tmp_pat
     assert done.stdout == "elastic_run __main__ [] mine.py\nTrue\n", done.stderr
 
 
-def test_a_program_leaves_with_its_own_code_and_finds_its_neighbours(environment: Path, tmp_path: Path) -> None:
-    """The program's exit code is that of the command, and modules beside a script are found first."""
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "neighbour.py").write_text("CODE = 7\n", encoding="utf-8")
-    (tmp_path / "inner" / "mine.py").write_text("import neighbour; raise SystemExit(neighbour.CODE)", encoding="utf-8")
-    done = run(environment, "-m", "elastic_run.compat", "inner/mine.py", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (7, "")
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -189,18 +178,6 @@ def test_a_torchrun_of_ours_is_found_before_torchs(tmp_path: Path) -> None:
         env=clean_environment({"PATH": path}),
         cwd=tmp_path,
     )
-    assert done.stdout == f"elastic-run {elastic_run.__version__}\n", done.stderr
-
-
-def test_a_torchrun_of_an_interpreter_with_a_long_name_runs(tmp_path: Path) -> None:
-    """The kernel takes no first line of any length, or with blanks; our torchrun starts all the same."""
-    directory = tmp_path / "it's a long way to the interpreter" / ("x" * 120)
-    directory.mkdir(parents=True)
-    python = directory / "python"
-    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n", encoding="utf-8")
-    python.chmod(0o755)
-    written = write_command(str(tmp_path), python=str(python))
-    done = subprocess.run([written, "--version"], check=False, capture_output=True, text=True)
     assert done.stdout == f"elastic-run {elastic_run.__version__}\n", done.stderr
 
 
@@ -273,18 +250,6 @@ def test_a_signal_of_the_program_around_it(
     assert name not in job.stderr
     ticks = job.stdout.partition("ticks ")[2]
     assert ticks == "uncounted\n" if handler == "c" else int(ticks) >= 1
-
-
-def test_a_signal_that_a_flag_names(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A flag that names the signal takes it from the handler that was there first."""
-    program = tmp_path / "wrapper.py"
-    program.write_text(_HANDLERS["python"].format(name="SIGUSR1") + _RUN, encoding="utf-8")
-    flags = ("--standalone", "--signals-to-handle=SIGUSR1")
-    job = launch(*flags, worker("say('ready')\nsignal.pause()\n"), program=(sys.executable, str(program)))
-    job.wait_line("ready")
-    job.send(signal.SIGUSR1)
-    assert job.wait_exit() == 138
-    assert job.stdout.endswith("ticks 0\n")
 
 
 def test_a_child_of_the_program_around_it(launch: Launch, worker: Worker, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launch import ELASTIC_RUN
-from tests.support.processes import children_of, processes_with_environment, wait_gone
+from tests.support.processes import processes_with_environment, wait_gone
 from tests.support.system import as_pid_1
 from tests.support.wait import wait_until
 
@@ -49,17 +49,6 @@ import os, sys
 module, gate = os.environ.pop("CLOSED_MODULE", None), os.environ.pop("GATE", None)
 if module:
     sys.addaudithook(lambda event, found: open(gate).read() if event == "import" and found[0] == module else None)
-"""
-#: Notes each directory that the launcher makes, by its last part, and each process that it starts.
-NOTES_STEPS = """
-import os, sys
-steps = os.environ.pop("STEPS", None)
-if steps:
-    def note(event, found):
-        if event in ("os.mkdir", "os.posix_spawn"):
-            with open(steps, "a") as file:
-                print(os.path.basename(found[0]) if event == "os.mkdir" else "start", file=file)
-    sys.addaudithook(note)
 """
 OPEN_THE_GATE = "open(os.environ['GATES'] + '/heapq', 'w').close()\n"
 
@@ -121,16 +110,6 @@ def test_a_signal_before_the_first_worker_that_is_ignored(hold: Hold, worker: Wo
     assert (job.stdout, job.stderr) == ("begun\n", "")
 
 
-def test_a_signal_at_the_very_start_of_pid_1(hold: Hold, worker: Worker) -> None:
-    """As PID 1, which no signal's default action ends, the launcher ends all the same, with the signal's exit code."""
-    job, gate = hold("elastic_run.launcher", worker("say('begun')"), program=as_pid_1(ELASTIC_RUN))
-    (launcher,) = children_of(job.pid)
-    with gate:
-        os.kill(launcher, signal.SIGTERM)
-        assert job.wait_exit() == 128 + signal.SIGTERM
-    assert (job.stdout, job.stderr) == ("", "elastic-run: stopped by SIGTERM\n")
-
-
 def test_a_signal_before_the_handlers_stand(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A stop signal that comes while the launcher still imports reaches the workers as any other does."""
     path = worker(
@@ -186,21 +165,3 @@ def test_as_pid_1_a_worker_that_ends_early_keeps_its_exit_code(launch: Launch, w
     program = as_pid_1(ELASTIC_RUN)
     job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE), program=program)
     assert job.wait_exit() == 7
-
-
-def test_a_worker_does_not_wait_for_the_directories_of_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """Each worker's own directory is made right before it starts, while the workers before it run already."""
-    (tmp_path / "sitecustomize.py").write_text(NOTES_STEPS, encoding="utf-8")
-    script = worker("import os; assert os.path.isdir(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']))")
-    env = {"PYTHONPATH": str(tmp_path), "STEPS": str(tmp_path / "steps")}
-    job = launch("--nproc-per-node=3", script, env=env)
-    assert job.wait_exit() == 0, job.stderr
-    steps = (tmp_path / "steps").read_text(encoding="utf-8").split()
-    # The directory of the control sockets follows.
-    assert steps[steps.index("0") :][:6] == ["0", "start", "1", "start", "2", "start"]
-
-
-def test_without_log_files_no_directory_is_made(launch: Launch, worker: Worker) -> None:
-    """The null device as log directory stands for no files at all; a worker has no directory of its own then."""
-    job = launch("--nproc-per-node=2", "--log-dir=/dev/null", worker("print('ready')"))
-    assert job.wait_exit() == 0, job.stderr

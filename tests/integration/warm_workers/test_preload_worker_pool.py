@@ -98,18 +98,6 @@ def test_each_binding_has_a_template_of_its_own(engage: Engage) -> None:
     assert each.said == []
 
 
-def test_a_generation_is_ordered_again(engage: Engage) -> None:
-    """Every generation comes from the same template; forks that nobody took are taken by the next round."""
-    each = engage("json", affinities={0: None, 1: None})
-    each.settle()
-    for round_ in range(3):
-        assert each.start(0, NAME=f"round {round_}") is not None
-        each.warm.prepare()
-        each.settle()
-    assert len(each.guardian.spared) == 1
-    assert each.start(1, NAME="last") is not None
-
-
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a module that never ends its import, and return its name."""
@@ -133,18 +121,6 @@ def test_a_long_import_is_told_and_given_up(engage: Engage, slow: str, monkeypat
     assert each.start(0, NAME="x") is None
     each.warm.close()
     assert is_gone(template)
-
-
-def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None:
-    """Templates that import, forks that wait and forks under way are gone when `close` returns."""
-    for rounds in range(4):
-        each = engage("json", affinities={0: None, 1: None})
-        for _ in range(rounds):
-            each.loop.run_until(lambda: False, each.loop.now() + 0.02)
-        (template,) = each.guardian.spared
-        each.warm.close()
-        assert is_gone(template)
-        assert not each.guardian.spared
 
 
 # --- templates that can't be, or die ---------------------------------------------------------------------------------
