@@ -33,6 +33,17 @@ def test_a_template_that_is_killed_while_it_imports(launch: Launch, worker: Work
     assert "--preload: the workers' template was killed by SIGKILL" in job.stderr
 
 
+def test_a_long_import_is_told_and_given_up(launch: Launch, worker: Worker, module: Module) -> None:
+    """The user hears what is waited for, and after a long time the round begins without it."""
+    pool = "elastic_run.multiprocessing.warm.worker_pool"
+    program = shortened({f"{pool}._NOTICE": 0.5, f"{pool}._IMPORT_WAIT": 1.0})
+    job = launch("--preload=heavy", worker(SAYS_HOW), env=module(_SLOW), program=program)
+    job.wait_line("still waiting for the workers' template after 0 s: it is importing heavy")
+    job.wait_line("is still importing heavy after a wait of 1 s: workers start cold")
+    assert job.wait_exit() == 0
+    assert job.stdout == "cold 0 0\n"
+
+
 def test_a_template_that_was_killed_is_replaced(launch: Launch, worker: Worker, module: Module) -> None:
     """While the workers run on, another template comes, and the next round is warm again."""
     path = worker(SAYS_HOW + "if attempt < 1: open(os.environ['GATE']).read(); sys.exit(1)")
