@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.programs import write_plugin, write_program
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Iterator
 
     from tests.support.launch import Launch, Worker
