@@ -17,8 +17,8 @@ from tests.support.programs import write_plugin, write_program
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.launch import Launch, Worker
 
