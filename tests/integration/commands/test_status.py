@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
-WAITING = "say('rank', rank, 'waits')\nsignal.pause()\n"
+WAITING = "say('rank', rank, 'waits')\nwhile True: signal.pause()\n"
 
 
 def run(*words: str, env: dict[str, str] | None = None) -> Launched:
