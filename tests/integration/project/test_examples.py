@@ -157,7 +157,7 @@ def test_every_example_is_run_here() -> None:
 
 def test_timer(launch: Launch) -> None:
     """A worker that hangs is killed at its deadline, and the next attempt makes all steps."""
-    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--preload=torch"]
     job = launch(*flags, EXAMPLES / "timer.py", env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
     assert job.wait_exit() == 0, job.stderr
     assert {f"rank {rank} has made 3 steps, after 1 restarts" for rank in "01"} <= set(job.stdout.splitlines())
@@ -174,6 +174,7 @@ def test_functions(launch: Launch) -> None:
     assert sorted(job.stdout.splitlines()[3:]) == [f"process {index} says hello to the world" for index in (0, 1)]
 
 
+@pytest.mark.long
 def test_timer_queue(launch: Launch) -> None:
     """Functions as workers, timers by queue: the exception names the scope."""
     job = launch(EXAMPLES / "timer_queue.py", program=[sys.executable])

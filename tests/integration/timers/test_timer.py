@@ -52,7 +52,7 @@ def script(directory: Path, body: str, client: str = "ours") -> Path:
     return path
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", ["ours", pytest.param("torch's", marks=pytest.mark.long)])
 def test_an_expired_scope_is_the_cause_in_the_report(launch: Launch, tmp_path: Path, client: str) -> None:
     """Only the worker that hangs is killed, and the report names its scope instead of a bare SIGKILL."""
     path = script(tmp_path, HANGS, client)
@@ -69,12 +69,13 @@ def test_an_expired_scope_is_the_cause_in_the_report(launch: Launch, tmp_path: P
 def test_the_job_restarts_after_an_expiry(launch: Launch, tmp_path: Path) -> None:
     """An expiry is a failure like any other: the next attempt has the same pipe, and ends well."""
     path = script(tmp_path, HANGS)
-    job = launch("--standalone", "--nproc-per-node=2", "--max-restarts=1", path, env=TIMERS)
+    job = launch("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--preload=torch", path, env=TIMERS)
     assert job.wait_exit() == 0, job.stderr
     assert {"done 0", "done 1"} <= set(job.stdout.splitlines())
     assert job.stderr.count("timer scope") == 1
 
 
+@pytest.mark.long
 def test_only_the_process_that_is_named_gets_the_signal(launch: Launch, tmp_path: Path) -> None:
     """A worker's own process is signalled and the worker goes on; what is no worker's is left alone."""
     body = """
@@ -179,6 +180,7 @@ def test_timers_that_run_cost_nothing(launch: Launch, tmp_path: Path) -> None:
     wait_until(lambda: not switches_within(job.pid, 1.5), deadline=20, what="a launcher at rest")
 
 
+@pytest.mark.long
 def test_events_of_timers_are_torchs(launch: Launch, tmp_path: Path) -> None:
     """An event log has the four events of torch's agent, with pid, scope and signal."""
     path = script(tmp_path, HANGS)
