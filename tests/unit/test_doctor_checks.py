@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from elastic_run.diagnosis import doctor_host, doctor_network
-from elastic_run.diagnosis.doctor_checks import FAMILIES, check_python, check_variables, run_checks
+from elastic_run.diagnosis import doctor_checks, doctor_host
+from elastic_run.diagnosis.doctor_checks import FAMILIES, Lookup, check_ports, check_python, check_variables, run_checks
 from elastic_run.diagnosis.doctor_host import check_directories, parse_gpus
-from elastic_run.diagnosis.doctor_network import Lookup, check_ports
 from elastic_run.diagnosis.doctor_nodes import NodeReport, check_node_reports, describe_network
 from elastic_run.diagnosis.doctor_report import Finding, Subject, problem, render_report
 
@@ -41,7 +40,7 @@ def test_an_own_name_that_is_loopback_matters_between_nodes(
     severity: str | None,
 ) -> None:
     """Gloo offers that address to others, unless a variable names the interface."""
-    found = doctor_network.check_own_name(Lookup("node0", ("127.0.1.1",), 0.0), is_alone=is_alone, interface=interface)
+    found = doctor_checks.check_own_name(Lookup("node0", ("127.0.1.1",), 0.0), is_alone=is_alone, interface=interface)
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
@@ -56,13 +55,13 @@ def test_an_own_name_without_an_address_is_told(
 ) -> None:
     """A job of several nodes fails because of it, unless a variable names the interface."""
     lookup = Lookup("node0", (), 5.0, "no name server answers")
-    (found,) = doctor_network.check_own_name(lookup, is_alone=is_alone, interface=interface)
+    (found,) = doctor_checks.check_own_name(lookup, is_alone=is_alone, interface=interface)
     assert (found.severity, found.evidence) == (severity, "no name server answers")
 
 
 def test_a_port_of_another_host_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that accepts the connection is in order."""
-    monkeypatch.setattr(doctor_network, "can_bind", lambda *_: False)
+    monkeypatch.setattr(doctor_checks, "can_bind", lambda *_: False)
     with socket.create_server((_LOOPBACK, 0)) as server:
         subject = Subject({}, "h", endpoints=(server.getsockname(), ("nobody", -1)))
         assert check_ports(subject) == []
@@ -72,7 +71,7 @@ def test_a_port_of_another_host_is_connected_to(monkeypatch: pytest.MonkeyPatch)
 
 def test_nodes_that_meet_may_find_a_port_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes are started one after another, and one of them will serve the port; a single node waits for none."""
-    monkeypatch.setattr(doctor_network, "can_bind", lambda *_: False)
+    monkeypatch.setattr(doctor_checks, "can_bind", lambda *_: False)
     with socket.create_server((_LOOPBACK, 0)) as server:
         endpoint = server.getsockname()
     assert [len(check_ports(Subject({}, "h", endpoints=(endpoint,), most_nodes=most))) for most in (1, 2)] == [1, 0]
@@ -84,7 +83,7 @@ def test_nodes_that_meet_may_find_a_port_without_a_server(monkeypatch: pytest.Mo
 )
 def test_nccl_takes_prefixes_and_whole_names(value: str, count: int) -> None:
     """NCCL_SOCKET_IFNAME has a grammar of its own."""
-    assert len(doctor_network.check_nccl(value, _INTERFACES)) == count
+    assert len(doctor_checks.check_nccl(value, _INTERFACES)) == count
 
 
 def test_a_hanging_driver_is_found_in_the_failure_of_nvidia_smi() -> None:
