@@ -204,11 +204,8 @@ def _check_choice(variable: str, value: str, chosen: list[str], interfaces: Mapp
     usable = ",".join(name for name, is_up in interfaces.items() if is_up and name != _LOOPBACK) or "eth0"
     state = "that is down" if chosen else "that this host does not have"
     remedy = f"unset {variable}, or export {variable}={usable}"
-    return [
-        problem(
-            f"{variable} names {value}, an interface {state}", f"interfaces: {_list_interfaces(interfaces)}", remedy
-        )
-    ]
+    what = f"{variable} names {value}, an interface {state}"
+    return [problem(what, f"interfaces: {_list_interfaces(interfaces)}", remedy)]
 
 
 def _list_interfaces(interfaces: Mapping[str, bool]) -> str:

@@ -60,25 +60,17 @@ def _explain_missing(pid: int, pipe: StackPipe | None, *, has_pipe: bool) -> str
     """Return why a process has no handler for the signal. A Python that has had one has closed the pipe on exec."""
     if os.environ.get(contract.ENV_STACKS) == "0":
         return f"{contract.ENV_STACKS}=0"
-    if not _is_python(pid):
-        return "it is not a Python program"
+    try:
+        if not is_interpreters_name(os.path.basename(os.readlink(f"/proc/{pid}/exe"))):
+            return "it is not a Python program"
+    except OSError:
+        pass  # it has ended, or is another user's
     if pipe is None:
         return "there were too few file descriptors for it (ulimit -n)"
     if not has_pipe:
         return "the program has executed another Python"
     why = "it has just been started, elastic-run is not installed there, or it runs with -S"
     return f"its Python does not read elastic-run-compat.pth: {why}"
-
-
-def _is_python(pid: int) -> bool:
-    """Whether a process is an interpreter, or has one loaded."""
-    try:
-        if is_interpreters_name(os.path.basename(os.readlink(f"/proc/{pid}/exe"))):
-            return True
-        with open(f"/proc/{pid}/maps", "rb") as maps:
-            return b"/libpython" in maps.read()
-    except OSError:
-        return True  # it has ended, or is another user's
 
 
 def read_masks(task: str) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from elastic_run.signals import PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class Worker:
@@ -169,12 +167,3 @@ def test_a_process_is_calm_where_no_thread_but_the_first_runs(
     """The handler of faulthandler reads the frames of other threads, which must not change meanwhile."""
     let_states(monkeypatch, t7="R", t8=others[0], t9=others[1])
     assert kernel_view.is_calm(7) is expected
-
-
-def test_a_program_that_has_loaded_python_is_a_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program in C may load the interpreter as a library. It counts as Python if it shows no stacks."""
-    monkeypatch.setattr(kernel_view, "is_interpreters_name", lambda _: False)
-    library = tmp_path / "libpython3.13.so.1.0"
-    library.write_bytes(b"elf")
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        assert kernel_view._is_python(os.getpid())
