@@ -4,8 +4,8 @@ Version 1 of failure.json holds the keys that `failure_document` returns. A key 
 meaning within a version; new keys may be added. Times are seconds since the epoch (`ended_at`), with the same moment in
 UTC beside them, and durations are seconds. Text of workers is cut to the sizes below, at both ends.
 
-A document of another node may be of another release: a field of the wrong kind counts as missing. Long texts are cut
-before they are sent, because each node of the job reads them.
+Of a document of another node a new field is ignored. Long texts are cut before they are sent, because each node of the
+job reads them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from elastic_run.core.failure.root_cause import (
     severity,
 )
 from elastic_run.core.failure.stacks import Place
-from elastic_run.core.job.codec import to_document
+from elastic_run.core.job.codec import MessageError, from_document, register, to_document
 from elastic_run.core.job.documents import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank
 from elastic_run.files import replace_file
-from elastic_run.records import fields
 from elastic_run.report.job_result import advice
-from elastic_run.report.lines import failed, failure_file_not_written
+from elastic_run.report.lines import failed
 from elastic_run.report.text import signal_name
 
 TYPE_CHECKING = False
@@ -88,7 +87,7 @@ def write_failure_file(result: JobResult, directory: str, say: Callable[[str], N
         replace_file(path, text.encode("ascii"))
     except OSError as error:
         if say is not None:
-            say(failure_file_not_written(directory, error.strerror or str(error)))
+            say(f"failure.json could not be written to {directory}: {error.strerror or error}")
         return ""
     return path
 
@@ -164,59 +163,38 @@ _MESSAGE_LENGTH = 2000
 _UNSENT = frozenset(("was_stopped", "stuck_at", "is_unmoved", "last_words"))
 
 
+register(ExceptionText)
+register(OomKills)
+
+
 def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
     """Return the root cause of a failed round: the failure's fields, and the whole end of the worker under `end`."""
-    end = {field.name: _shorten(getattr(root, field.name)) for field in fields(WorkerEnd) if field.name not in _UNSENT}
-    if root.exception is not None:
-        end["exception"] = {
-            field.name: _shorten(getattr(root.exception, field.name)) for field in fields(ExceptionText)
-        }
-    if root.oom_kills is not None:
-        end["oom_kills"] = to_document(root.oom_kills)
     return {
         **to_document(failure),
         "severity": severity(root),
         "error": compute_error_number(root),
         "summary": failed(root, host=root.host),
-        "end": end,
+        "end": {name: _shorten(value) for name, value in to_document(root).items() if name not in _UNSENT},
     }
 
 
 def _shorten(value: Any) -> Any:
-    if isinstance(value, tuple):
+    if isinstance(value, dict):
+        return {name: _shorten(part) for name, part in value.items()}
+    if isinstance(value, list):
         return [line[:_LINE_LENGTH] for line in value[-STDERR_TAIL_LINES:]]
     return value[:_MESSAGE_LENGTH] if isinstance(value, str) else value
 
 
 def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
-    """Return the worker's end in a document of `encode_root_cause`, or None where there is none."""
+    """Return the worker's end in a document of `encode_root_cause`, or None where there is none, or garbage."""
     end = document.get("end") if document is not None else None
     if not isinstance(end, dict):
         return None
-    exception, kills = end.get("exception"), end.get("oom_kills")
-    read = {field.name: _read(str(field.type), end.get(field.name)) for field in fields(WorkerEnd)}
-    read |= dict.fromkeys(("exception", "oom_kills", "stuck_at"))
-    if isinstance(exception, dict):
-        values = {field.name: _read(str(field.type), exception.get(field.name)) for field in fields(ExceptionText)}
-        values |= {"type": values["type"] or "Exception", "is_certain": exception.get("is_certain") is not False}
-        read["exception"] = ExceptionText(**values)
-    if isinstance(kills, dict):
-        numbers = (number if isinstance(number, int) else None for number in map(kills.get, ("group", "machine")))
-        read["oom_kills"] = OomKills(*numbers)
-    return WorkerEnd(**read)
-
-
-def _read(kind: str, value: Any) -> Any:
-    """Return a value if it is of a kind, shortened, else the kind's empty value."""
-    if kind == "int":
-        return value if isinstance(value, int) else 0
-    if kind == "float":
-        return float(value) if isinstance(value, int | float) else 0.0
-    if kind == "bool":
-        return value is True
-    if kind == "str":
-        return _shorten(value) if isinstance(value, str) else ""
-    return tuple(_shorten(tuple(map(str, value)))) if isinstance(value, list) else ()
+    try:
+        return from_document(WorkerEnd, {name: value for name, value in end.items() if name not in _UNSENT})
+    except MessageError:
+        return None
 
 
 #: Characters of a path, or of another text.

@@ -123,11 +123,6 @@ def hurrying() -> str:
     return "asked to stop again: killing the workers now"
 
 
-def failure_file_not_written(directory: str, reason: str) -> str:
-    """Say that failure.json is missing and why."""
-    return f"failure.json could not be written to {directory}: {reason}"
-
-
 def background(processes: list[tuple[int, str]]) -> str:
     """Say which background processes keep running after a success."""
     named = [f"pid {pid} ({elide(printable(command), _COMMAND_LIMIT)})" for pid, command in processes[:_NAMED]]
