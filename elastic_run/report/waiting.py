@@ -4,16 +4,13 @@ A waiting node asks the coordinator for the status after two seconds, then at ev
 job every ten seconds if the agent does not show it as one line that it rewrites. On a terminal the agent rewrites one
 line, so each text has forms of different length; elsewhere it writes ordinary lines. All agents of a Slurm job write to
 one file: 64 agents that repeat a line every ten seconds for ten minutes write 3,840 lines there. So a line that says
-the same is shown after pauses that grow. A spare node says once that it is a spare. Lines of other threads of the
-program (log records) pass through the console meanwhile.
+the same is shown after pauses that grow. A spare node says once that it is a spare.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 
-from elastic_run.multiprocessing.output.wiring import STDERR
 from elastic_run.rendezvous.events import Notice, Waiting
 from elastic_run.report.text import columns, elide, printable
 
@@ -226,14 +223,12 @@ class WaitLine:
         self._since = 0.0
         self._last_plain: float | None = None
         self._timer: Timer | None = None
-        self._log = _ConsoleHandler(loop, console)
 
     def show(self, texts: Texts, *, is_live: bool) -> None:
         """Begin to show a wait."""
         if self._texts is None:
             self._since = self._loop.now()
             self._last_plain = None
-            self._log.install()
         self._texts, self._is_live = texts, is_live
         if self._timer is None:
             self._rewrite()
@@ -246,7 +241,6 @@ class WaitLine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._log.remove()
         self._console.hide_line()
         if last is None:
             self._console.say(printable(texts(self._loop.now())[0]))
@@ -274,24 +268,3 @@ class WaitLine:
         room = self._console.columns - 1
         whole = [*(f"{_NAME}{form}" for form in forms), *forms]
         return next((text for text in whole if columns(text) <= room), elide(whole[-1], room))
-
-
-class _ConsoleHandler(logging.Handler):
-    """Sends log records of all threads to the console, if the program has configured no other handler."""
-
-    def __init__(self, loop: Loop, console: Console) -> None:
-        super().__init__(logging.WARNING)
-        self._loop = loop
-        self._console = console
-        self._logger = logging.getLogger("elastic_run")
-
-    def install(self) -> None:
-        if not self._logger.hasHandlers():
-            self._logger.addHandler(self)
-
-    def remove(self) -> None:
-        self._logger.removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        line = f"{self.format(record)}\n".encode(errors="replace")
-        self._loop.call_soon_threadsafe(lambda: self._console.write(STDERR, line))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import signal
 import socket
@@ -13,9 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job.membership import Ended, Formed
-from elastic_run.loop import Loop
 from elastic_run.rendezvous.events import Lost
-from elastic_run.report.waiting import WaitLine
 from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import FAST, free_port, tcp_node
 from tests.support.terminal import Screen
@@ -207,25 +204,6 @@ class FakeConsole:
     def say(self, text: str) -> None:
         """Take an ordinary line."""
         self.lines.append(f"{text}\n")
-
-    def write(self, _descriptor: int, text: bytes) -> None:
-        """Take the output of others."""
-        self.lines.append(text.decode())
-
-
-def test_log_records_pass_through_the_console_during_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would break the line; after the wait the program's logging is as it was before."""
-    logger = logging.getLogger("elastic_run")
-    for each in (logger, logging.getLogger()):
-        monkeypatch.setattr(each, "handlers", [])
-    with Loop() as loop:
-        console = FakeConsole()
-        line = WaitLine(loop, console)  # type: ignore[arg-type] # a fake
-        line.show(lambda _: ("waiting",), is_live=True)
-        logger.warning("a slow store")
-        assert loop.run_until(lambda: "a slow store\n" in console.lines, loop.now() + 60)
-        line.end()
-    assert logger.handlers == []
 
 
 # --- deadlines of retries ---------------------------------------------------------------------------------------------
