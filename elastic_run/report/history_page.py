@@ -46,19 +46,7 @@ _WORDS = {"running": "workers run", "starting": "start", "waiting": "rendezvous 
 _REASONS = {"failure": "a worker failed", "halt": "stopped by the job", "signal": "a signal", "success": "success"}
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRow:
-    """One line of the table of rounds."""
-
-    number: int
-    restart: int
-    nodes: str
-    workers: int
-    formed: str
-    waited: str
-    ran: str
-    end: str
-    recovery: str
+_COLUMNS = ("round", "restart", "nodes", "workers", "formed (UTC)", "waited", "ran", "recovered in", "ended by")
 
 
 def render_page(job: Job, logs: Logs, others: list[str]) -> str:
@@ -88,6 +76,8 @@ def _describe(job: Job, logs: Logs, others: list[str]) -> dict[str, Any]:
     ended = _find_ending(job)
     started = next((agent.started for agent in job.agents if agent.started is not None), None)
     wall = sum(agent.last_at - agent.first_at for agent in job.agents)
+    more_rounds = len(job.rounds) - _FIRST_ROUNDS - _LAST_ROUNDS
+    shown_rounds = job.rounds if more_rounds <= 0 else [*job.rounds[:_FIRST_ROUNDS], *job.rounds[-_LAST_ROUNDS:]]
     return {
         "job": job,
         "release": __version__,
@@ -103,8 +93,9 @@ def _describe(job: Job, logs: Logs, others: list[str]) -> dict[str, Any]:
         "cards": cards[:_CARDS],
         "more_cards": len(cards) - _CARDS,
         "hosts": len({agent.node for agent in job.agents}),
-        "rounds": _describe_rounds(job),
-        "more_rounds": max(0, len(job.rounds) - _FIRST_ROUNDS - _LAST_ROUNDS),
+        "columns": _COLUMNS,
+        "rounds": [_describe_round(each) for each in shown_rounds],
+        "more_rounds": max(0, more_rounds),
         "shares": _share_out(job, wall),
         "has_goodput": wall >= _SHORTEST,
         "silences": silences,
@@ -131,30 +122,21 @@ def _share_out(job: Job, wall: float) -> list[tuple[str, str, float, float]]:
     return [(kind, _WORDS[kind], sums[kind], 100 * sums[kind] / whole) for kind in PHASES]
 
 
-def _describe_rounds(job: Job) -> list[RoundRow]:
-    rounds = job.rounds
-    if len(rounds) > _FIRST_ROUNDS + _LAST_ROUNDS:
-        rounds = [*rounds[:_FIRST_ROUNDS], *rounds[-_LAST_ROUNDS:]]
-    return [_describe_round(each) for each in rounds]
-
-
-def _describe_round(each: Round) -> RoundRow:
+def _describe_round(each: Round) -> tuple[str, ...]:
+    """Return the cells of a round in the table, in the order of `_COLUMNS`."""
     members = list(each.members.values())
-    ran = max(
-        (end - begin for member in members for kind, begin, end in phases_of(member) if kind == RUNNING), default=0
-    )
+    ran = [end - begin for member in members for kind, begin, end in phases_of(member) if kind == RUNNING]
     recovery = max((member.recovery_s for member in members if member.recovery_s is not None), default=None)
-    known = len(members)
-    return RoundRow(
-        number=each.number,
-        restart=each.restart,
-        nodes=str(each.nodes) if known >= each.nodes else f"{each.nodes} ({known} here)",
-        workers=each.workers,
-        formed=_clock(min(member.formed_at for member in members)),
-        waited=span(max(member.rendezvous_s for member in members)),
-        ran=span(ran),
-        end=_describe_end(each),
-        recovery="" if recovery is None else span(recovery),
+    return (
+        str(each.number),
+        str(each.restart),
+        str(each.nodes) if len(members) >= each.nodes else f"{each.nodes} ({len(members)} here)",
+        str(each.workers),
+        _clock(min(member.formed_at for member in members)),
+        span(max(member.rendezvous_s for member in members)),
+        span(max(ran, default=0)),
+        "" if recovery is None else span(recovery),
+        _describe_end(each),
     )
 
 
