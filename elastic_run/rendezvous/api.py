@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from elastic_run import lazy_names
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -66,13 +67,6 @@ def is_kind(error: BaseException, kind: type[RendezvousError]) -> bool:
     """Tell whether an exception is of one of these classes, or of torch's class of that name.
 
     A foreign handler raises torch's errors, which have nothing in common with ours but the name.
-
-    Args:
-        error: What a handler raised.
-        kind: A class of this module.
-
-    Returns:
-        Whether `except kind` would have caught it, if torch's classes were ours.
     """
     return any(base.__name__ == kind.__name__ for base in type(error).__mro__)
 
@@ -272,14 +266,7 @@ class RendezvousParameters:
         Raises:
             ValueError: It is none of these.
         """
-        value = self.get(key, default)
-        if value is None or isinstance(value, bool):
-            return value
-        word = str(value).lower() if isinstance(value, int | str) else ""
-        if word in _TRUE or word in _FALSE:
-            return word in _TRUE
-        message = f"rendezvous setting {key}={value!r}: not one of {', '.join((*_TRUE, *_FALSE))}"
-        raise ValueError(message)
+        return read_truth(key, self.get(key, default))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return the setting `key` as a whole number.
@@ -295,6 +282,17 @@ class RendezvousParameters:
         except (TypeError, ValueError) as error:
             message = f"rendezvous setting {key}={value!r}: not a whole number"
             raise ValueError(message) from error
+
+
+def read_truth(key: str, value: object) -> bool | None:
+    """Return a setting as `RendezvousParameters.get_as_bool` does."""
+    if value is None or isinstance(value, bool):
+        return value
+    word = str(value).strip().lower() if isinstance(value, int | str) else ""
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    message = f"rendezvous setting {key}={value!r}: not one of {', '.join((*_TRUE, *_FALSE))}"
+    raise ValueError(message)
 
 
 class RendezvousHandlerRegistry:
@@ -357,9 +355,8 @@ def __getattr__(name: str) -> object:
         from collections.abc import Callable
 
         return Callable[[RendezvousParameters], RendezvousHandler]
-    if name == "get_free_port":
-        from elastic_run.utils import get_free_port
+    return _load(name)
 
-        return get_free_port
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+
+#: Torch's module has it from another one, and programs take it from here.
+_load = lazy_names(__name__, {"get_free_port": "elastic_run.utils"})

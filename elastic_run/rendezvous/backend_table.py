@@ -12,6 +12,7 @@ from __future__ import annotations
 from elastic_run.contract import DEFAULT_C10D_PORT, LARGEST_NUMBER, LONGEST_TIME
 from elastic_run.core.job.config import SHORTEST_INTERVAL, JobConfig
 from elastic_run.records import dataclass, field, replace
+from elastic_run.rendezvous.api import read_truth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -189,19 +190,6 @@ def _read_number(key: str, value: object) -> int:
         message = f"rendezvous setting {key}={value!r}: above {LARGEST_NUMBER}"
         raise ValueError(message)
     return number
-
-
-def read_truth(key: str, value: object) -> bool | None:
-    """Return a setting as a truth value: 1/0, true/false, t/f, yes/no, y/n in any case; ValueError for others."""
-    if value is None or isinstance(value, bool):
-        return value
-    word = str(value).strip().lower()
-    if word in ("1", "true", "t", "yes", "y"):
-        return True
-    if word in ("0", "false", "f", "no", "n"):
-        return False
-    message = f"rendezvous setting {key}={value!r}: not one of 1, true, t, yes, y, 0, false, f, no, n"
-    raise ValueError(message)
 
 
 # --- where the nodes meet --------------------------------------------------------------------------------------------

@@ -50,12 +50,9 @@ _LATE_NODES = 30.0
 
 
 class Session:
-    """One agent's membership of one job.
+    """One agent's membership of one job, whose configuration has the settings of the rendezvous.
 
     Args:
-        place: Where the nodes meet.
-        setup: The agent's description of its job.
-        config: The job's configuration, with the settings of the rendezvous.
         local_addr: The address at which others reach this node; "" to find out.
         describe_join: Says how others join at a host and a port; None where they know.
 
@@ -119,11 +116,9 @@ class Session:
     def start(self, open_worker_store: Callable[[str], StoreAddress], deliver: Callable[[SessionEvent], None]) -> None:
         """Join the job; a node that was told to leave before comes to say why it goes.
 
-        Args:
-            open_worker_store: Opens this node's workers' store of the first round at a `listening_host`, and returns
-                where it listens; an empty host, or a wildcard, stands for this node's own. Called by the session's
-                thread when the job was reached; it may raise OSError.
-            deliver: Called with each event by the session's thread; it must not block.
+        The session's thread calls both: `open_worker_store` when the job was reached, to open this node's workers'
+        store of the first round at a `listening_host` (it may raise OSError), and `deliver`, which must not block, with
+        each event. An empty host in the store's address, or a wildcard, stands for this node's own.
         """
         self._deliver_to_agent = deliver
         self._node.open_worker_store = open_worker_store
@@ -131,11 +126,7 @@ class Session:
         self._thread.start()
 
     def hold_connections_with(self, hold: Callable[[int], None]) -> None:
-        """Let the guardian hold this node's connections to its job as well.
-
-        Args:
-            hold: Called with the descriptor of each connection by the session's thread; it takes a duplicate.
-        """
+        """Let the guardian hold this node's connections to its job as well: `hold` takes a duplicate of each."""
         self._loop.call_soon_threadsafe(lambda: self._node.hold_with(hold))
 
     def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
@@ -153,31 +144,16 @@ class Session:
         verdict: str = "",
         ends: NodeEnds | None = None,
     ) -> None:
-        """Say that no process of the round lives any more on this node.
+        """Say that no process of the round lives any more on this node; see `documents.RoundEnd`.
 
-        Args:
-            round: The round.
-            outcome: Of `core.job.restart_policy`: `done` (all workers exited 0), `failed`, `stopped` (because the round
-                was halted) or `cannot_start` (which ends the job).
-            report: This node's root cause, JSON-able: ``exit_code``, ``signature``, ``is_deterministic``, ``uptime``
-                (seconds), ``severity`` and ``summary`` (a line for the user) are read by the policy, the rest is
-                carried to every node. With `stopped`: what had failed by itself before the halt, or None.
-            store_address: Where this node's workers' store of the next round listens.
-            detail: For `cannot_start`: one sentence for the user.
-            verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
-            ends: How this node's workers ended, or None if all of them obeyed the stop.
+        With the outcome `stopped`, the report says what had failed by itself before the halt.
         """
         document = None if report is None else dict(report)
         address = self._node.complete(store_address)
         self._feed(WorkersGone(round, RoundEnd(outcome, document, verdict, detail, ends), address))
 
     def leave(self, reason: str, detail: str = "") -> None:
-        """Say that this node goes; `close` waits until it was heard.
-
-        Args:
-            reason: Of `core.job.restart_policy`: `signal`, `unkillable` or `unhealthy`.
-            detail: One sentence for the user.
-        """
+        """Say that this node goes, for a reason of `core.job.restart_policy`; `close` waits until it was heard."""
         self._leaving = Leaving(reason, detail)
         self._feed(self._leaving)
 
@@ -201,11 +177,7 @@ class Session:
         self._loop.call_soon_threadsafe(lambda: self._node.ask_all(question, wait_limit, deliver))
 
     def list_left_out(self) -> list[dict[str, Any]]:
-        """Return the nodes that the job goes on without, as far as this node knows: the coordinator does.
-
-        Returns:
-            Documents as `coordination.coordinator.list_left_out` makes them.
-        """
+        """Return the nodes that the job goes on without (`core.job.wait_status`); only the coordinator knows them."""
         return [] if self.coordinator is None else self.coordinator.list_left_out()
 
     def describe_wait(self) -> str:
@@ -244,11 +216,8 @@ class Session:
         """Say what is left to say, stay where other nodes depend on this one, and stop the threads; once.
 
         A coordinator stays until the live agents have read the verdict. If it has left since it is unhealthy, and no
-        other node can coordinate, it stays until the other nodes have ended; before the first round it waits a moment
-        for other nodes.
-
-        Args:
-            timeout: Seconds that all this may take; an unhealthy node does not heed it.
+        other node can coordinate, it stays until the other nodes have ended, whatever `timeout` says; before the first
+        round it waits a moment for other nodes.
         """
         with self._lock:
             if self._is_closed:

@@ -2,19 +2,18 @@
 
 Such an agent knows nothing of reports. When it comes back for another round, its workers are gone: because the round
 was halted (then `num_nodes_waiting` had told it to), or because they failed. Its own restart budget counts; the job's
-has no limit here. The store of the round's agents is the server that rank 0 opens for the workers, through torch's
-client: these agents are written against torch.
+has no limit here. The store of the round's agents and workers is torch's, served by rank 0's process: these agents are
+written against torch, and import it.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
+from datetime import timedelta
 
 from elastic_run.core.job.documents import StoreAddress
 from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.job.restart_policy import DONE, FAILED, STOPPED
-from elastic_run.loop import Loop
 from elastic_run.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -25,8 +24,6 @@ from elastic_run.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elastic_run.rendezvous.events import Lost
-from elastic_run.store.server import StoreServer
-from elastic_run.store.worker_store import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,14 +33,10 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.events import SessionEvent
     from elastic_run.rendezvous.session import Session
 
-__all__ = ["ServedRoundStore", "TorchStyleRounds"]
+__all__ = ["TorchStyleRounds"]
 
-_log = logging.getLogger(__name__)
-
-#: Seconds to wait for the server, and for keys unless the caller says otherwise.
-_TIMEOUT = 300.0
-#: Seconds for the thread of the server to end, which never blocks.
-_END_LIMIT = 10.0
+#: Time to wait for the server, and for keys unless the caller says otherwise.
+_TIMEOUT = timedelta(seconds=300)
 
 
 class TorchStyleRounds:
@@ -57,7 +50,7 @@ class TorchStyleRounds:
         self._end: Ended | Lost | Refused | None = None
         self._is_halted = False
         self._is_finished = False
-        self._store: ServedRoundStore | None = None
+        self._store: Any = None  # the server of the next round, or of this one where this node has rank 0
 
     @property
     def is_over(self) -> bool:
@@ -74,20 +67,15 @@ class TorchStyleRounds:
         if self._current is None:
             self._session.start(self._renew_store, self._take)
         else:
-            self._come_back(self._current, self._renew_store(self._session.listening_host))
+            self._come_back(self._current, self._renew_store())
         with self._changed:
             self._changed.wait_for(lambda: self._formed is not None or self._end is not None)
             place, self._formed = self._formed, None
             if place is None:
                 raise self._closed()
             self._current, self._is_halted = place, False
-        from datetime import timedelta
-
-        import torch.distributed
-
-        stores: Any = torch.distributed
-        host, port, wait = place.master.host, place.master.port, timedelta(seconds=_TIMEOUT)
-        connection = stores.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
+        host, port, stores = place.master.host, place.master.port, _import_stores()
+        connection = stores.TCPStore(host, port, is_master=False, timeout=_TIMEOUT, wait_for_workers=False)
         store = stores.PrefixStore(f"agents/{place.round}", connection)
         return RendezvousInfo(store, place.group_rank, place.group_world_size, RendezvousStoreInfo(host, port))
 
@@ -112,8 +100,7 @@ class TorchStyleRounds:
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or self._current is None, timeout)
         self._session.close(timeout)
-        if self._store is not None:
-            self._store.close()
+        self._store = None
 
     def _take(self, event: SessionEvent) -> None:
         with self._changed:
@@ -125,10 +112,9 @@ class TorchStyleRounds:
                 self._end = event
             self._changed.notify_all()
 
-    def _renew_store(self, host: str) -> StoreAddress:
-        if self._store is not None:
-            self._store.close()
-        self._store = ServedRoundStore(host)
+    def _renew_store(self, _host: str = "") -> StoreAddress:
+        self._store = None  # torch's server ends with its object
+        self._store = _import_stores().TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         return StoreAddress("", self._store.port, use_agent_store=True)
 
     def _closed(self) -> RendezvousError:
@@ -142,34 +128,7 @@ class TorchStyleRounds:
         return RendezvousClosedError((end.end.detail if end is not None else "") or "the job is over")
 
 
-class ServedRoundStore:
-    """The server of one round, on a port that is open from now on, at an address or ("") at all interfaces."""
+def _import_stores() -> Any:
+    import torch.distributed
 
-    def __init__(self, host: str) -> None:
-        listener, *further = open_listeners([host] if host else [])
-        self._loop = Loop()
-        self._server = StoreServer(self._loop, listener, further=further, on_refusal=self._tell_refusal)
-        self.port = self._server.address[1]
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="round-store", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Close the port and all connections; a second call does nothing."""
-        if not self._is_over:
-            self._loop.call_soon_threadsafe(self._end)
-            self._thread.join(_END_LIMIT)
-
-    def _tell_refusal(self, _kind: str, what: str) -> None:
-        """Log that the server has closed a connection; the server calls this once for each kind of reason."""
-        _log.warning("elastic-run: the round's store at port %d closed a connection: %s", self.port, what)
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until(lambda: self._is_over)
-        finally:
-            self._server.close()
-            self._loop.close()
-
-    def _end(self) -> None:
-        self._is_over = True
+    return torch.distributed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import import_module
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
-from tests.support.launch import clean_environment
 from tests.support.sessions import FAST, free_port
 
 if TYPE_CHECKING:
@@ -121,36 +118,3 @@ def test_one_node_has_a_store_of_torchs(backend: str) -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     dist.destroy_process_group()
     assert handler.shutdown()
-
-
-#: A node whose program never imports torch.
-_NODE_WITHOUT_TORCH = """
-import sys
-from datetime import timedelta
-from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
-endpoint, conf = sys.argv[1], dict(word.split("=") for word in sys.argv[2:])
-handler = get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "job", 2, 2, "127.0.0.1", **conf))
-store = handler.next_rendezvous().store
-store.set("plain", "from a node without torch")
-store.set_timeout(timedelta(seconds=30))
-store.wait(["torch"], timedelta(seconds=30))
-assert "torch" not in sys.modules
-print(store.get("torch").decode(), flush=True)
-handler.shutdown()
-"""
-
-
-def test_nodes_with_and_without_torch_share_a_store() -> None:
-    """The keys are the same, whether a node's program has imported torch or not; timeouts are torch's there, too."""
-    endpoint = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-c", _NODE_WITHOUT_TORCH, endpoint, *(f"{key}={value}" for key, value in FAST.items())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as other:
-        handler = get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "job", 2, 2, "127.0.0.1", **FAST))
-        store = handler.next_rendezvous().store
-        store.set("torch", b"from a node with torch")
-        assert store.get("plain") == b"from a node without torch"
-        handler.set_closed()
-        output, _ = other.communicate(timeout=30)
-        assert handler.shutdown()
-    assert output == "from a node with torch\n"
-    assert other.returncode == 0
