@@ -35,26 +35,16 @@ _ETCD_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class BuiltInBackend:
-    """A rendezvous backend that comes with elastic-run.
+    """A rendezvous backend that comes with elastic-run."""
 
-    Args:
-        has_store: Whether a job's nodes meet in a store; else it is for jobs of one node, without settings.
-        default_port: Port of an endpoint that names none; -1 where an endpoint has to name it.
-        settings: Keys of `--rdzv-conf` beyond those that all backends have.
-        reads_timeout: Whether torch's backend of this name reads the setting `timeout`, which torch's LaunchConfig puts
-            into each job's settings.
-        is_shared: Whether the store outlives the job and other jobs use it, so that endpoint and id have to be given.
-        prefix: Where torch's backend of this name keeps its jobs in etcd: a cluster's access rules may name it.
-        etcd_version: The version of etcd's API that it speaks; 0 where the job doesn't meet in etcd.
-    """
-
-    has_store: bool = True
-    default_port: int = -1
-    settings: tuple[str, ...] = ()
+    has_store: bool = True  # whether a job's nodes meet in a store; else it is for jobs of one node, without settings
+    default_port: int = -1  # of an endpoint that names none; -1 where an endpoint has to name it
+    settings: tuple[str, ...] = ()  # keys of `--rdzv-conf` beyond those that all backends have
+    #: Whether torch's backend of this name reads `timeout`, which torch's LaunchConfig puts into each job's settings.
     reads_timeout: bool = False
-    is_shared: bool = False
-    prefix: str = ""
-    etcd_version: int = 0
+    is_shared: bool = False  # the store outlives the job and other jobs use it: endpoint and id have to be given
+    prefix: str = ""  # where torch's backend keeps its jobs in etcd: a cluster's access rules may name it
+    etcd_version: int = 0  # of etcd's API; 0 where the job doesn't meet in etcd
 
     @property
     def needs_port(self) -> bool:
@@ -102,23 +92,14 @@ _MAY_BE_ZERO = ("last_call_timeout", "cas_backoff_max_seconds")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One node's rendezvous settings; times in seconds.
+    """One node's rendezvous settings; times in seconds."""
 
-    Args:
-        job_settings: The values of `JobConfig` that were given, by their names there.
-        close_timeout: How long the end of a session may take.
-        is_host: Whether this node serves the c10d store; None to find out from the endpoint.
-        store_type: `tcp` or `file`, for c10d.
-        rank: This node's rank, for static.
-        backend: The settings that only the backend's store reads.
-    """
-
-    job_settings: Mapping[str, Any] = field(default_factory=dict)
-    close_timeout: float = 30.0
-    is_host: bool | None = None
-    store_type: str = "tcp"
-    rank: int | None = None
-    backend: Mapping[str, Any] = field(default_factory=dict)
+    job_settings: Mapping[str, Any] = field(default_factory=dict)  # of `JobConfig`, by their names there
+    close_timeout: float = 30.0  # how long the end of a session may take
+    is_host: bool | None = None  # whether this node serves the c10d store; None to find out from the endpoint
+    store_type: str = "tcp"  # or `file`, for c10d
+    rank: int | None = None  # for static
+    backend: Mapping[str, Any] = field(default_factory=dict)  # what only the backend's store reads
 
     def complete(self, config: JobConfig) -> JobConfig:
         """Return a job's configuration with what was given here."""
@@ -240,14 +221,6 @@ def open_lease(
     kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None, timeout: float
 ) -> LeaseStore:
     """Open the lease of a job, which says which agent coordinates; nothing is asked of a server yet.
-
-    Args:
-        kind: Name of the backend: one that meets in etcd, or c10d with `store_type=file`.
-        endpoint: As the user wrote it: the servers of a cluster, or a path.
-        run_id: The job.
-        settings: Of the rendezvous.
-        secret: The secret that the members of the job share, or None.
-        timeout: Seconds for each call to etcd.
 
     Raises:
         ValueError: The endpoint or a setting is wrong, or python-etcd is missing.

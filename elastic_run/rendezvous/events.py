@@ -21,32 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The agent's description of its job.
+    """The agent's description of its job."""
 
-    Args:
-        job_config: The job's configuration; the rendezvous adds its own settings.
-        node_config: This node's.
-        node_info: This node.
-        shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` from time to time.
-    """
-
-    job_config: JobConfig
+    job_config: JobConfig  # the rendezvous adds its own settings
     node_config: NodeConfig
     node_info: NodeInfo
-    shows_waiting: bool = False
+    shows_waiting: bool = False  # else what is waited for comes as a `Notice` from time to time, not as a `Waiting`
 
 
 @dataclass
 class Lost:
-    """There is no coordinator, for good: stop the workers. Nothing follows.
+    """There is no coordinator, for good: stop the workers. Nothing follows."""
 
-    Args:
-        verdict: A name of `contract.EXIT_CODES`.
-        detail: One sentence for the user.
-    """
-
-    verdict: str
-    detail: str
+    verdict: str  # a name of `contract.EXIT_CODES`
+    detail: str  # one sentence for the user
 
 
 @dataclass
@@ -58,15 +46,11 @@ class Notice:
 
 @dataclass
 class Waiting:
-    """What this node waits for now, for one line that is rewritten; only where `Setup.shows_waiting` asks for it.
+    """What this node waits for now, for one line that is rewritten; only where `Setup.shows_waiting` asks for it."""
 
-    Args:
-        texts: Returns the line at a monotonic time, the longest form first; None when the wait is over.
-        is_for_nodes: Whether other nodes are waited for, so that it is over with the next `Formed`; else the store is.
-    """
-
+    #: Returns the line at a monotonic time, the longest form first; None when the wait is over.
     texts: Callable[[float], tuple[str, ...]] | None
-    is_for_nodes: bool
+    is_for_nodes: bool  # other nodes are waited for, so that it is over with the next `Formed`; else the store is
 
 
 @dataclass

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ElasticRendezvousHandler", "create_handler", "describe_join_command", "open_session"]
 
-_PUBLIC = "localhost"
 #: Bytes of the token that a job without an endpoint makes.
 _TOKEN_SIZE = 16
 _NO_LIMIT = 1_000_000_000
@@ -73,24 +72,24 @@ class ElasticRendezvousHandler(RendezvousHandler):
         """
         params, settings = self._params, self._settings
         # Nobody knows of the endpoint yet, so others come by the address that this node tells them.
-        local_addr = params.local_addr or (find_outward_address() if self._hosts_anywhere else None)
+        local_addr = params.local_addr or (find_outward_address() if self._hosts_anywhere else "")
         token, fresh_token = setup.node_config.token, None
         if self._hosts_anywhere and token is None:
             token = fresh_token = os.urandom(_TOKEN_SIZE).hex().encode()
-        place = self._make_place(token, local_addr)
+        endpoint = params.endpoint or f"localhost:{BACKENDS['c10d'].default_port}"
+        place = make_place(params.backend, endpoint, self._run_id, settings, secret=token or None)
+        if self._hosts_anywhere:
+            place.serve_anywhere(local_addr)
+        elif params.backend == "static" and settings.rank == 0:
+            # Now and not by the session's thread: the agent must know where its workers' store is.
+            place.serve()
         config = replace(setup.job_config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
         setup = replace(setup, job_config=config)
         if params.backend == "static":
-            setup = replace(
-                setup, node_info=replace(setup.node_info, preferred_rank=settings.rank, has_fixed_rank=True)
-            )
-        return open_session(
-            place,
-            settings,
-            setup,
-            local_addr=local_addr,
-            describe_join=self._make_join_text(setup.node_config, fresh_token) if self._hosts_anywhere else None,
-        )
+            node_info = replace(setup.node_info, preferred_rank=settings.rank, has_fixed_rank=True)
+            setup = replace(setup, node_info=node_info)
+        describe_join = self._make_join_text(setup.node_config, fresh_token) if self._hosts_anywhere else None
+        return open_session(place, settings, setup, local_addr=local_addr, describe_join=describe_join)
 
     def _make_join_text(self, config: NodeConfig, fresh_token: bytes | None) -> Callable[[str, int], str]:
         """Return what tells the user how others join, once it is known where this agent listens."""
@@ -108,18 +107,6 @@ class ElasticRendezvousHandler(RendezvousHandler):
             return f"{others} join with: {line}"
 
         return describe
-
-    def _make_place(self, token: bytes | None, local_addr: str | None) -> Place:
-        params = self._params
-        is_file = self._settings.store_type == "file"
-        endpoint = params.endpoint if is_file else params.endpoint or f"{_PUBLIC}:{BACKENDS['c10d'].default_port}"
-        place = make_place(params.backend, endpoint, self._run_id, self._settings, secret=token or None)
-        if local_addr is not None and self._hosts_anywhere:
-            place.serve_anywhere(local_addr)
-        elif params.backend == "static" and self._settings.rank == 0:
-            # Now and not by the session's thread: the agent must know where its workers' store is.
-            place.serve()
-        return place
 
     @property
     def endpoint(self) -> str:
@@ -224,7 +211,7 @@ def open_session(
     settings: Settings,
     setup: Setup,
     *,
-    local_addr: str | None = None,
+    local_addr: str = "",
     describe_join: Callable[[str, int], str] | None = None,
 ) -> Session:
     """Make the session of one agent run; see `Session` for the values. ValueError if no node could read one of them."""
@@ -234,7 +221,7 @@ def open_session(
     except ValueError as error:
         message = f"the other nodes could not read a value of this node: {error}"
         raise ValueError(message) from None
-    return Session(place, setup, config, local_addr=local_addr or "", describe_join=describe_join)
+    return Session(place, setup, config, local_addr=local_addr, describe_join=describe_join)
 
 
 #: All nodes of a job must agree on it: the first one starts with the fewest nodes.

@@ -59,13 +59,9 @@ _END_LIMIT = 10.0
 class Coordinator:
     """One agent's port, and its job while it coordinates.
 
-    Args:
-        identity: This agent.
-        sockets: The listening sockets of its port.
-        serves_workers: Whether the workers' store is at the same port; it is emptied before each round.
-        call: Makes a call in the loop of this agent's node.
-        on_standing: Called there with the job's standing (`core.job.discovery`) when that has changed.
-        on_event: Called there with a line for the user, or if the thread has ended by a defect.
+    The workers' store may be at the same port (`serves_workers`); it is emptied before each round. `call` makes a call
+    in the loop of this agent's node: of `on_standing`, with the job's standing (`core.job.discovery`) when that has
+    changed, and of `on_event`, with a line for the user, or if the thread has ended by a defect.
     """
 
     def __init__(

@@ -105,12 +105,16 @@ class EtcdServers:
         """
         deadline = time.monotonic() + self._timeout
         wait_limit = _WAIT_LIMIT if len(self._endpoints) > 1 else self._timeout
+
+        def send(connection: HTTPConnection) -> None:
+            connection.request(method, path, body, dict(headers))
+
         backoff = Backoff(_PAUSE, _LAST_PAUSE)
         failures, unready = 0, None
         while True:
             limit = min(wait_limit, deadline - time.monotonic())
             try:
-                return read(self._ask_once(self._endpoints[0], method, path, body, headers, limit))
+                return read(self._ask_once(self._endpoints[0], send, limit))
             except StoreConnectionError as error:
                 failure = error
             self._endpoints = [*self._endpoints[1:], self._endpoints[0]]
@@ -127,15 +131,7 @@ class EtcdServers:
                 time.sleep(pause)
                 wait_limit *= 2  # if all are slow, to ask again and again makes them slower
 
-    def _ask_once(
-        self,
-        endpoint: tuple[str, int],
-        method: str,
-        path: str,
-        body: bytes,
-        headers: Mapping[str, str],
-        timeout: float,
-    ) -> Answer:
+    def _ask_once(self, endpoint: tuple[str, int], send: Callable[[HTTPConnection], None], timeout: float) -> Answer:
         name, timeout = format_endpoint(*endpoint), min(max(timeout, 0.001), LONGEST_WAIT)
         deadline = time.monotonic() + timeout
         try:
@@ -158,7 +154,7 @@ class EtcdServers:
             if self._tls is not None:
                 connected = self._tls.wrap_socket(connected, server_hostname=endpoint[0])
             connection.sock = connected
-            connection.request(method, path, body, dict(headers))
+            send(connection)
             with connection.getresponse() as response:
                 is_long = (response.length or 0) > _ANSWER_LIMIT
                 content = b"" if is_long else response.read(_ANSWER_LIMIT + 1)
@@ -333,13 +329,12 @@ def _read_answer(answer: Answer) -> Document:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
+        text = answer.body[:200].decode(errors="replace").strip()
         if answer.status in _REFUSED:
             # Seen where users are on and our certificate has a CommonName: the gateway won't take such a one.
-            text = answer.body[:200].decode(errors="replace").strip()
             message = f"etcd at {answer.endpoint} refuses us: {text}"
             raise StoreAccessError(message)
         if answer.status >= _SERVER_ERROR:
-            text = answer.body[:200].decode(errors="replace").strip()
             message = f"etcd at {answer.endpoint}: {text}"
             raise StoreConnectionError(message, UNREADY)
         message = f"{answer.endpoint} does not speak etcd's version 3 API"

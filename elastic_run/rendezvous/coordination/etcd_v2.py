@@ -42,18 +42,10 @@ _LOST = (etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed)
 class EtcdV2Lease(EtcdLease):
     """A job's lease as a key of etcd's version 2."""
 
-    def __init__(
-        self,
-        servers: EtcdServers,
-        run_id: str,
-        *,
-        prefix: str = "",
-        user: EtcdUser | None = None,
-        secret: bytes | None = None,
-    ) -> None:
-        super().__init__(servers, run_id, prefix=prefix, user=user, secret=secret)
+    def __init__(self, servers: EtcdServers, run_id: str, **more: Any) -> None:
+        super().__init__(servers, run_id, **more)
         self._root = quote(self._root.strip("/"))  # python-etcd quotes nothing
-        self._etcd = _Client(servers, user)
+        self._etcd = _Client(servers, self._user)
 
     def read(self) -> Holder | None:
         try:

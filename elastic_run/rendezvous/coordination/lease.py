@@ -31,27 +31,15 @@ _NO_TOKEN = "-"  # noqa: S105 - says that there is none
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The agent that has the lease.
+    """The agent that has the lease."""
 
-    Args:
-        value: What the agent wrote, such as its address; with a nonce.
-        term: Grows with each holder.
-        is_valid: Whether the lease holds. A file keeps the trace of its last holder; etcd forgets it.
-    """
-
-    value: str
-    term: int
-    is_valid: bool = True
+    value: str  # what the agent wrote, such as its address; with a nonce
+    term: int  # grows with each holder
+    is_valid: bool = True  # a file keeps the trace of its last holder; etcd forgets it
 
 
 class LeaseStore(ABC):
-    """A job's lease; calls block, for a timeout that etcd's stores have.
-
-    Args:
-        name: The store for messages, such as `etcd at 10.0.0.1:2379`.
-        run_id: The job.
-        secret: The secret that the members of the job share, or None.
-    """
+    """A job's lease, in a store with a name for messages; calls block, for a timeout that etcd's stores have."""
 
     def __init__(self, name: str, run_id: str, secret: bytes | None) -> None:
         self.name = name
@@ -63,15 +51,10 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def acquire(self, value: str, ttl: float, *, instead_of: Holder | None = None) -> Holder | None:
-        """Take the lease if it is free.
+        """Take the lease if it is free, and return this agent as the holder; None if another agent has the lease.
 
-        Args:
-            value: This agent's, with a nonce.
-            ttl: Time to live in seconds; etcd takes whole seconds and at least two, so it may hold longer.
-            instead_of: A holder that is known to be dead: its lease counts as free.
-
-        Returns:
-            This agent as the holder; None if another agent has the lease.
+        The time to live is in seconds; etcd takes whole seconds and at least two, so it may hold longer. The lease of
+        `instead_of`, a holder that is known to be dead, counts as free.
         """
 
     @abstractmethod

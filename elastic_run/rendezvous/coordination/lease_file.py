@@ -46,19 +46,12 @@ _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    """What a holder's file says: a line with two numbers of fixed lengths, then the value.
+    """What a holder's file says: a line with two numbers of fixed lengths, then the value."""
 
-    Args:
-        term: The number in the file's name.
-        count: Number of renewals.
-        ttl: Time to live in seconds; 0 if the lease was released.
-        value: The holder's, as it is stored.
-    """
-
-    term: int
-    count: int
-    ttl: float
-    value: str
+    term: int  # the number in the file's name
+    count: int  # of renewals
+    ttl: float  # in seconds; 0 if the lease was released
+    value: str  # as it is stored
 
     def head(self) -> str:
         return f"{self.count:020d} {self.ttl:016.3f}\n"

@@ -107,15 +107,7 @@ _DARK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN
 class Link:
     """One side of a connection, whose socket this object owns.
 
-    Attributes:
-        lease: Seconds in which the other side has to acknowledge a document.
-        reader: Takes the bytes that come apart.
-        on_document: Called with each document.
-        on_message: Called with each message.
-        on_end: Called once when the connection has ended by itself: how, and a clause for the user.
-        on_delivered: Called when the other side has read all documents.
-        defers: Whether this side acknowledges a document by `acknowledge`, once it has decided what follows from it.
-        is_foreign: Whether a defect that the other side's bytes show ends this connection only, and not the thread.
+    `on_end` is called once when the connection has ended by itself, with how and a clause for the user.
     """
 
     def __init__(
@@ -129,13 +121,13 @@ class Link:
         on_end: Callable[[str, str], None] = lambda *_: None,
         most: int = LARGEST,
     ) -> None:
-        self.lease = lease
+        self.lease = lease  # seconds in which the other side has to acknowledge a document
         self.on_document = on_document
         self.on_message = on_message
         self.on_end = on_end
-        self.on_delivered: Callable[[], None] = lambda: None
-        self.defers = False
-        self.is_foreign = False
+        self.on_delivered: Callable[[], None] = lambda: None  # the other side has read all documents
+        self.defers = False  # a document is acknowledged by `acknowledge`, once it is decided what follows from it
+        self.is_foreign = False  # a defect that the other side's bytes show ends this connection only, not the thread
         self.is_closed = False
         self._has_parted = False
         self._loop = loop

@@ -76,13 +76,8 @@ class _Visitor:
 class Listener:
     """Takes the connections that come to an agent's port, whose listening sockets this object owns.
 
-    Args:
-        loop: The loop whose thread this lives in.
-        sockets: Listening sockets of one port.
-        identity: This agent.
-        describe: Returns what this agent is.
-        admit: Called with a node that joins, its connection and the term that it was told.
-        hand_on: Takes a connection of a worker, where workers share the port; else None.
+    `describe` returns what this agent is. `admit` is called with a node that joins, its connection and the term that it
+    was told. `hand_on` takes a connection of a worker, where workers share the port.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ from elastic_run.rendezvous.coordination.opening import Identity
 from elastic_run.rendezvous.coordination.outage import Outage
 from elastic_run.rendezvous.coordination.questions import OwnQuestions
 from elastic_run.rendezvous.coordination.search import CoordinatorSearch
-from elastic_run.rendezvous.events import Lost, Notice, StatusAsked, Waiting
+from elastic_run.rendezvous.events import Lost, Notice, StatusAsked
 from elastic_run.report.waiting import NEW, READY, WaitNotices
 from elastic_run.store.connecting import format_endpoint
 
@@ -70,17 +70,9 @@ _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 class Node:
-    """One node; see `Session` for most arguments.
+    """One node; see `Session` for the arguments."""
 
-    Attributes:
-        local_addr: The address at which others reach this node, "" until it is known.
-        listening_host: Where this node's workers' stores listen; "" for all interfaces.
-        member: The node as it knows itself, None until it has come to a coordinator.
-        is_over: Whether nothing is searched or said any more.
-        open_worker_store: See `Session.start`; set before the search begins.
-    """
-
-    open_worker_store: Callable[[str], StoreAddress]
+    open_worker_store: Callable[[str], StoreAddress]  # set before the search begins
 
     def __init__(
         self,
@@ -96,8 +88,8 @@ class Node:
     ) -> None:
         self.local_addr = local_addr
         self.listening_host = ""
-        self.member: Member | None = None
-        self.is_over = False
+        self.member: Member | None = None  # the node as it knows itself, once it has come to a coordinator
+        self.is_over = False  # whether nothing is searched or said any more
         self.host = setup.node_info.host
         self._loop = loop
         self._id = node
@@ -118,7 +110,7 @@ class Node:
         self._warned: Warned | None = None
         self._wait_timer: Timer | None = None
         self._questions = OwnQuestions(loop)
-        self._outage = Outage(place, config, shows_waiting=setup.shows_waiting)
+        self._outage = Outage(place, config, self.deliver, shows_waiting=setup.shows_waiting)
         identity = Identity(place.run_id, node, self.host, __version__, config.lease, place.credentials)
         self.search = CoordinatorSearch(loop, identity, place, config, self._outage, self)
         self.notices = WaitNotices(
@@ -154,11 +146,7 @@ class Node:
             connected.close()
             return
         self.drop_link()
-        told = self._outage.end()
-        if told:
-            self.deliver(Notice(told))
-            if self._setup.shows_waiting:
-                self.deliver(Waiting(None, is_for_nodes=False))
+        self._outage.end()
         # Hundreds of nodes that come at once keep the coordinator busy.
         is_crowd = self._config.max_nodes >= _CROWD and (self.member is None or self.member.started is None)
         self._link = link = Link(

@@ -53,49 +53,28 @@ _RECEIVE = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who comes.
-
-    Args:
-        job: The id of its job.
-        node: Its id; "" for a look that joins nothing.
-        host: Its machine.
-        release: The release of elastic-run.
-        nonce: With a token: random bytes, as hexadecimal digits; otherwise "".
-        successor: Where the node listens, if it holds the lease in place of the agent to which it comes; else "".
-        term: The term of that lease.
-    """
+    """Which node comes."""
 
     job: str
-    node: str
+    node: str  # "" for a look that joins nothing
     host: str
     release: str
-    nonce: str = ""
-    successor: str = ""
-    term: int = 0
+    nonce: str = ""  # with a token: random bytes, as hexadecimal digits
+    successor: str = ""  # where the node listens, if it holds the lease in place of the agent to which it comes
+    term: int = 0  # of that lease
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an agent answers.
+    """What an agent answers."""
 
-    Args:
-        role: A word of `core.job.discovery`, or `REFUSED`.
-        node: The agent's node.
-        standing: See `core.job.discovery.Answer`.
-        term: Of the coordinator: who joins promises to follow it.
-        to: Where the coordinator listens that the agent follows.
-        detail: With `REFUSED`: the reason, a sentence for the user.
-        nonce: With a token: the agent's random bytes.
-        proof: With a token: its proof.
-    """
-
-    role: str
+    role: str  # a word of `core.job.discovery`, or `REFUSED`
     node: str = ""
-    standing: int = 0
-    term: int = 0
-    to: str = ""
-    detail: str = ""
-    nonce: str = ""
+    standing: int = 0  # see `core.job.discovery.Answer`
+    term: int = 0  # of the coordinator: a node that joins promises to follow it
+    to: str = ""  # where the coordinator listens that the agent follows
+    detail: str = ""  # with `REFUSED`: the reason, a sentence for the user
+    nonce: str = ""  # with a token: the agent's random bytes
     proof: str = ""
 
     def __post_init__(self) -> None:

@@ -18,8 +18,11 @@ from elastic_run.store.errors import REFUSED, SILENT, UNRESOLVED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_run.core.job.config import JobConfig
     from elastic_run.rendezvous.coordination.places import Place
+    from elastic_run.rendezvous.events import SessionEvent
     from elastic_run.store.errors import StoreError
 
 #: Seconds beyond the lease for which a single endpoint is tried that refuses connections, or is dark.
@@ -28,18 +31,16 @@ DARK_FOR = 60.0
 
 
 class Outage:
-    """The time without a coordinator.
+    """The time without a coordinator."""
 
-    Attributes:
-        was_reached: Whether this agent has had a coordinator.
-        fenced_after: Seconds without a coordinator after which the workers were stopped, or 0.0.
-    """
-
-    def __init__(self, place: Place, config: JobConfig, *, shows_waiting: bool) -> None:
-        self.was_reached = False
-        self.fenced_after = 0.0
+    def __init__(
+        self, place: Place, config: JobConfig, deliver: Callable[[SessionEvent], None], *, shows_waiting: bool
+    ) -> None:
+        self.was_reached = False  # whether this agent has had a coordinator
+        self.fenced_after = 0.0  # seconds without one after which the workers were stopped
         self._place = place
         self._config = config
+        self._deliver = deliver
         self._shows_waiting = shows_waiting
         self._since: float | None = None
         self._refused_since: float | None = None
@@ -51,14 +52,17 @@ class Outage:
         if self._since is None:
             self._since = time.monotonic()
 
-    def end(self) -> str:
-        """Note that there is a coordinator; returns a line for the user if there were lines before, else ""."""
+    def end(self) -> None:
+        """Note that there is a coordinator; if there were lines before, the user is told."""
         silent_for = 0.0 if self._since is None else time.monotonic() - self._since
         was_told, verb = self._last_line is not None, "answers again" if self.was_reached else "answers"
         self._since = self._last_line = self._refused_since = None
         self.was_reached = True
         self.fenced_after = 0.0
-        return f"the store at {self._place.name} {verb} after {silent_for:.0f} s" if was_told else ""
+        if was_told:
+            self._deliver(Notice(f"the store at {self._place.name} {verb} after {silent_for:.0f} s"))
+        if was_told and self._shows_waiting:
+            self._deliver(Waiting(None, is_for_nodes=False))
 
     @property
     def attempt_limit(self) -> float:
@@ -68,8 +72,8 @@ class Outage:
         waited = 0.0 if self._since is None else now - self._since
         return left if self.was_reached or waited >= FIRST else min(left, max(0.1, FIRST - waited))
 
-    def failed(self, error: StoreError) -> Notice | Waiting | Lost | None:
-        """Note that an attempt failed; returns a line when one is due, and `Lost` after too long a time."""
+    def failed(self, error: StoreError) -> None:
+        """Note that an attempt failed; the user is told when a line is due, and the agent after too long a time."""
         now = time.monotonic()
         self.begin()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
@@ -80,16 +84,16 @@ class Outage:
         self._refused_since = (self._refused_since or now) if reason == REFUSED else None
         left = self._left(now)
         if left <= 0:
-            return self._lost(now, trouble)
-        if not self._is_line_due(trouble, now):
-            return None
-        self._last_line = now
-        name, since, until = self._place.name, self._since or now, now + left
-        if not self._shows_waiting:
-            return Notice(describe_trouble(name, trouble, now - since, left))
-        return Waiting(
-            lambda at: trouble_texts(name, trouble, at - since, until - at, reason=reason), is_for_nodes=False
-        )
+            self._deliver(self._lost(now, trouble))
+        elif self._is_line_due(trouble, now):
+            self._last_line = now
+            name, since, until = self._place.name, self._since or now, now + left
+
+            def texts(at: float) -> tuple[str, ...]:
+                return trouble_texts(name, trouble, at - since, until - at, reason=reason)
+
+            line = Notice(describe_trouble(name, trouble, now - since, left))
+            self._deliver(Waiting(texts, is_for_nodes=False) if self._shows_waiting else line)
 
     def _is_line_due(self, trouble: str, now: float) -> bool:
         if self._last_line is None:

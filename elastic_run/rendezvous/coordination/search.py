@@ -80,16 +80,12 @@ _LONGEST_PAUSE = 0.1
 
 
 class CoordinatorSearch:
-    """One agent's search, in the loop of its node.
-
-    Attributes:
-        coordinator: This agent's port and its coordination, or None.
-    """
+    """One agent's search, in the loop of its node."""
 
     def __init__(
         self, loop: Loop, identity: Identity, place: Place, config: JobConfig, outage: Outage, node: Owner
     ) -> None:
-        self.coordinator: Coordinator | None = None
+        self.coordinator: Coordinator | None = None  # this agent's port and its coordination
         self._loop = loop
         self._identity = identity
         self._place = place
@@ -307,9 +303,8 @@ class CoordinatorSearch:
                 self._discovery = self._begin_discovery()
                 self._advance(None)
                 return
-        news = None if is_look else self._outage.failed(error)
-        if news is not None:
-            self._node.deliver(news)
+        if not is_look:
+            self._outage.failed(error)
         self._advance(discovering.Answer(name, REFUSES if reason == NOBODY_LISTENS else SILENT))
 
     # --- the lease ---------------------------------------------------------------------------------------------------
@@ -339,9 +334,7 @@ class CoordinatorSearch:
         elif not isinstance(error, StoreError):
             self._node.deliver(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
         else:
-            news = self._outage.failed(error)
-            if news is not None:
-                self._node.deliver(news)
+            self._outage.failed(error)
             self._advance(discovering.Answer(LEASE_STORE, SILENT))
 
 
