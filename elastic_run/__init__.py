@@ -84,6 +84,36 @@ def lazy_names(
     return load
 
 
+def alias_modules(package: str, homes: "Mapping[str, tuple[str, ...]]") -> None:
+    """Let modules be imported below a package that other modules stand for: torch's paths, without a file for each.
+
+    Args:
+        package: The package's `__name__`.
+        homes: For each module, the modules whose names it has; the first that has a name counts.
+    """
+    import sys
+    from types import ModuleType
+
+    class Alias(ModuleType):
+        """Imports its homes when a name of theirs is asked for; `importlib` and others ask every module for dunders."""
+
+        def __getattr__(self, name: str) -> object:
+            if not name.startswith("__") or name == "__all__":
+                from importlib import import_module
+
+                for home in homes[self.__name__.removeprefix(f"{package}.")]:
+                    found = getattr(import_module(home), name, self)
+                    if found is not self:
+                        return found
+            message = f"module {self.__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+
+    for name in homes:
+        alias = sys.modules[f"{package}.{name}"] = Alias(f"{package}.{name}")
+        parent, _, child = alias.__name__.rpartition(".")
+        setattr(sys.modules[parent], child, alias)
+
+
 __getattr__ = lazy_names(__name__, _HOMES)
 
 

@@ -309,7 +309,7 @@ def _options(
 ) -> AgentOptions:
     start_method = config.start_method
     if callable(entrypoint) and start_method == "spawn":  # which can't start a function of a notebook's cell
-        from elastic_run.multiprocessing.functions.start_methods import choose_start_method
+        from elastic_run.multiprocessing.functions.worker import choose_start_method
 
         start_method = choose_start_method(entrypoint)
     faults: tuple[Fault, ...] = ()

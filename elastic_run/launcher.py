@@ -154,7 +154,7 @@ def launch_agent(
         SignalException: The launcher was stopped by a signal.
         RendezvousError: The nodes could not come together.
         AssertionError: There is no entrypoint, or no worker (torch's exception).
-        Exception: The function or an argument can't be sent to a worker: what pickle raises, with the name of it.
+        Exception: The function or an argument can't be sent to a worker: what pickle raises.
     """
     return _run_agent(config, entrypoint, args, health_check_server)
 

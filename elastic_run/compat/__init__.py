@@ -21,52 +21,37 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_run.compat.replacing import ChildrenHook, Replacement
+__all__ = ["install", "install_if_asked_for", "is_installed"]
 
-__all__ = ["install", "install_if_asked_for", "is_installed", "uninstall"]
-
-#: All that a process keeps: what `uninstall` has to undo, and what was said already.
-_installed: list[Replacement] = []
-_hooks: list[ChildrenHook] = []
-_reported: list[str] = []
+#: What this process has done: "modules", "children", and a value of the variable that was refused.
+_done: set[str] = set()
 
 
 def install() -> None:
     """Let torch's paths mean ours in this process and its multiprocessing children. Doing it again changes nothing.
 
-    Modules of torch's that were imported already are replaced, and so is what other modules imported from them. What
-    can't be replaced (a class derived from one of torch's) is told in a warning.
+    Modules of torch's that were imported already are replaced, and so is what other modules imported from them. A class
+    that was derived from one of torch's before stays torch's. There is no way back in the same process.
     """
-    if not _hooks:
-        from elastic_run.compat.replacing import ChildrenHook
+    if "children" not in _done:
+        from elastic_run.compat.alias import hook_children
 
-        _hooks.append(ChildrenHook())
-    _replace()
-
-
-def _replace() -> None:
-    if _installed:
-        return
-    from elastic_run.compat.replacing import Replacement
-
-    replacement = Replacement()
-    replacement.make()
-    _installed.append(replacement)
+        _done.add("children")
+        hook_children()
+    _replace_modules()
 
 
-def uninstall() -> None:
-    """Let torch's paths mean torch's again; what a module imported meanwhile stays what it got."""
-    if _hooks:
-        _hooks.pop().undo()
-    if _installed:
-        _installed.pop().undo()
+def _replace_modules() -> None:
+    if "modules" not in _done:
+        from elastic_run.compat.alias import replace_modules
+
+        replace_modules()
+        _done.add("modules")
 
 
 def is_installed() -> bool:
     """Whether torch's paths mean ours in this process."""
-    return bool(_installed)
+    return "modules" in _done
 
 
 def install_if_asked_for() -> None:
@@ -75,7 +60,7 @@ def install_if_asked_for() -> None:
 
     value = os.environ.get(contract.ENV_COMPAT, "")
     if value == "1":
-        _replace()  # children have the variable as well, and Python's start pays for no import of multiprocessing
-    elif value not in {"", "0"} and value not in _reported and sys.stderr is not None:
-        _reported.append(value)  # Python reads the .pth files of a virtual environment twice
+        _replace_modules()  # children have the variable too, and Python's start pays for no import of multiprocessing
+    elif value not in {"", "0"} and value not in _done and sys.stderr is not None:
+        _done.add(value)  # Python reads the .pth files of a virtual environment twice
         sys.stderr.write(f"elastic-run: {contract.ENV_COMPAT}: {value!r} is neither 1 nor 0: it counts as 0\n")

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 #: command is written where the user says; taking the directory off PATH, or deleting the file, brings torch's back.
 _MARK = "# Written by `python -m elastic_run.compat --install-torchrun`; delete it to have torch's torchrun back."
 
-#: Bytes of an interpreter's path that every kernel takes from a first line.
-_LONGEST_INTERPRETER = 120
-
 USAGE = """\
 Usage: python -m elastic_run.compat [--children] PROGRAM [ARGUMENT...]
        python -m elastic_run.compat [--children] -m MODULE [ARGUMENT...]
@@ -109,7 +106,7 @@ def _install_torchrun(words: list[str]) -> None:
         _fail(f"--install-torchrun: {words[0]!r} can't stand on PATH: it has a {os.pathsep!r}")
     try:
         path = write_command(words[0])
-    except (OSError, CommandExistsError) as error:
+    except OSError as error:
         _fail(f"--install-torchrun: {error}", contract.EXIT_FAILURE)
     import shlex
 
@@ -117,48 +114,28 @@ def _install_torchrun(words: list[str]) -> None:
     sys.stdout.write(f'{path} is elastic-run. To have it found first: export PATH={place}:"$PATH"\n')
 
 
-class CommandExistsError(Exception):
-    """There is a torchrun already, and we haven't written it."""
-
-
 def write_command(directory: str, python: str = sys.executable) -> str:
-    """Write the command, or write it anew.
-
-    Args:
-        directory: Where; it is made if it doesn't exist.
-        python: The interpreter that runs it.
-
-    Returns:
-        Its path, absolute.
+    """Write the command, or write it anew, into a directory, which is made; return its path, absolute.
 
     Raises:
-        CommandExistsError: Another program's torchrun is there.
+        FileExistsError: Another program's torchrun is there.
         OSError: It can't be written.
     """
     path = os.path.join(os.path.abspath(directory), "torchrun")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.lexists(path) and _MARK not in _read(path):
-        message = f"{path} exists and is not ours: choose another directory"
-        raise CommandExistsError(message)
+    if os.path.lexists(path):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            if _MARK not in file.read(4096):
+                message = f"{path} exists and is not ours: choose another directory"
+                raise FileExistsError(message)
+    # A Python script rather than a shell's `python -m`: modules in the working directory can't hide ours. A shell finds
+    # an interpreter whose path is too long for the kernel or has a space; to Python the two lines are a string.
+    quoted = python.replace("'", "'\"'\"'")
+    first = ["#!/bin/sh", f"'''exec' '{quoted}' \"$0\" \"$@\"", "' '''"]
     with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(_text(python))
+        file.write("\n".join([*first, _MARK, "from elastic_run.__main__ import main", "", "main()"]) + "\n")
     os.chmod(path, 0o755)  # noqa: S103 - a command is for all
     return path
-
-
-def _text(python: str) -> str:
-    """Return a Python script rather than a shell's `python -m`: modules in the working directory can't hide ours."""
-    first = [f"#!{python}"]
-    if " " in python or len(python) > _LONGEST_INTERPRETER:
-        # A shell finds such an interpreter, the kernel doesn't; to Python the two lines are a string.
-        quoted = python.replace("'", "'\"'\"'")
-        first = ["#!/bin/sh", f"'''exec' '{quoted}' \"$0\" \"$@\"", "' '''"]
-    return "\n".join([*first, _MARK, "from elastic_run.__main__ import main", "", "main()"]) + "\n"
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(4096)
 
 
 def _fail(text: str, code: int = contract.EXIT_USAGE) -> NoReturn:

@@ -1,4 +1,4 @@
-"""A module under torch's name that gives out the names of one of ours, and the finder that makes it.
+"""Modules under torch's names that give out the names of ours: the finder that makes them, and how they get into place.
 
 An alias is a module of its own rather than ours under a second name: the import system writes a child into its parent
 and a spec into every module that it loads, and neither may land in our package. Names are looked up, set and deleted
@@ -7,16 +7,17 @@ in ours, so that a program that patches `torch.distributed.run.main` patches wha
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from elastic_run.compat.paths import PATHS, PRIVATE_NAMES, find_home
+from elastic_run.compat.paths import PATHS, PRIVATE_NAMES, ROOTS, find_home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from importlib.abc import Loader
     from types import CodeType
     from typing import Any
@@ -58,7 +59,7 @@ class Alias(ModuleType):
                 return PRIVATE_NAMES.get((self.__name__, name)) or getattr(self._torchs_own(name), name)
             message = (
                 f"{self.__name__} is {target.__name__} here (elastic_run.compat), which has no {name!r}; "
-                "elastic_run.compat.uninstall() brings torch's own back"
+                "without elastic_run.compat it is torch's own"
             )
             raise AttributeError(message, name=name, obj=self) from None
 
@@ -166,3 +167,90 @@ def find_torchs_own(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         if spec is not None:
             return spec
     return None
+
+
+# --- into place, also of modules that were imported before ------------------------------------------------------------
+def replace_modules() -> None:
+    """Put the aliases into place."""
+    loaded = {name for name in sys.modules if _is_below(name)}
+    originals = {name: sys.modules[name] for name in sorted(loaded & PATHS.keys())}
+    sys.meta_path.insert(0, AliasFinder())
+    for name in originals:
+        del sys.modules[name]
+    for name, original in originals.items():
+        import_module(name).__dict__["__torch__"] = original
+    for name in loaded - PATHS.keys():
+        package, _, child = name.rpartition(".")
+        if package in sys.modules:
+            vars(sys.modules[package])[child] = sys.modules[name]
+    _rebind(dict(_substitutes(originals)))
+
+
+def _substitutes(originals: Mapping[str, ModuleType]) -> Iterator[tuple[int, tuple[object, object]]]:
+    """Give each of torch's modules, classes and functions with ours of the same name."""
+    for path, original in originals.items():
+        alias = sys.modules[path]
+        yield id(original), (original, alias)
+        for name, value in vars(original).items():
+            is_its_own = getattr(value, "__module__", None) == path
+            if is_its_own and not name.startswith("_") and hasattr(alias, name):
+                yield id(value), (value, getattr(alias, name))
+
+
+def _rebind(substitutes: Mapping[int, tuple[object, object]]) -> None:
+    """Give ours to every module that has taken one of torch's by name; torch's own modules keep theirs."""
+    for module in [*sys.modules.values()]:
+        # What stands in sys.modules is sometimes no module at all, whatever its type says.
+        if not isinstance(module, ModuleType) or _is_torchs(module.__name__):  # type: ignore[redundant-expr]
+            continue
+        for name, value in [*vars(module).items()]:
+            # By identity: a value's own __eq__ may do anything, and needs no hash.
+            found = substitutes.get(id(value))
+            if found is not None and found[0] is value:
+                vars(module)[name] = found[1]
+
+
+def _is_below(name: str) -> bool:
+    return name in PATHS or name.startswith(tuple(f"{root}." for root in ROOTS))
+
+
+def _is_torchs(name: str) -> bool:
+    return name.partition(".")[0] in {"torch", "elastic_run"}
+
+
+# --- children --------------------------------------------------------------------------------------------------------
+# A fork has what its parent has. A process of spawn or forkserver begins with what `multiprocessing.spawn` prepares for
+# it: a dictionary, whose unpickling is the first thing that happens in the child, before it imports the program's main
+# file. An object in that dictionary installs the aliases when it is unpickled. The child's own children get it in turn.
+# Other Python children have ELASTIC_RUN_COMPAT=1.
+_KEY = "elastic-run compat"
+#: Runs in the child, whose `sys.path` is not the program's yet.
+_ARRIVAL = """
+import sys
+sys.path.append({directory!r})
+try:
+    from elastic_run import compat
+    compat.install()
+finally:
+    sys.path.remove({directory!r})
+"""
+
+
+class Arrival:
+    """Installs the aliases in the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        return exec, (_ARRIVAL.format(directory=os.path.dirname(package)),)
+
+
+def hook_children() -> None:
+    """Put the object into what multiprocessing prepares for each child from now on."""
+    from multiprocessing import spawn
+
+    original = spawn.get_preparation_data
+
+    def prepare(name: str) -> dict[str, Any]:
+        return {_KEY: Arrival(), **original(name)}  # first, so that it is unpickled first
+
+    spawn.get_preparation_data = prepare

@@ -15,7 +15,7 @@ from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STA
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.multiprocessing.process.stack_pipe import StackPipe
+    from elastic_run.multiprocessing.process.fork_exec import StackPipe
 
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": STOPPED, b"t": "is stopped by a debugger", b"Z": "has ended"}

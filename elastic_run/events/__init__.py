@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_run import lazy_names
+from elastic_run import alias_modules, lazy_names
 from elastic_run.contract import EVENT_HANDLERS_ENTRY_POINTS
 from elastic_run.utils import describe_exception
 
@@ -38,12 +38,11 @@ __all__ = [
     "record_rdzv_event",
 ]
 
-#: Their module imports json, and nothing of it is needed without a handler. `handlers` is a module of torch's.
+#: Their module imports json, and nothing of it is needed without a handler.
 __getattr__ = lazy_names(
-    __name__,
-    dict.fromkeys(("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"), "api")
-    | {"handlers": "elastic_run.events:"},
+    __name__, dict.fromkeys(("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"), "api")
 )
+alias_modules(__name__, {"handlers": (__name__,)})
 
 _RENDEZVOUS = "dynamic_rendezvous"
 _SILENT = (_RENDEZVOUS, "null")
@@ -56,15 +55,7 @@ _broken: set[str] = set()
 
 
 def record(event: Event, destination: str = "null") -> None:
-    """Write an event.
-
-    Args:
-        event: The event.
-        destination: Name of the handler: "console", "null", "dynamic_rendezvous", or a plug-in's.
-
-    Raises:
-        ValueError: There is no handler of that name.
-    """
+    """Write an event to the handler of a name; ValueError if there is none."""
     if is_recorded(destination):
         _write(destination, event.serialize())
 
@@ -86,18 +77,18 @@ def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signatu
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Build an event of a rendezvous and write it. Its name becomes ``<calling file>:<name>``.
+    """Build an event of a rendezvous and write it; for the fields see `RdzvEvent`.
 
     Args:
         run_id: Id of the job.
         message: What happened, for a reader.
         node_state: State of this node; for FAILED the exception being handled is added.
-        name: Name of the event; empty for the calling function's.
+        name: Behind the calling file's name in the event's; empty for the calling function's name.
         hostname: This node's name; empty for the kernel's (torch asks the name server, which may not answer).
         pid: Process id; None for this process.
-        master_endpoint: Endpoint of the store, if known.
-        local_id: Number of this handler within its process, if known.
-        rank: Rank of this node, if known.
+        master_endpoint: As in the event, and so are `local_id` and `rank`.
+        local_id: See above.
+        rank: See above.
     """
     if not is_recorded(_RENDEZVOUS):
         return
@@ -126,11 +117,7 @@ def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signatu
 def is_recorded(destination: str = "null") -> bool:
     """Tell whether an event that is recorded there has a reader; ask it before you build one.
 
-    Args:
-        destination: Name of the handler.
-
-    Returns:
-        False if everything is dropped and no program has added another handler to the destination's logger.
+    It has none if its handler drops everything and no program has added another to the destination's logger.
 
     Raises:
         ValueError: There is no handler of that name, or the plug-in is broken.

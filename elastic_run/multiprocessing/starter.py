@@ -11,11 +11,12 @@ import os
 from elastic_run import contract
 from elastic_run.files import make_directory
 from elastic_run.multiprocessing.output.logs import is_log
-from elastic_run.multiprocessing.process import process_table, stack_pipe
+from elastic_run.multiprocessing.process import process_table
 from elastic_run.multiprocessing.process.fork_exec import (
     SpawnOptions,
     inheritable_descriptors,
     inherited_environment,
+    stack_variables,
     start_process,
 )
 from elastic_run.records import dataclass, field
@@ -81,7 +82,7 @@ class WorkerStarter:
         options = self._options(local_rank, env)
         try:
             kept = () if options.stacks < 0 else (options.stacks,)
-            whole_env = {**self.inherited, **options.env, **stack_pipe.variables(options.stacks)}
+            whole_env = {**self.inherited, **options.env, **stack_variables(options.stacks)}
             pid = take_fork and take_fork(local_rank, argv, whole_env, (options.stdout, options.stderr, *kept))
             if not pid:
                 pid = start_process(

@@ -8,8 +8,8 @@ In the worker::
         train_step()
 
 With TORCHELASTIC_ENABLE_FILE_TIMER=1 elastic-run serves the workers' timers itself (`agent.driver.timers`), and its
-report names the scope that expired. A program that starts workers by itself serves them with a `LocalTimerServer` or a
-`FileTimerServer`. The clients, and what programs derive servers of their own from, are torch's.
+report names the scope that expired. A program that starts workers by itself serves them with a `FileTimerServer` or a
+`LocalTimerServer`, which is torch's, as are the clients and what programs derive servers of their own from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_run import lazy_names
+from elastic_run import alias_modules, lazy_names
 from elastic_run.contract import ENV_TIMER_FILE
 
 TYPE_CHECKING = False
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.timer.api import configure as configure
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerClient as FileTimerClient
     from torch.distributed.elastic.timer.local_timer import LocalTimerClient as LocalTimerClient
+    from torch.distributed.elastic.timer.local_timer import LocalTimerServer as LocalTimerServer
 
     from elastic_run.timer.file_timer_server import FileTimerServer as FileTimerServer
-    from elastic_run.timer.local_timer_server import LocalTimerServer as LocalTimerServer
     from elastic_run.timer.timer_file import FileTimerRequest as FileTimerRequest
 
 _HOMES = {
@@ -41,7 +41,7 @@ _HOMES = {
     "FileTimerRequest": "timer_file",
     "FileTimerServer": "file_timer_server",
     "LocalTimerClient": "torch.distributed.elastic.timer.local_timer",
-    "LocalTimerServer": "local_timer_server",
+    "LocalTimerServer": "torch.distributed.elastic.timer.local_timer",
     "RequestQueue": "torch.distributed.elastic.timer.api",
     "TimerClient": "torch.distributed.elastic.timer.api",
     "TimerRequest": "torch.distributed.elastic.timer.api",
@@ -52,6 +52,13 @@ _HOMES = {
 __all__ = ["expires", *_HOMES]  # noqa: PLE0604 - the keys are the names
 
 __getattr__ = lazy_names(__name__, _HOMES)
+alias_modules(
+    __name__,
+    {
+        name: (__name__, f"torch.distributed.elastic.timer.{name}")
+        for name in ("api", "debug_info_logging", "file_based_local_timer", "local_timer")
+    },
+)
 
 
 def expires(

@@ -47,18 +47,13 @@ def pop_expiry(pid: int) -> str:
 
 @dataclass(slots=True)
 class Countdown:
-    """One timer that runs.
-
-    Args:
-        request: What was asked.
-        deadline: Monotonic seconds at which it expires.
-        span: Seconds that it was to run when the request came.
-        process: The process that asked; None if it had ended before its request was read.
-    """
+    """One timer that runs."""
 
     request: FileTimerRequest
+    #: Monotonic seconds at which it expires, and the seconds that it was to run when the request came.
     deadline: float
     span: float
+    #: The process that asked; None if it had ended before its request was read.
     process: psutil.Process | None
 
     def __str__(self) -> str:
@@ -79,12 +74,7 @@ class Countdown:
 
 
 class Countdowns:
-    """All timers of a server, one for each worker and scope.
-
-    Args:
-        clock: Monotonic seconds.
-        wall_clock: Seconds since the epoch.
-    """
+    """All timers of a server, one for each worker and scope."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
@@ -109,11 +99,7 @@ class Countdowns:
             del self._running[key]
 
     def expired(self, deadline: float | None = None) -> dict[int, list[Countdown]]:
-        """Return the timers that have expired by pid, the earliest first; they are not forgotten.
-
-        Args:
-            deadline: Seconds since the epoch by which they do; None for now.
-        """
+        """Return the timers that have expired by now, or by seconds since the epoch, by pid; the earliest first."""
         moment = self._clock() + _TOLERANCE
         if deadline is not None:
             moment += deadline - self._wall_clock()

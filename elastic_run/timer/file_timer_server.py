@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from elastic_run.timer.countdowns import Countdown
     from elastic_run.timer.timer_file import FileTimerRequest
 
-__all__ = ["FileTimerServer", "choose_countdown"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -54,7 +52,7 @@ class FileTimerServer:
         self._run_id = run_id
         self._max_interval = max_interval
         self._daemon = daemon
-        self._log_event: Callable[[str, FileTimerRequest | None], None] = log_event or (lambda _name, _request: None)
+        self._log_event = log_event or (lambda _name, _request: None)
         self._timers = Countdowns()
         self._file = TimerFile(file_path, logger.warning)
         self._wake_read, self._wake_write = os.pipe()
@@ -145,7 +143,7 @@ class FileTimerServer:
         logger.info("job %s: these timers expired: %s", self._run_id, [str(countdown) for countdown in countdowns])
         for countdown in countdowns:
             self._log_event("timer expired", countdown.request)
-        chosen = choose_countdown(countdowns)
+        chosen = next((countdown for countdown in countdowns if countdown.request.signal > 0), None)
         if chosen is None or chosen.is_orphan:
             logger.info("process %s is left alone: its timers name no signal, or it has ended", pid)
             return
@@ -156,8 +154,3 @@ class FileTimerServer:
             logger.warning("process %s can't be sent signal %s: %s", pid, chosen.request.signal, error.strerror)
         else:
             self._log_event("kill worker process", chosen.request)
-
-
-def choose_countdown(countdowns: list[Countdown]) -> Countdown | None:
-    """Return the timer by which a process is ended: the first that names a signal."""
-    return next((countdown for countdown in countdowns if countdown.request.signal > 0), None)

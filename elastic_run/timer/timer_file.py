@@ -5,7 +5,7 @@ Rules
   for a request is to wait for the descriptor.
 - Clients write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. What else arrives is counted,
   told once, and dropped.
-- A pipe that another server reads is never taken from it: a pipe has a reader before it stands under its path.
+- A pipe that another server reads is not taken from it, unless both begin at the same moment.
 
 Source of `FileTimerRequest` and of the JSON: torch 2.13, torch.distributed.elastic.timer.file_based_local_timer. The
 clients are torch's.
@@ -107,10 +107,8 @@ def _is_integer(value: object, least: float, most: int) -> bool:
 
 def _is_moment(value: object) -> bool:
     """Whether a value is a time that can be compared with others."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
     try:
-        return not math.isnan(float(value))
+        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(float(value))
     except OverflowError:
         return False
 
@@ -190,47 +188,24 @@ class TimerFile:
 
 def _make_pipe(path: str) -> int:
     """Make a named pipe that only this user can open; return a descriptor that reads it."""
-    # Two agents may be given the same path at the same moment: the pipe has its reader before it gets its name, and a
-    # link is made only if no other is there.
-    own = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    os.mkfifo(own, 0o600)
     try:
-        fd = os.open(own, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while not _link(own, path):
-                _remove_stale(path)
-        except BaseException:
-            os.close(fd)
-            raise
-    finally:
-        os.unlink(own)
-    return fd
-
-
-def _link(own: str, path: str) -> bool:
-    try:
-        os.link(own, path)
+        os.mkfifo(path, 0o600)
     except FileExistsError:
-        return False
-    return True
+        _remove_stale(path)
+        os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _remove_stale(path: str) -> None:
     """Remove a pipe that nobody reads, or an empty file; raise FileExistsError if something else stands there."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return  # another server has removed its pipe meanwhile
+    status = os.lstat(path)
     if not stat.S_ISFIFO(status.st_mode) and not (stat.S_ISREG(status.st_mode) and not status.st_size):
         reason = "something else stands there"
         raise FileExistsError(17, reason)
     if has_reader(path):
         reason = "another timer server reads there"
         raise FileExistsError(17, reason)
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+    os.unlink(path)
 
 
 def has_reader(path: str) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
+from elastic_run import alias_modules
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging as logging_module
@@ -18,22 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from torch.distributed.elastic.utils import distributed as distributed
+    from torch.distributed.elastic.utils import log_level as log_level
+    from torch.distributed.elastic.utils import logging as logging
+    from torch.distributed.elastic.utils import process_state as process_state
+    from torch.distributed.elastic.utils import store as store
+
 __all__ = ["get_env_variable_or_raise", "get_free_port", "get_socket_with_port", "macros"]
 
-_OF_TORCH = ("distributed", "log_level", "logging", "process_state", "store")
-_NAME_START = frozenset("_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_NAME = _NAME_START | frozenset("0123456789")
-#: By address: "localhost" would be looked up, and a resolver may be slow or wrong.
-_LOOPBACK = ("127.0.0.1", "::1")
-
-
-def __getattr__(name: str) -> object:
-    if name not in _OF_TORCH:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    import importlib
-
-    return importlib.import_module(f"torch.distributed.elastic.utils.{name}")
+alias_modules(
+    __name__,
+    {
+        "api": (__name__,),
+        **{
+            name: (f"torch.distributed.elastic.utils.{name}",)
+            for name in ("distributed", "log_level", "logging", "process_state", "store")
+        },
+    },
+)
 
 
 def get_env_variable_or_raise(env_name: str) -> str:
@@ -70,38 +74,12 @@ class macros:  # noqa: N801 - torch's name
 
 
 def safe_substitute(template: str, values: Mapping[str, str]) -> str:
-    """Replace ``$name`` and ``${name}``, and ``$$`` by ``$``; leave alone what has no value or is no placeholder.
-
-    It is string.Template.safe_substitute without its imports (string and re).
-    """
+    """Replace ``$name`` and ``${name}``, and ``$$`` by ``$``; leave alone what has no value or is no placeholder."""
     if "$" not in template:
         return template
-    first, *rest = template.split("$")
-    done = [first]
-    is_escaped = False
-    for index, piece in enumerate(rest):
-        if is_escaped:
-            is_escaped = False
-            done.append(piece)
-        elif not piece and index + 1 < len(rest):
-            is_escaped = True
-            done.append("$")
-        else:
-            done.append(_placeholder(piece, values))
-    return "".join(done)
+    from string import Template
 
-
-def _placeholder(piece: str, values: Mapping[str, str]) -> str:
-    """Return what a dollar and the text behind it become."""
-    start = 1 if piece.startswith("{") else 0
-    end = start
-    while end < len(piece) and piece[end] in (_NAME if end > start else _NAME_START):
-        end += 1
-    name = piece[start:end]
-    is_closed = not start or piece[end : end + 1] == "}"
-    if not name or not is_closed or name not in values:
-        return "$" + piece
-    return values[name] + piece[end + start :]
+    return Template(template).safe_substitute(values)
 
 
 def get_free_port() -> int:
@@ -128,22 +106,14 @@ def get_socket_with_port() -> socket.socket:
     """
     import socket
 
-    failures = []
-    for address in _LOOPBACK:
+    problem = ""
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
-            listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            # By address: "localhost" would be looked up, and a resolver may be slow or wrong.
+            return socket.create_server((address, 0), family=family, backlog=0)
         except OSError as error:
-            failures.append(f"{address}: {error.strerror or error}")
-            continue
-        try:
-            listener.bind((address, 0))
-            listener.listen(0)
-        except OSError as error:
-            listener.close()
-            failures.append(f"{address}: {error.strerror or error}")
-        else:
-            return listener
-    message = f"no free port on the loopback address ({'; '.join(failures)})"
+            problem += f"; {address}: {error.strerror or error}"
+    message = f"no free port on the loopback address ({problem.removeprefix('; ')})"
     raise RuntimeError(message)
 
 

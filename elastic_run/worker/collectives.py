@@ -10,6 +10,7 @@ can be differentiated again.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, overload
 
 from elastic_run.worker.distributed import world_size
@@ -147,7 +148,9 @@ def all_to_all(
     if rows.dim() == 0:
         message = "all_to_all sends rows: the tensor needs at least one dimension"
         raise ValueError(message)
-    peers = _group_size(group)
+    import torch.distributed as dist
+
+    peers = dist.get_world_size(group) if has_peers(group) else 1
     sent = _check_splits("input_splits", input_splits, rows.shape[0], peers)
     if output_splits is not None:
         received = _check_splits("output_splits", output_splits, None, peers)
@@ -171,12 +174,6 @@ def _check_splits(name: str, splits: Sequence[int] | None, count: int | None, pe
         message = f"{name}={sizes} are {sum(sizes)} rows, but the tensor has {count}"
         raise ValueError(message)
     return sizes
-
-
-def _group_size(group: dist.ProcessGroup | None) -> int:
-    import torch.distributed as dist
-
-    return dist.get_world_size(group) if has_peers(group) else 1
 
 
 def _exchange_sizes(sent: list[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
@@ -209,32 +206,23 @@ def _as_bytes(rows: torch.Tensor) -> torch.Tensor:
     return rows.view(rows.shape[0], rows.shape[1:].numel()).view(torch.uint8)
 
 
+@functools.cache
 def _exchange_type() -> Any:
     """Make the differentiable exchange: a class below torch's, which can't be defined before torch is imported."""
-    global _Exchange  # noqa: PLW0603 - made once
-    if _Exchange is None:
-        import torch
+    import torch
 
-        class Exchange(torch.autograd.Function):
-            @staticmethod
-            def forward(
-                ctx: Any,
-                rows: torch.Tensor,
-                sent: list[int],
-                received: list[int],
-                group: dist.ProcessGroup | None,
-            ) -> torch.Tensor:
-                ctx.way = (sent, received, group)
-                return _exchange(rows, sent, received, group)
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup | None
+        ) -> torch.Tensor:
+            ctx.way = (sent, received, group)
+            return _exchange(rows, sent, received, group)
 
-            @staticmethod
-            def backward(ctx: Any, *gradients: Any) -> Any:
-                sent, received, group = ctx.way
-                sent_back = Exchange.apply(gradients[0], received, sent, group)  # type: ignore[no-untyped-call] # as is torch
-                return sent_back, None, None, None
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            sent, received, group = ctx.way
+            sent_back = Exchange.apply(gradients[0], received, sent, group)  # type: ignore[no-untyped-call] # as is torch
+            return sent_back, None, None, None
 
-        _Exchange = Exchange
-    return _Exchange
-
-
-_Exchange: Any = None
+    return Exchange

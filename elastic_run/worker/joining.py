@@ -62,24 +62,16 @@ _last_reduced: deque[torch.Tensor] = deque(maxlen=1)
 
 @dataclass(frozen=True, slots=True)
 class RankBarrier:
-    """The waits of all ranks for each other, in the workers' store: before the process group is made, and at the end.
-
-    Attributes:
-        place: Which worker this is.
-        store: The workers' store, under a prefix of this barrier's own.
-        timeout: How long each wait may take.
-    """
+    """The waits of all ranks for each other in the workers' store: before the process group is made, and at the end."""
 
     place: Place
+    #: The workers' store, under a prefix of this barrier's own.
     store: Store
+    #: How long each wait may take.
     timeout: dt.timedelta
 
     def wait_all_ranks(self) -> None:
-        """Wait until all ranks are here: the last one says so to all.
-
-        Raises:
-            JoinError: Some are not, in time; it names them.
-        """
+        """Wait until all ranks are here: the last one says so to all."""
         self.store.set(f"host/{self.place.rank}", os.uname().nodename)
         try:
             if self.store.add("arrived", 1) >= self.place.world_size:
@@ -96,8 +88,7 @@ class RankBarrier:
     def wait_leaving(self, wait_limit: dt.timedelta = _LEAVE_LIMIT) -> None:
         """Let the worker that serves the store end last: the others ask it for the missing ranks, or just end.
 
-        Args:
-            wait_limit: Most seconds that it waits for them: a rank that has crashed does not sign off.
+        It waits no longer than a limit: a rank that has crashed does not sign off.
         """
         if self.place.is_store_served or self.place.world_size == 1:
             return
@@ -139,13 +130,7 @@ class RankBarrier:
 
 
 def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int) -> RankBarrier:
-    """Make the process group and prove that it works.
-
-    Args:
-        place: Which worker this is.
-        choice: Backend and device.
-        timeout: How long each of the steps may take, and each collective later.
-        generation: How many groups this process has made before.
+    """Make the process group and prove that it works; this process has made `generation` groups before.
 
     Raises:
         JoinError: The store or a rank can't be reached.

@@ -58,20 +58,7 @@ def _configuration(config: object) -> LaunchConfig:
     if isinstance(config, bool) or not isinstance(config, int):
         message = f"config={config!r}: it is a number of workers, or a LaunchConfig"
         raise TypeError(message)
-    return _one_node(config)
-
-
-def _one_node(workers: int) -> LaunchConfig:
-    from elastic_run.launcher import LaunchConfig
-
-    if workers < 1:
-        message = f"config={workers}: at least 1 worker"
+    if config < 1:
+        message = f"config={config}: at least 1 worker"
         raise ValueError(message)
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=workers,
-        run_id="none",
-        rdzv_backend="local",
-        max_restarts=0,
-    )
+    return LaunchConfig(1, 1, nproc_per_node=config, run_id="none", rdzv_backend="local", max_restarts=0)

@@ -54,31 +54,20 @@ class JoinError(WorkerError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which worker a process is, and where the workers meet.
-
-    Attributes:
-        rank: Among all workers.
-        world_size: How many workers there are.
-        local_rank: Among those on this node.
-        local_world_size: How many workers there are on this node.
-        launcher: The source: "elastic-run", "torchrun", "environment" (another program that set RANK), "slurm", "none".
-        master_addr: Where the workers' store is; "" for a single process.
-        master_port: Its port; 0 for a single process.
-        node_rank: The node's number.
-        nodes: How many nodes there are.
-        is_store_served: Whether the launcher serves the store; otherwise one of the workers does.
-        serves_store: Whether this worker does.
-    """
+    """Which worker a process is, and where the workers meet."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
+    #: The source: "elastic-run", "torchrun", "environment" (another program that set RANK), "slurm", "none".
     launcher: str
+    #: Where the workers' store is; empty for a single process.
     master_addr: str = ""
     master_port: int = 0
     node_rank: int = 0
     nodes: int = 1
+    #: Whether the launcher serves the store; otherwise one of the workers does. Whether this worker does.
     is_store_served: bool = False
     serves_store: bool = False
 
@@ -113,12 +102,7 @@ def find_place() -> Place:
 
 
 def place_from(environment: Mapping[str, str], *, pid: int = 0, running_step: str | None = None) -> Place:
-    """Find out which worker a process is.
-
-    Args:
-        environment: Its environment.
-        pid: Its pid; 0 for an environment that is no task's of Slurm.
-        running_step: The step of Slurm in which it is seen to run, as `read_running_step` returns it.
+    """Find out which worker a process is, by its environment and pid, and the step of Slurm in which it is seen to run.
 
     Raises:
         PlaceError: Variables are missing, no numbers, out of range or another process's; the message names them.
@@ -292,19 +276,15 @@ def choose_device(
     device_count: int,
     is_each_its_own: bool,
 ) -> Choice:
-    """Choose backend and device.
+    """Choose backend and device; a CUDA device may be asked for without its number.
 
     Args:
         backend: What the script asked for, or None.
-        device: Likewise; a CUDA device may be given without its number.
+        device: Likewise.
         local_rank: Of this worker.
         local_world_size: Workers on this node.
         device_count: CUDA devices that this process sees; 0 where CUDA can't be used.
         is_each_its_own: Whether workers may see different devices, since something limits what they see.
-
-    Raises:
-        PlaceError: There is no device for this worker.
-        ValueError: NCCL, and a device that isn't CUDA.
     """
     wants_nccl = backend is not None and "nccl" in backend
     if device is None:

@@ -17,7 +17,6 @@ import elastic_run
 from elastic_run import compat, events, metrics, timer
 from elastic_run.agent import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
-from elastic_run.metrics.prometheus import PrometheusMetricHandler
 from elastic_run.multiprocessing import (
     DefaultLogsSpecs,
     PContext,
@@ -198,7 +197,7 @@ class Heard(metrics.MetricHandler):
 def use_metrics_and_events() -> None:
     """Metrics and events of a program's own."""
     metrics.configure(Heard())
-    metrics.configure(PrometheusMetricHandler(), group="mine")
+    metrics.configure(Heard(), group="mine")
     metrics.put_metric("steps", 1)
     assert_type(metrics.getStream("mine").group_name, str)
 

@@ -13,7 +13,7 @@ from elastic_run.agent.driver.context import AgentContext, AgentOptions
 from elastic_run.contract import ENV_HEARTBEAT_FILE
 from elastic_run.core.job.config import AgentConfig, JobConfig
 from elastic_run.multiprocessing.output.logs import LogsDest
-from elastic_run.multiprocessing.process import subreaper
+from elastic_run.multiprocessing.process import process_table
 from elastic_run.rendezvous.registry import LocalRendezvousHandler
 
 
@@ -58,11 +58,11 @@ def test_orphans_come_to_a_process_that_has_no_others(
     """Other processes keep their place among the processes; the kernel is asked once."""
     asked: list[bool] = []
 
-    def become() -> bool:
-        asked.append(True)
+    def become(*, is_on: bool) -> bool:
+        asked.append(is_on)
         return True
 
-    monkeypatch.setattr(subreaper, "become_subreaper", become)
+    monkeypatch.setattr(process_table, "set_subreaper", become)
     context = make_context(adopts_orphans=adopts_orphans)
     assert context.adopt_orphans() is adopts_orphans
     assert context.adopt_orphans() is adopts_orphans

@@ -29,7 +29,7 @@ from elastic_run.agent.driver.hang_signs import (
 )
 from elastic_run.core.failure.hang import Stillness, describe_rank
 from elastic_run.core.failure.stacks import Dump, Place
-from elastic_run.multiprocessing.process.process_table import is_running, list_running_threads
+from elastic_run.multiprocessing.process.process_table import list_running_threads
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class _Worker:
 
     def wait_asleep(self) -> None:
         """Wait until the worker does nothing."""
-        wait_until(lambda: not is_running(self._process.pid), what="a worker that sleeps")
+        wait_until(lambda: not list_running_threads(self._process.pid), what="a worker that sleeps")
 
     def answer(self, count: int) -> None:
         """Let the agent have read what was written, and answer the question."""
@@ -196,7 +196,7 @@ def test_a_question_to_a_rank_that_holds_the_gil_does_not_make_it_run() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        wait_until(lambda: not is_running(process.pid), what="a process that holds the GIL")
+        wait_until(lambda: not list_running_threads(process.pid), what="a process that holds the GIL")
         seen = set[bool]()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(f"\0{name}")

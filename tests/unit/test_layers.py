@@ -82,7 +82,6 @@ SEE_ALL = {"__init__", "launcher", "launch_config"}
 
 #: Subclasses of torch's classes, for training scripts; the launcher never imports them.
 FOR_WORKERS = {
-    ("timer", "local_timer_server"),
     *(("worker", name) for name in ("kept_checkpoint", "kept_state", "memory_checkpoint", "sampler")),
 }
 
@@ -161,7 +160,7 @@ def _texts_of(node: ast.expr, tree: ast.Module) -> list[str]:
 def is_allowed(name: str, part: str) -> bool:
     """Tell whether a part may import a name below `elastic_run`, given without that prefix."""
     target = name.partition(".")[0]
-    if part in SEE_ALL or target in {part, "__version__", "lazy_names", "records", "signals"}:
+    if part in SEE_ALL or target in {part, "__version__", "lazy_names", "alias_modules", "records", "signals"}:
         return True
     if part not in ALLOWED:
         return target not in INNER

@@ -7,8 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from elastic_run.multiprocessing.process import descendants
-from elastic_run.multiprocessing.process.process_table import read_stat
+from elastic_run.multiprocessing.process.process_table import _with_descendants, read_stat
 
 
 def test_a_look_at_a_process_leaves_no_descriptor_open() -> None:
@@ -26,4 +25,4 @@ def test_descendants_are_found_at_any_depth() -> None:
     """Each process below one that was found, whatever the order of the pids; no other one."""
     parents = {2: 7, 3: 2, 5: 3, 7: 1, 8: 1, 9: 8}
     living: Any = {pid: SimpleNamespace(parent=parent) for pid, parent in parents.items()}
-    assert descendants._with_descendants({7}, living) == {7, 2, 3, 5}
+    assert _with_descendants({7}, living) == {7, 2, 3, 5}

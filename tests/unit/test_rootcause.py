@@ -228,7 +228,7 @@ def test_only_what_cannot_go_away_by_itself_is_deterministic(worker: WorkerEnd, 
     ("exception", "expected"),
     [
         (ExceptionText("RuntimeError", lines=("  File spawn.py, line 140, in _check_not_importing_main", "x")), True),
-        (ExceptionText("RuntimeError", lines=("  File start_methods.py, line 93, in refuse_unguarded_main",)), True),
+        (ExceptionText("RuntimeError", lines=("  File worker.py, line 300, in refuse_unguarded_main",)), True),
         (ExceptionText("RuntimeError", lines=("in _check_not_importing_main_of_mine",)), False),
         (OWN, False),
         (None, False),

@@ -14,7 +14,6 @@ import pytest
 
 from elastic_run import timer
 from elastic_run.timer.countdowns import Countdowns, pop_expiry, record_expiry
-from elastic_run.timer.file_timer_server import choose_countdown
 from elastic_run.timer.timer_file import FileTimerRequest, TimerFile, read_request
 
 if TYPE_CHECKING:
@@ -173,15 +172,6 @@ def test_timers_are_renewed_released_and_cleared() -> None:
     assert set(countdowns.expired()) == {1}
     countdowns.clear()
     assert countdowns.seconds_left is None
-
-
-@pytest.mark.parametrize(("signals", "chosen"), [((0, 1), 1), ((-1, 0), None), ((15, 9), 15), ((), None)])
-def test_a_process_is_ended_by_its_first_timer_with_a_signal(signals: tuple[int, ...], chosen: int | None) -> None:
-    """A signal is any number above 0, SIGHUP (1) too."""
-    countdowns = _Clocks().countdowns()
-    countdowns.register(FileTimerRequest(7, str(at), 1 + at, number) for at, number in enumerate(signals))
-    found = choose_countdown(countdowns.expired().get(7, []))
-    assert (None if found is None else found.request.signal) == chosen
 
 
 def test_a_pid_that_was_given_again_is_another_process(

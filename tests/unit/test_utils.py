@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import socket
 from importlib import import_module
-from string import Template
 
 import pytest
 
@@ -18,7 +16,6 @@ from elastic_run.utils import (
     get_logger,
     get_socket_with_port,
     macros,
-    safe_substitute,
 )
 
 
@@ -27,18 +24,6 @@ def test_the_local_rank_is_put_into_arguments() -> None:
     arguments = ["--rank=${local_rank}", macros.local_rank, "$local_rank/$local_rank", "${HOME}", "$$", 7]
     assert macros.substitute(arguments, "3") == ["--rank=3", "3", "3/3", "${HOME}", "$", 7]
     assert macros.substitute([], "3") == []
-
-
-def test_substitution_is_that_of_string_template() -> None:
-    """Every text of up to seven of these pieces comes out as string.Template's safe_substitute makes it."""
-    values = {"a": "<A>", "local_rank": "3", "A_1": "$$", "1": "no name"}
-    for length, pieces in (
-        (7, ("$", "{", "}", "a")),
-        (4, ("$", "${", "}", "a", "local_rank", "A_1", " ", "_", "1", "é", "\u212a", "\n")),
-    ):
-        for chosen in itertools.product(pieces, repeat=length):
-            text = "".join(chosen)
-            assert safe_substitute(text, values) == Template(text).safe_substitute(values), text
 
 
 def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,16 +47,6 @@ def test_a_free_port_can_be_taken() -> None:
     """A free port is free."""
     with socket.create_server(("127.0.0.1", get_free_port())):
         pass
-
-
-def test_a_machine_without_ipv4_gives_an_ipv6_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next address family is tried, and with none left the error says what went wrong with each."""
-    monkeypatch.setattr(utils, "_LOOPBACK", ("192.0.2.1", "127.0.0.1"))
-    with get_socket_with_port() as found:
-        assert found.getsockname()[0] == "127.0.0.1"
-    monkeypatch.setattr(utils, "_LOOPBACK", ("192.0.2.1",))
-    with pytest.raises(RuntimeError, match=r"no free port on the loopback address \(192\.0\.2\.1: .+\)"):
-        get_free_port()
 
 
 def test_the_hostname_is_the_kernels() -> None:
@@ -110,6 +85,6 @@ def test_an_exception_is_told_in_one_line(error: Exception, text: str) -> None:
 def test_the_other_modules_are_torchs() -> None:
     """What only programs with torch need is torch's own; a name that doesn't exist is an AttributeError."""
     theirs = import_module("torch.distributed.elastic.utils.store")
-    assert utils.store is theirs
+    assert utils.store.get_all is theirs.get_all
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        utils.nonsense  # noqa: B018 - asking for it is the test
+        utils.nonsense  # type: ignore[attr-defined] # noqa: B018 - asking for it is the test

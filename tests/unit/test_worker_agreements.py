@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from elastic_run.launcher import LaunchConfig
 from elastic_run.worker import collectives, launching
@@ -87,7 +88,8 @@ def test_how_many_rows_go_and_come(
     """By default each rank gets equally many rows. If the caller gives only the rows to send, the peers are asked."""
     rows: Any = SimpleNamespace(dim=lambda: len(shape), shape=shape, device="cpu")
     kind = SimpleNamespace(apply=lambda _, sent, received, __: (sent, received))
-    monkeypatch.setattr(collectives, "_group_size", lambda _: 2)
+    monkeypatch.setattr(collectives, "has_peers", lambda _: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
     monkeypatch.setattr(collectives, "_exchange_sizes", lambda *_: [7, 7])
     monkeypatch.setattr(collectives, "_exchange_type", lambda: kind)
     if isinstance(expected, str):

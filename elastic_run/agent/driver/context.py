@@ -8,9 +8,8 @@ import sys
 
 from elastic_run import contract
 from elastic_run.core.job.config import AgentConfig, NodeConfig
-from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors
+from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors, can_ask_for_stacks
 from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.process.stack_pipe import is_possible
 from elastic_run.records import dataclass, field
 from elastic_run.signals import block_signals, signal_name, signal_number
 from elastic_run.store.worker_store import raise_descriptor_limit
@@ -170,9 +169,9 @@ class AgentContext:
     def adopt_orphans(self) -> bool:
         """Let orphans of the workers' descendants come to this process, the launcher's own; return whether they do."""
         if not self.adopts_orphans and self.options.adopts_orphans:
-            from elastic_run.multiprocessing.process.subreaper import become_subreaper
+            from elastic_run.multiprocessing.process.process_table import set_subreaper
 
-            self.adopts_orphans = become_subreaper()
+            self.adopts_orphans = set_subreaper(is_on=True)
         return self.adopts_orphans
 
     def make_room(self, held: int) -> None:
@@ -200,7 +199,7 @@ class AgentContext:
         """
         usual = self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
         limit = allowed_descriptors() if self.worker_limit is None else self.worker_limit
-        return is_possible() and limit >= usual
+        return can_ask_for_stacks() and limit >= usual
 
     def limit_worker(self, pid: int) -> None:
         """Set the limit of descriptors of a worker that was started with this process's raised limit."""

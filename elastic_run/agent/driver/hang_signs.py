@@ -19,8 +19,7 @@ from elastic_run import contract
 from elastic_run.agent.driver.failed_ranks import find_last_words
 from elastic_run.core.failure.hang import Look, Signs, place_failed, place_last_words
 from elastic_run.core.failure.stacks import find_place, parse_stacks
-from elastic_run.multiprocessing.process.descendants import find_descendants
-from elastic_run.multiprocessing.process.process_table import list_running_threads, read_stat
+from elastic_run.multiprocessing.process.process_table import find_descendants, list_running_threads, read_stat
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False

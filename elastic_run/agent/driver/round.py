@@ -110,8 +110,6 @@ class Round:
         launched = self._launched
         for rank, started in launched.workers.items():
             self.workers.adopt(rank, started)
-            if started.function is not None:
-                started.function.result.attach(self._loop)
         group = self._context.group
         if launched.logs is not None:
             filters = group.spec.duplicate_stdout_filters, group.spec.duplicate_stderr_filters

@@ -129,8 +129,6 @@ class RoundDriver:
             self._begin_to_reap()
         # Now the workers need the processors. Preparations for a quick answer to a failure wait until they are up.
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
-        if self._context.worker_pool is not None:
-            self._loop.call_later(_SETTLED, self._context.worker_pool.report_sharing)
         self.watches.begin(current)
 
     def _launch(self) -> LaunchedWorkers:

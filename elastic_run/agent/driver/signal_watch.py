@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from elastic_run.core.agent.messages import Signalled
-from elastic_run.multiprocessing.process.process_table import has_handler
+from elastic_run.multiprocessing.process.process_table import list_handled
 from elastic_run.signals import SIGQUIT, SIGTERM, SIGWINCH, restore_signals
 
 TYPE_CHECKING = False
@@ -44,7 +42,7 @@ class SignalWatch:
             has_senders = options.is_whole_process and not options.is_wrapped and loop.find_senders()
             if options.is_whole_process and not has_senders and context.mask is not None:
                 restore_signals(context.mask)
-            if not has_handler(os.getpid(), SIGWINCH):
+            if SIGWINCH not in list_handled("self"):
                 loop.watch_signals((SIGWINCH,), self._on_resize)
             loop.keep_exits()
         except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_run import contract
 from elastic_run.core.agent import machine
-from elastic_run.multiprocessing.process.stack_pipe import is_possible
+from elastic_run.multiprocessing.process.fork_exec import can_ask_for_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class StackReports:
         now, before = self._parts.loop.now(), self._asked_at
         self._asked_at = now
         is_second = before is not None and now - before < _TWICE
-        if is_second or not is_possible():
+        if is_second or not can_ask_for_stacks():
             return False
         current = self._parts.current
         if current is not None and current.workers.alive:
@@ -51,13 +51,13 @@ class StackReports:
     def ask_before_stop(self, number: int) -> None:
         """Ask the workers of a round that run on although another one has lost a peer: one of them may be stuck."""
         current = self._parts.current
-        if current is not None and self._parts.is_running(number) and is_possible():
+        if current is not None and self._parts.is_running(number) and can_ask_for_stacks():
             current.ask_stacks(WAIT_BEFORE_STOP, self._parts.history.keep_before_stop)
 
     def tell_before_kill(self) -> None:
         """Show the stacks of workers that did not stop, before the end of their grace period."""
         current = self._parts.current
-        if current is not None and is_possible():
+        if current is not None and can_ask_for_stacks():
             current.ask_stacks(_WAIT_BEFORE_KILL, self._show_overdue)
 
     def _show(self, dumps: dict[int, Dump], current: Round) -> None:

@@ -11,7 +11,7 @@ import time
 
 from elastic_run.agent.plugin_calls import name_call
 from elastic_run.core.agent import messages
-from elastic_run.multiprocessing.process.stack_pipe import is_possible
+from elastic_run.multiprocessing.process.fork_exec import can_ask_for_stacks
 from elastic_run.records import dataclass
 from elastic_run.signals import SIGTERM
 
@@ -91,11 +91,11 @@ class Watches:
             self._record_resources(current)
             if is_awake:
                 self._due["resources"] = self._loop.call_later(_SHORTEST, lambda: self._read_resources(current))
-        if is_possible() and self._failed is None:
+        if can_ask_for_stacks() and self._failed is None:
             self._failed = self._watch_failed(current)
         if settings.hang_timeout is not None:
             self._watch_hang(current)
-        elif is_possible():
+        elif can_ask_for_stacks():
             self._watch_quiet(current, records=self._parts.observation.is_written and not is_awake)
 
     def end_round(self) -> None:
@@ -307,8 +307,7 @@ def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
 
 def read_activity(workers: Sequence[int]) -> Activity:
     """Return CPU time and written bytes of workers and their descendants, such as data loaders, so far."""
-    from elastic_run.multiprocessing.process.descendants import find_descendants
-    from elastic_run.multiprocessing.process.process_table import read_stat
+    from elastic_run.multiprocessing.process.process_table import find_descendants, read_stat
 
     pids = find_descendants(frozenset(workers), since=0)
     stats = [stat for pid in pids if (stat := read_stat(pid)) is not None]

@@ -9,8 +9,8 @@ Rules
 - forkserver leaves the start to multiprocessing's server. The process is the server's child, not ours: a descriptor
   tells of its end. It takes its streams, environment and session after the program's main module was imported.
 - A worker calls its function after `StartedFunction.begin`: the guardian must know of the process first.
-- An object that can't be sent is refused before the first worker starts (`start_methods`).
-- Only a child that this process started can write to a result's pipe, so the launcher may unpickle the result (law 5).
+- An object that can't be sent is refused before the first worker starts (`worker`).
+- Only a child that this process started can write to a result's file, so the launcher may unpickle the result (law 5).
 - Law 1: this module and multiprocessing are imported only if a function is launched.
 """
 
@@ -24,16 +24,17 @@ import signal
 import sys
 from multiprocessing import reduction, resource_tracker, spawn, util
 
-from elastic_run.multiprocessing.functions.start_methods import (
+from elastic_run.multiprocessing.functions.worker import (
+    VALUE,
+    ForkSetup,
+    FunctionWorker,
     pickle_for_child,
     refuse_function,
     refuse_method,
-    refuse_unsendable,
 )
-from elastic_run.multiprocessing.functions.worker import LENGTH_BYTES, VALUE, ForkSetup, FunctionWorker
-from elastic_run.multiprocessing.process import fork_exec, stack_pipe
-from elastic_run.multiprocessing.process.fork_exec import open_unnamed
-from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
+from elastic_run.multiprocessing.process import fork_exec
+from elastic_run.multiprocessing.process.fork_exec import open_unnamed, stack_variables
+from elastic_run.multiprocessing.process.interpreter import find_interpreter
 from elastic_run.records import dataclass
 from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
 
@@ -42,74 +43,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.loop import Loop
     from elastic_run.multiprocessing.process.fork_exec import SpawnOptions
 
 #: The byte that a forked worker writes when it has closed the launcher's descriptors.
 _READY = b"+"
 _BEGIN = b"+"
 _UNKNOWN_EXIT_CODE = 255
-_HEADER = 1 + LENGTH_BYTES
-_READ_SIZE = 1 << 20
 
 
-class ResultReader:
-    """The launcher's end of a worker's result, which may have any size: it is read whenever data is there."""
+class Result:
+    """The result of a worker's function, which is in a file until the worker has ended."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._data = bytearray()
-        self._loop: Loop | None = None
-
-    def attach(self, loop: Loop) -> None:
-        """Read whenever something is there."""
-        self._loop = loop
-        loop.add_reader(self._fd, self._on_readable)
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._content = b""
 
     def finish(self) -> None:
-        """Read the rest of an ended worker's result, and close the pipe; harmless when closed."""
-        while self._fd >= 0 and self._read():
-            pass
-        self.close()
-
-    def close(self) -> None:
-        """Close the pipe; harmless when closed."""
-        if self._fd < 0:
-            return
-        if self._loop is not None:
-            self._loop.remove_reader(self._fd)
-        os.close(self._fd)
-        self._fd = -1
+        """Read the result of an ended worker, and close the file; harmless when closed."""
+        if self._file >= 0:
+            with os.fdopen(self._file, "rb") as file:
+                self._content = file.read()
+            self._file = -1
 
     @property
     def kind(self) -> bytes:
-        """`VALUE` or `TRACEBACK`; empty as long as the result is not whole."""
-        return bytes(self._data[:1]) if self._is_whole else b""
+        """`VALUE` or `TRACEBACK`; empty if there is no result."""
+        return self._content[:1].strip(b"\0")
 
     @property
     def payload(self) -> memoryview:
-        """The worker's result; empty as long as it is not whole."""
-        return memoryview(self._data)[_HEADER:] if self._is_whole else memoryview(b"")
-
-    @property
-    def _is_whole(self) -> bool:
-        length = int.from_bytes(self._data[1:_HEADER], "little")
-        return len(self._data) >= _HEADER + length
-
-    def _on_readable(self) -> None:
-        self._read()
-
-    def _read(self) -> bool:
-        """Read once; return whether there may be more."""
-        try:
-            chunk = os.read(self._fd, _READ_SIZE)
-        except BlockingIOError:
-            return False
-        self._data += chunk
-        if not chunk or self._is_whole:
-            self.close()
-            return False
-        return True
+        """The value or text."""
+        return memoryview(self._content)[1:]
 
 
 class ServedExit:
@@ -139,7 +103,7 @@ class StartedFunction:
     """A function worker that runs."""
 
     pid: int
-    result: ResultReader
+    result: Result
     #: The pipe at which it waits.
     start_pipe: int
     #: Observes its end if it is not our child, or None.
@@ -148,7 +112,7 @@ class StartedFunction:
     def give_up(self) -> None:
         """Let it end without having called its function: this process can't watch it."""
         os.close(self.start_pipe)
-        self.result.close()
+        self.result.finish()
 
     def begin(self) -> None:
         """Let it call its function: the guardian knows of it now."""
@@ -160,7 +124,7 @@ class StartedFunction:
             os.close(self.start_pipe)
 
 
-def read_value(result: ResultReader, rank: int) -> Any:
+def read_value(result: Result, rank: int) -> Any:
     """Return the value of a worker's function; None where it ended without returning, by `os._exit(0)`.
 
     Raises:
@@ -169,7 +133,7 @@ def read_value(result: ResultReader, rank: int) -> Any:
     if result.kind != VALUE:
         return None
     try:
-        return pickle.loads(result.payload)  # noqa: S301 - from our own child, through an anonymous pipe (law 5)
+        return pickle.loads(result.payload)  # noqa: S301 - from our own child, in a file without a name (law 5)
     except Exception as error:
         message = f"what rank {rank} returned can't be unpickled here: {type(error).__name__}: {error}"
         raise pickle.UnpicklingError(message) from error
@@ -200,7 +164,7 @@ class Functions:
         self._method = start_method
         #: Open as long as this process lives: how forked workers know that it does.
         self._parent_alive_pipes: list[int] = []
-        self._result_pipes: list[int] = []
+        self._result_files: list[int] = []
         self._workers = {
             rank: FunctionWorker(
                 function, tuple(own), start_method=start_method, is_recorded=is_recorded, daemon=daemon
@@ -208,8 +172,8 @@ class Functions:
             for rank, own in args.items()
         }
         if start_method != "fork":
-            for rank, worker in self._workers.items():
-                refuse_unsendable(worker, rank, start_method)
+            for worker in self._workers.values():  # what can't be sent is refused before anything is started
+                pickle_for_child(worker.function, worker.args)
 
     def start(
         self, local_rank: int, options: SpawnOptions, *, on_fork: Callable[[], None] | None = None
@@ -222,10 +186,8 @@ class Functions:
         start = {"spawn": self._spawn, "fork": self._fork, "forkserver": self._serve}[self._method]
         worker = self._workers[local_rank]
         with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
-            reading, worker.result = os.pipe()
-            os.set_blocking(reading, False)
-            own.callback(os.close, reading)
-            lent.callback(os.close, worker.result)
+            worker.result = open_unnamed(b"")
+            own.callback(os.close, worker.result)
             worker.start_pipe, start_pipe = os.pipe()
             own.callback(os.close, start_pipe)
             lent.callback(os.close, worker.start_pipe)
@@ -233,13 +195,13 @@ class Functions:
             def give_up() -> None:
                 if on_fork is not None:
                     on_fork()
-                for fd in (*self._parent_alive_pipes, *self._result_pipes, reading, start_pipe):
+                for fd in (*self._parent_alive_pipes, *self._result_files, start_pipe):
                     os.close(fd)
 
             pid, served = start(worker, options, give_up)
             own.pop_all()
-        self._result_pipes.append(reading)
-        return StartedFunction(pid, ResultReader(reading), start_pipe, served)
+        self._result_files.append(worker.result)
+        return StartedFunction(pid, Result(worker.result), start_pipe, served)
 
     def close(self) -> None:
         """Close the descriptors that are open for running workers, after these have ended; harmless when closed."""
@@ -250,20 +212,16 @@ class Functions:
     def _spawn(self, worker: FunctionWorker, options: SpawnOptions, _: Callable[[], None]) -> tuple[int, None]:
         worker.env = options.env
         payload, kept = pickle_for_child(_preparation(worker.name), worker)
-        file = open_unnamed()
+        file = open_unnamed(payload)
         try:
-            view = memoryview(payload)
-            while view:
-                view = view[os.write(file, view) :]
-            os.lseek(file, 0, os.SEEK_SET)
             with _interpreter():
-                tracker = _tracker()
+                tracker = resource_tracker.getfd()  # so that shared memory of a worker outlives the worker
                 argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
-            lent = (file, worker.result, worker.start_pipe, options.stacks, -1 if tracker is None else tracker)
+            lent = (file, worker.result, worker.start_pipe, options.stacks, tracker)
             kept = sorted({*kept, *lent} - {-1})
             pid = fork_exec.start_process(
                 argv,
-                {**fork_exec.inherited_environment(), **options.env, **stack_pipe.variables(options.stacks)},
+                {**fork_exec.inherited_environment(), **options.env, **stack_variables(options.stacks)},
                 stdout=options.stdout,
                 stderr=options.stderr,
                 affinity=options.affinity,
@@ -292,7 +250,7 @@ class Functions:
                 if not pid:
                     os.close(stay_alive)
                     os.close(ready)
-                    _become_worker(worker, fork_setup, lambda: _settle(tell_ready, mask, on_fork), parent_alive=alive)
+                    _become_worker(worker, fork_setup, on_fork, mask, tell_ready, alive)
             finally:
                 restore_signals(mask)
             own.pop_all()
@@ -336,17 +294,13 @@ def _keep(passed: object) -> object:
     return passed
 
 
-def _settle(tell_ready: int, mask: Collection[int], on_fork: Callable[[], None]) -> None:
-    """Close the launcher's descriptors, and report that; runs in a forked worker."""
-    on_fork()
-    set_wakeup_fd(-1)
-    restore_signals(mask)
-    os.write(tell_ready, _READY)
-    os.close(tell_ready)
-
-
 def _become_worker(
-    worker: FunctionWorker, fork_setup: ForkSetup, settle: Callable[[], None], *, parent_alive: int
+    worker: FunctionWorker,
+    fork_setup: ForkSetup,
+    on_fork: Callable[[], None],
+    mask: Collection[int],
+    ready: int,
+    alive: int,
 ) -> None:
     """Run a worker in the process that was just forked; never returns."""
     import atexit
@@ -355,11 +309,22 @@ def _become_worker(
     try:
         # Functions that the program has registered for its exit must not run in the worker.
         atexit._clear()  # noqa: SLF001 - as multiprocessing itself does in newer releases
-        _leave_stdin()
-        _leave_executors()
+        # Workers have no stdin, as with multiprocessing. That closes `sys.stdin`, and would wait for ever where another
+        # thread of the program is just reading from it.
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        sys.stdin = os.fdopen(null, encoding="utf-8")
+        # No exit waits for threads of the program's executors: they aren't here, and one may have forked us. Newer
+        # releases of Python do so themselves.
+        if executors := sys.modules.get("concurrent.futures.thread"):
+            executors._threads_queues.clear()  # noqa: SLF001 - ditto
         fork_setup.perform()
-        settle()
-        code = worker._bootstrap(parent_sentinel=parent_alive)  # type: ignore[attr-defined]  # noqa: SLF001 - what every start method of multiprocessing runs
+        on_fork()
+        set_wakeup_fd(-1)
+        restore_signals(mask)
+        os.write(ready, _READY)
+        os.close(ready)
+        code = worker._bootstrap(parent_sentinel=alive)  # type: ignore[attr-defined]  # noqa: SLF001 - what every start method of multiprocessing runs
         atexit._run_exitfuncs()  # noqa: SLF001 - ditto
     except BaseException:  # noqa: BLE001 - nothing may go back into the launcher's code
         sys.excepthook(*sys.exc_info())
@@ -367,46 +332,15 @@ def _become_worker(
         os._exit(code)
 
 
-def _leave_stdin() -> None:
-    """Read from /dev/null: workers have no stdin, as with multiprocessing.
-
-    That closes `sys.stdin`, and would wait for ever where another thread of the program is just reading from it.
-    """
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    sys.stdin = os.fdopen(null, encoding="utf-8")
-
-
-def _leave_executors() -> None:
-    """Let no exit wait for the threads of the program's executors: they aren't here, and one may have forked us.
-
-    Newer releases of Python do so themselves.
-    """
-    module = sys.modules.get("concurrent.futures.thread")
-    if module is not None:
-        module._threads_queues.clear()  # noqa: SLF001 - ditto
-
-
 @contextlib.contextmanager
 def _interpreter() -> Iterator[None]:
-    """Let multiprocessing execute an interpreter also where `sys.executable` is none; frozen programs see to it."""
+    """Let multiprocessing execute an interpreter also where `sys.executable` is none."""
     before = spawn.get_executable()
-    if not is_frozen():
-        spawn.set_executable(find_interpreter())
+    spawn.set_executable(find_interpreter())
     try:
         yield
     finally:
         spawn.set_executable(before)
-
-
-def _tracker() -> int | None:
-    """Return the descriptor of this program's resource tracker, so that shared memory of a worker outlives the worker.
-
-    A frozen program gets none that doesn't run yet: it is the program itself that would be executed for it.
-    """
-    if is_frozen():
-        return getattr(resource_tracker._resource_tracker, "_fd", None)  # noqa: SLF001 - asking publicly starts one
-    return resource_tracker.getfd()
 
 
 def _preparation(name: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ Signals stay with the program: it stops the processes through `stop`.
 from __future__ import annotations
 
 import errno
+import os
 import signal
+import subprocess
 import threading
 
 from elastic_run.contract import LONGEST_TIME
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from elastic_run.multiprocessing.functions.launch import ResultReader
+    from elastic_run.multiprocessing.functions.launch import Result
     from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds beyond all others that the thread gets to answer.
@@ -41,18 +43,17 @@ class ProcessGroup:
     """
 
     def __init__(self, *, is_daemon: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
-        #: Only before `serve` and in callbacks.
+        #: Only before the start and in callbacks.
         self.loop = Loop()
         self.guardian = Guardian(is_exec=True)
         #: Exit codes by local rank, in the order of the ends; the ranks that ended because they were told to.
         self.ended: dict[int, int] = {}
         self.stopped: set[int] = set()
         #: Results of function workers by local rank.
-        self.results: dict[int, ResultReader] = {}
+        self.results: dict[int, Result] = {}
         self._workers = Workers(self.loop, self.guardian, on_exit=self._on_exit)
         self._guardian_keeper = GuardianKeeper(self.loop, self.guardian, say=say)
         self._news = threading.Condition()
-        self._is_over = False
         self._is_gone = False
         self._is_stopping = False
         self._on_end: list[Callable[[], None]] = []
@@ -63,12 +64,37 @@ class ProcessGroup:
         """Pids by local rank."""
         return dict(self._workers.pids)
 
-    def adopt(self, local_rank: int, started: StartedWorker) -> None:
-        """Take charge of a process that was just started; before `serve`."""
+    def start(
+        self, count: int, launch: Callable[[int], StartedWorker], *, before_watch: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start processes by a function of their local ranks, and watch them in the group's thread from now on.
+
+        After any error the processes that run by then are watched, too; the caller stops the group.
+
+        Raises:
+            OSError: The system refuses a process, a descriptor or a thread; after that of the thread nothing runs.
+        """
+        try:
+            self._guardian_keeper.start()
+            for local_rank in range(count):
+                self._adopt(local_rank, launch(local_rank))
+        finally:
+            before_watch()
+            self._watch()
+
+    def _watch(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._stop(signal.SIGKILL, 0.0)
+            self._serve()
+            reason = "no thread can be started to watch the processes (limit of processes, or memory)"
+            raise OSError(errno.EAGAIN, reason) from error
+
+    def _adopt(self, local_rank: int, started: StartedWorker) -> None:
         function = started.function
         if function is not None:
             self.results[local_rank] = function.result
-            function.result.attach(self.loop)
         try:
             self._workers.adopt(local_rank, started)
         except OSError:
@@ -86,24 +112,6 @@ class ProcessGroup:
     def at_end(self, call: Callable[[], None]) -> None:
         """Call a function in the group's thread when no process lives any more, before waiting threads are woken."""
         self._on_end.append(call)
-
-    def start_guardian(self) -> None:
-        """Start the guardian, before the first process."""
-        self._guardian_keeper.start()
-
-    def serve(self) -> None:
-        """Watch the processes from now on, in the group's thread.
-
-        Raises:
-            OSError: The system refuses a thread; the processes are ended, and the group is over.
-        """
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._stop(signal.SIGKILL, 0.0)
-            self._serve()
-            reason = "no thread can be started to watch the processes (limit of processes, or memory)"
-            raise OSError(errno.EAGAIN, reason) from error
 
     @property
     def is_decided(self) -> bool:
@@ -158,6 +166,69 @@ class ProcessGroup:
 
     def _gone(self, _survivors: list[int]) -> None:
         self._is_gone = True
+
+
+class GroupProcess:
+    """A process of a group, with the names of `subprocess.Popen` and of a started `multiprocessing.Process`.
+
+    The group's thread waits for the process, so this object asks the group instead of the kernel.
+    """
+
+    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...] = ()) -> None:
+        self._group = group
+        self._local_rank = local_rank
+        self.args = args
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the number of the signal that ended the process, or None while it runs."""
+        return self._group.ended.get(self._local_rank)
+
+    @property
+    def exitcode(self) -> int | None:
+        """The same."""
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return `returncode`."""
+        return self.returncode
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.returncode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, for this many seconds or without a limit."""
+        self._group.wait(lambda: not self.is_alive(), timeout)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end.
+
+        Raises:
+            subprocess.TimeoutExpired: The process still runs.
+        """
+        self.join(timeout)
+        code = self.returncode
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.is_alive():
+            try:
+                os.kill(self.pid, sig)
+            except ProcessLookupError:
+                return
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
 
 class HeldSignals:

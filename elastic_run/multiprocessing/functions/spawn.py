@@ -9,11 +9,10 @@ Source of the names and of their meaning: torch 2.13, torch.multiprocessing.spaw
 
 from __future__ import annotations
 
-import os
 import signal
 
 from elastic_run.multiprocessing.functions.launch import Functions
-from elastic_run.multiprocessing.functions.process_group import HeldSignals, ProcessGroup
+from elastic_run.multiprocessing.functions.process_group import GroupProcess, HeldSignals, ProcessGroup
 from elastic_run.multiprocessing.functions.worker import TRACEBACK
 from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.starter import WorkerStarter
@@ -66,50 +65,13 @@ class ProcessExitedException(ProcessException):
         return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
 
 
-class SpawnedProcess:
-    """One of the processes, with the attributes of a started `multiprocessing.Process`."""
-
-    def __init__(self, group: ProcessGroup, index: int) -> None:
-        self._group = group
-        self._index = index
-        self.pid = group.pids[index]
-
-    @property
-    def exitcode(self) -> int | None:
-        """Its exit code, or minus the signal's number; None while it runs."""
-        return self._group.ended.get(self._index)
-
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        return self.exitcode is None
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, for this many seconds or without a limit."""
-        self._group.wait(lambda: not self.is_alive(), timeout)
-
-    def terminate(self) -> None:
-        """Send it SIGTERM."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send it SIGKILL."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        if self.is_alive():
-            try:
-                os.kill(self.pid, number)
-            except ProcessLookupError:
-                return
-
-
 class ProcessContext:
     """Processes that run."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._joined: set[int] = set()
-        self.processes = [SpawnedProcess(group, index) for index in sorted(group.pids)]
+        self.processes = [GroupProcess(group, index, pid) for index, pid in sorted(group.pids.items())]
 
     def pids(self) -> list[int]:
         """Return their pids, by index."""
@@ -235,12 +197,8 @@ def _start(functions: Functions, nprocs: int, *, is_daemon: bool, on_fork: Calla
     group.at_end(functions.close)
     starter = WorkerStarter(group.guardian, Wiring(capture=False))
     try:
-        group.start_guardian()
-        for index in range(nprocs):
-            group.adopt(index, starter.start_function(functions, index, {}, on_fork=leave))
+        group.start(nprocs, lambda index: starter.start_function(functions, index, {}, on_fork=leave))
     except BaseException:
-        group.serve()
         group.stop(signal.SIGKILL, 0.0)
         raise
-    group.serve()
     return group

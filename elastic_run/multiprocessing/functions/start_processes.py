@@ -1,16 +1,25 @@
-"""`start_processes`, and the two contexts that it returns: functions and commands.
+"""`start_processes`, and the contexts that it returns: for agents that a user writes.
 
-Names, signatures and results are torch 2.13's (torch.distributed.elastic.multiprocessing). Different on purpose: if a
-function worker ends with exit code 0 without having returned, its result is None; torch waits for ever.
+Names, signatures and results are torch 2.13's (torch.distributed.elastic.multiprocessing). Different on purpose
+- No context polls: `wait` of our contexts waits for an exit, and `period` has no effect.
+- If a function worker ends with exit code 0 without having returned, its result is None; torch waits for ever.
+
+Each process leads a session; `close` stops all processes of the session, and none outlives this program. Their stdout
+and stderr are this program's own unless `logs_specs` says otherwise; the group's thread passes on tee'd lines.
 """
 
 from __future__ import annotations
 
+import abc
 import os
 import signal
-import subprocess
 
-from elastic_run.multiprocessing.functions.contexts import GroupContext, validate_full_rank
+from elastic_run.multiprocessing.errors import ProcessFailure
+from elastic_run.multiprocessing.functions.contexts import PContext, RunProcsResult
+from elastic_run.multiprocessing.functions.process_group import GroupProcess, ProcessGroup
+from elastic_run.multiprocessing.output.wiring import Wiring
+from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
+from elastic_run.multiprocessing.starter import WorkerStarter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,173 +27,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.cluster.numa import NumaOptions
-    from elastic_run.multiprocessing.functions.contexts import PContext
     from elastic_run.multiprocessing.functions.launch import Functions
-    from elastic_run.multiprocessing.functions.process_group import ProcessGroup
     from elastic_run.multiprocessing.output.logs import LogsSpecs
-    from elastic_run.multiprocessing.starter import StartedWorker, WorkerStarter
+    from elastic_run.multiprocessing.starter import StartedWorker
 
-
-class MultiprocessContext(GroupContext):
-    """Processes that call a function."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
-        self,
-        name: str,
-        entrypoint: Callable[..., Any],
-        args: dict[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        start_method: str,
-        logs_specs: LogsSpecs,
-        log_line_prefixes: dict[int, str] | None = None,
-        numa_options: NumaOptions | None = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
-    ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
-        self.start_method = start_method
-        self._numa_options = numa_options
-        self._functions: Functions | None = None
-
-    def _prepare(self) -> None:
-        from elastic_run.multiprocessing.functions.launch import Functions
-
-        entrypoint: Any = self.entrypoint
-        self._functions = Functions(entrypoint, self.args, self.start_method)
-
-    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
-        if self._functions is None:
-            message = f"{self.name} was not prepared"
-            raise AssertionError(message)
-
-        def give_up() -> None:
-            group.abandon()
-            self._reset_signals()
-
-        if not group.pids:
-            group.at_end(self._functions.close)
-        return starter.start_function(self._functions, local_rank, self._environments[local_rank], on_fork=give_up)
-
-    def _values(self, group: ProcessGroup) -> dict[int, Any]:
-        from elastic_run.multiprocessing.functions.launch import read_value
-
-        return {rank: read_value(group.results[rank], rank) for rank in sorted(group.pids)}
-
-
-class SubprocessContext(GroupContext):
-    """Processes that run a command.
-
-    Attributes:
-        subprocess_handlers: The processes that were started, by local rank.
-    """
-
-    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
-        self,
-        name: str,
-        entrypoint: str,
-        args: dict[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        logs_specs: LogsSpecs,
-        log_line_prefixes: dict[int, str] | None = None,
-        numa_options: NumaOptions | None = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
-    ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
-        self._numa_options = numa_options
-        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
-
-    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
-        args: Any = self.args[local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
-        argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]
-        started = starter.start_command(local_rank, argv, self._environments[local_rank])
-        self.subprocess_handlers[local_rank] = SubprocessHandler(group, local_rank, started.pid, tuple(argv))
-        return started
-
-    def _blamed(self, group: ProcessGroup, failed: list[int]) -> list[int]:
-        """Return the ranks that count as failed: after a failure the stopped processes count too, as with torch."""
-        return [rank for rank, code in group.ended.items() if code] if failed else []
-
-    def _values(self, group: ProcessGroup) -> dict[int, Any]:
-        return dict.fromkeys(sorted(group.pids))
-
-
-class StartedProcess:
-    """A process of `SubprocessContext` with the names of `subprocess.Popen`.
-
-    The group's thread waits for the process, so this object asks the group instead of the kernel.
-    """
-
-    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...]) -> None:
-        self._group = group
-        self._local_rank = local_rank
-        self.args = args
-        self.pid = pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, minus the number of the signal that ended the process, or None while it runs."""
-        return self._group.ended.get(self._local_rank)
-
-    def poll(self) -> int | None:
-        """Return `returncode`."""
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end.
-
-        Raises:
-            subprocess.TimeoutExpired: The process still runs.
-        """
-        self._group.wait(lambda: self.returncode is not None, timeout)
-        code = self.returncode
-        if code is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.returncode is None:
-            os.kill(self.pid, sig)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
-
-class SubprocessHandler:
-    """A process and its local rank."""
-
-    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...]) -> None:
-        self.local_rank_id = local_rank
-        self.proc = StartedProcess(group, local_rank, pid, args)
-
-    def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Send a signal to the process and its group, unless it has ended."""
-        if self.proc.returncode is None:
-            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
+#: Seconds that processes get to stop when one of them has failed, as with torch.
+_GRACE = 30
 
 
 def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
@@ -218,16 +66,18 @@ def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
 
     Raises:
         RuntimeError: A map doesn't have all local ranks, or there are none.
-        ValueError: There is no entrypoint, or a variable can't be one.
-        TypeError: A variable is no text.
+        ValueError: There is no entrypoint.
         OSError: A process can't be started; none runs then.
         Exception: The function or an argument can't be sent; see `functions.Functions`.
     """
     if not args:
         message = "args is empty: it needs the arguments of at least one process, {0: ()}"
         raise RuntimeError(message)
-    validate_full_rank(args, len(args), "args")
-    validate_full_rank(envs, len(args), "envs")
+    for what, mapping in (("args", args), ("envs", envs)):
+        if set(mapping) != set(range(len(args))):
+            wanted, got = (", ".join(map(str, ranks)) or "none" for ranks in (range(len(args)), mapping))
+            message = f"{what} must have the local ranks {wanted}, got {got}"
+            raise RuntimeError(message)
     if not entrypoint and isinstance(entrypoint, str):
         message = "entrypoint is empty: it needs a function or a command"
         raise ValueError(message)
@@ -243,3 +93,208 @@ def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
         context.close(signal.SIGKILL, timeout=0)
         raise
     return context
+
+
+class GroupContext(PContext):
+    """A `PContext` whose processes belong to a process group."""
+
+    _group: ProcessGroup | None = None
+    _is_started = False
+    _result: RunProcsResult | None = None
+    _numa_options: NumaOptions | None = None
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes by local rank."""
+        return {} if self._group is None else self._group.pids
+
+    def _start(self) -> None:
+        if self._is_started:
+            message = f"{self.name} was started already: a context starts its processes once"
+            raise ValueError(message)
+        self._is_started = True
+        self._prepare()
+        ensure_standard_descriptors()
+        wiring, group = Wiring(capture=False), ProcessGroup(say=self._say)
+        group.at_end(self._release)
+        self._group = group
+        starter = WorkerStarter(group.guardian, wiring, self._logs, self._affinities())
+        group.start(
+            self.nprocs,
+            lambda rank: self._launch(starter, group, rank),
+            before_watch=lambda: self._listen(group, wiring),
+        )
+
+    def _affinities(self) -> dict[int, frozenset[int]]:
+        if self._numa_options is None:
+            return {}
+        from elastic_run.cluster.numa import worker_affinities
+        from elastic_run.multiprocessing.process.interpreter import own_interpreter
+
+        return worker_affinities(self._numa_options, self.nprocs, python=own_interpreter())
+
+    def _listen(self, group: ProcessGroup, wiring: Wiring) -> None:
+        if not any(wiring.lines.values()):
+            return
+        from elastic_run.multiprocessing.output.console import Console
+        from elastic_run.multiprocessing.output.worker_output import WorkerOutput
+
+        console = Console(group.loop)
+        output = WorkerOutput(group.loop, console, wiring)
+        output.open_filtered(self._logs, *self._filters)
+        prefixes = self._prefixes or {rank: f"[{self.name}{rank}]:" for rank in range(self.nprocs)}
+        output.attach(lambda rank: prefixes.get(rank, ""))
+
+        def finish() -> None:
+            output.close()
+            group.loop.run_until(lambda: console.is_idle)  # there may be a slow reader of the tee'd lines
+            console.close()
+
+        group.at_end(finish)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        import logging
+
+        logging.getLogger(__name__).warning("%s", text)
+
+    def _prepare(self) -> None:
+        """Refuse functions and arguments that can't be started, before the first process starts."""
+
+    def _release(self) -> None:
+        """Free what the processes needed, after their end."""
+
+    @abc.abstractmethod
+    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
+        """Start one process."""
+
+    def _wait_news(self, timeout: float | None, period: float) -> None:  # noqa: ARG002 - nothing is looked at
+        group = self._group
+        if group is not None:
+            group.wait(lambda: group.is_decided, timeout)
+
+    def _poll(self) -> RunProcsResult | None:
+        group = self._group
+        if group is None:
+            message = f"{self.name} was not started"
+            raise AssertionError(message)
+        if self._result is None and group.is_decided:
+            failed = [rank for rank, code in group.ended.items() if code]
+            group.stop(signal.SIGTERM, _GRACE)
+            result = self._result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
+            for rank in self._blamed(group, failed):
+                path = self.error_files.get(rank, "")
+                result.failures[rank] = ProcessFailure(rank, group.pids[rank], group.ended[rank], path)
+            if not result.failures:
+                result.return_values = self._values(group)
+                if cleanup := getattr(self._logs_specs, "cleanup", None):
+                    cleanup()
+        return self._result
+
+    def _blamed(self, group: ProcessGroup, failed: list[int]) -> list[int]:
+        """Return the ranks that count as failed: the processes that failed before the others were stopped."""
+        own = [rank for rank, code in group.ended.items() if code and rank not in group.stopped]
+        return own or failed
+
+    @abc.abstractmethod
+    def _values(self, group: ProcessGroup) -> dict[int, Any]:
+        """Return the values that the processes returned."""
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        if self._group is not None:
+            self._group.stop(death_sig, timeout)
+
+
+class MultiprocessContext(GroupContext):
+    """Processes that call a function."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
+        self.start_method = start_method
+        self._numa_options = numa_options
+        self._functions: Functions
+
+    def _prepare(self) -> None:
+        from elastic_run.multiprocessing.functions.launch import Functions
+
+        entrypoint: Any = self.entrypoint
+        self._functions = Functions(entrypoint, self.args, self.start_method)
+
+    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
+        def give_up() -> None:
+            group.abandon()
+            self._reset_signals()
+
+        return starter.start_function(self._functions, local_rank, self.envs[local_rank], on_fork=give_up)
+
+    def _release(self) -> None:
+        self._functions.close()
+
+    def _values(self, group: ProcessGroup) -> dict[int, Any]:
+        from elastic_run.multiprocessing.functions.launch import read_value
+
+        return {rank: read_value(group.results[rank], rank) for rank in sorted(group.pids)}
+
+
+class SubprocessContext(GroupContext):
+    """Processes that run a command.
+
+    Attributes:
+        subprocess_handlers: The processes that were started, by local rank.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
+        self._numa_options = numa_options
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+
+    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
+        args: Any = self.args[local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
+        argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]
+        started = starter.start_command(local_rank, argv, self.envs[local_rank])
+        self.subprocess_handlers[local_rank] = SubprocessHandler(group, local_rank, started.pid, tuple(argv))
+        return started
+
+    def _blamed(self, group: ProcessGroup, failed: list[int]) -> list[int]:
+        """Return the ranks that count as failed: after a failure the stopped processes count too, as with torch."""
+        return [rank for rank, code in group.ended.items() if code] if failed else []
+
+    def _values(self, group: ProcessGroup) -> dict[int, Any]:
+        return dict.fromkeys(sorted(group.pids))
+
+
+class SubprocessHandler:
+    """A process and its local rank."""
+
+    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...]) -> None:
+        self.local_rank_id = local_rank
+        self.proc = GroupProcess(group, local_rank, pid, args)
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Send a signal to the process and its group, unless it has ended."""
+        if self.proc.returncode is None:
+            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)

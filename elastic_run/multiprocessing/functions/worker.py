@@ -1,29 +1,33 @@
-"""A function as a worker: the part that runs in the worker's own process.
+"""A function as a worker: which functions can be sent to a process, and the part that runs in that process.
 
 Rules
 - The process object is the standard library's, so that `current_process`, `parent_process`, exit functions, threads and
   finalizers in the worker behave as any program expects of multiprocessing. Only the start and the way of the result
   are ours.
-- An exception is recorded in error.json, as `record` does, and goes to stderr. A result goes to the launcher through a
-  pipe of this worker's own: a byte for the kind, the length, then as many bytes. The length marks the end, not the end
-  of the file: a process that the worker left behind may hold the pipe open. A result that can't be pickled is an
-  exception of the worker.
+- An exception is recorded in error.json, as `record` does, and goes to stderr. A result goes into a file without a
+  name, which the launcher reads when the worker has ended: so it may have any size. A result that can't be pickled is
+  an exception of the worker.
 - An interrupt is recorded, too, but not shown: Ctrl-C in a notebook would print a traceback for each worker.
 - A guardian can't find a forked process by its environment (/proc shows the program's). So the function is called only
   after the launcher has told its guardian of the process, and never if the launcher died first.
+- A process that `spawn` or `forkserver` starts imports the program's main module, and looks the function up by its
+  name. That fails for a lambda, for a function inside another function, and for a function of a notebook: these are
+  refused before the start, and the message says what to do then.
 - No other module is imported before the function's own: a function that needs torch imports it there.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
-from multiprocessing import process
+from multiprocessing import context, process, reduction
 from multiprocessing.context import Process
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import stack_pipe
+from elastic_run.multiprocessing.process.fork_exec import place_descriptor
+from elastic_run.multiprocessing.process.interpreter import find_interpreter
 from elastic_run.records import dataclass
 from elastic_run.signals import STACK_SIGNAL
 from elastic_run.worker_start import register, tell_uncaught
@@ -35,12 +39,14 @@ if TYPE_CHECKING:
 
 #: The exit code of a program that was interrupted, as shells have it.
 _INTERRUPTED = 128 + 2
-#: Kinds of a result: a pickled return value, and the text of a traceback.
+#: Kinds of a result, its first byte: a pickled return value, and the text of a traceback.
 VALUE = b"V"
 TRACEBACK = b"T"
-#: Bytes of a result's length, which follows the kind.
-LENGTH_BYTES = 8
-_PIPE_SIZE = 1 << 20
+START_METHODS = ("spawn", "fork", "forkserver")
+#: Devices that a forked process can't use once they were initialised; torch's modules of these names say so.
+_DEVICES = ("cuda", "xpu")
+#: Where a main module without a file is.
+_NO_FILE = "in an interactive session or on the command line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ class ForkSetup:
             os.sched_setaffinity(0, self.affinity)
         if self.stacks is not None:
             source, number = self.stacks
-            if isinstance(source, int) or stack_pipe.move(source.detach(), number):
+            if isinstance(source, int) or place_descriptor(source.detach(), number):
                 register(number, STACK_SIGNAL)
 
 
@@ -113,7 +119,7 @@ class FunctionWorker(Process):
         self.function = function
         self.args = args
         self.is_recorded = is_recorded
-        #: Descriptor for the result: a number, or an object of `DupFd`.
+        #: Descriptor of the file for the result: a number, or an object of `DupFd`.
         self.result: Any = None
         #: Descriptor of a pipe, in the same form: a byte comes when the function may be called.
         self.start_pipe: Any = None
@@ -145,10 +151,7 @@ class FunctionWorker(Process):
             sys.last_value = shown  # as the interpreter does, so that exit functions can see the failure
             sys.excepthook(type(shown), shown, shown.__traceback__)
             sys.exit(1)
-        try:
-            _send_result(result, kind, payload)
-        except BrokenPipeError:
-            return  # the launcher has gone
+        _leave_result(result, kind, payload)
         if kind == TRACEBACK:
             sys.exit(1)
 
@@ -203,21 +206,143 @@ def _watch_parent() -> None:
         return
 
 
-def _send_result(fd: int, kind: bytes, payload: bytes) -> None:
-    """Write a result, and close the pipe.
+def _leave_result(file: int, kind: bytes, payload: bytes) -> None:
+    """Write a result, and its kind last: a file that has a kind is whole."""
+    view = memoryview(payload)
+    while view:
+        view = view[os.pwrite(file, view, 1 + len(payload) - len(view)) :]
+    os.pwrite(file, kind, 0)
+    os.close(file)
+
+
+# --- what can be sent -------------------------------------------------------------------------------------------------
+def refuse_method(start_method: str, function: Callable[..., Any]) -> None:
+    """Refuse a start method that there isn't, or that the program can't use for a function, or can't use any more.
 
     Raises:
-        BrokenPipeError: The launcher is gone.
+        ValueError: There is no such start method.
+        RuntimeError: The program has initialised a GPU, and forked workers can't use it; there is no interpreter; or
+            this is a worker that is importing its main module.
+        PicklingError: A fresh interpreter can't find the function by its name.
     """
-    if len(payload) > _PIPE_SIZE:
-        import fcntl
+    if start_method not in START_METHODS:
+        message = f"start_method {start_method!r} is none of {', '.join(START_METHODS)}"
+        raise ValueError(message)
+    device = _find_initialised_device() if start_method == "fork" else ""
+    if device:
+        message = (
+            f"this process has initialised {device}, and forked workers can't use {device} then: launch "
+            f"with start_method='spawn', or use {device} in the workers only"
+        )
+        raise RuntimeError(message)
+    if start_method == "fork":
+        return
+    if not find_interpreter():
+        message = (
+            f"start_method={start_method!r} needs a Python interpreter, and {sys.executable or 'sys.executable'} is "
+            "none: name one by multiprocessing.set_executable(path), or launch with start_method='fork'"
+        )
+        raise RuntimeError(message)
+    refuse_unguarded_main()
+    _refuse_local(function, start_method)
 
-        try:
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        except (AttributeError, OSError):
-            pass  # not Linux, or the user's share of pipes is used up: it only takes more turns
-    for data in (kind + len(payload).to_bytes(LENGTH_BYTES, "little"), payload):
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-    os.close(fd)
+
+def refuse_unguarded_main() -> None:
+    """Refuse to launch in a worker that is importing its main module; a root cause is known by this function's name."""
+    if getattr(process.current_process(), "_inheriting", False):
+        message = (
+            "this program launches workers while it is being imported by one: put the launch below "
+            "`if __name__ == '__main__':`, so that a worker can import the program without launching it again"
+        )
+        raise RuntimeError(message)
+
+
+def _find_initialised_device() -> str:
+    """Return the kind of device that this process has initialised, or ""."""
+    modules = ((device, sys.modules.get(f"torch.{device}")) for device in _DEVICES)
+    return next((device.upper() for device, module in modules if module is not None and module.is_initialized()), "")
+
+
+def choose_start_method(function: Callable[..., Any]) -> str:
+    """Return the start method of a function for which the program has left the default.
+
+    It is `fork` for a function of a notebook's cell or of an interactive session, which no other interpreter can find,
+    and `spawn` for all others, and where this process can't fork any more.
+    """
+    inner: Any = getattr(function, "func", function)  # of functools.partial
+    is_of_main = getattr(inner, "__module__", None) == "__main__"
+    is_unreachable = is_of_main and _unreachable_main(sys.modules.get("__main__")) == _NO_FILE
+    return "fork" if is_unreachable and not _find_initialised_device() else "spawn"
+
+
+def refuse_function(function: object) -> None:
+    """Refuse an object that can't be called."""
+    if not callable(function):
+        kind = type(function)
+        message = f"{function!r} (of type {kind.__module__}.{kind.__qualname__}) is neither a function nor a command"
+        raise TypeError(message)
+
+
+def _refuse_local(function: Callable[..., Any], start_method: str) -> None:
+    """Refuse a function that a fresh interpreter can't find by name."""
+    inner: Any = getattr(function, "func", function)  # of functools.partial
+    name = str(getattr(inner, "__qualname__", ""))
+    what = ""
+    if name.endswith("<lambda>"):
+        what = "a lambda"
+    elif "<locals>" in name:
+        what = f"{name}, which is defined inside another function,"
+    elif getattr(inner, "__module__", None) == "__main__":
+        where = _unreachable_main(sys.modules.get("__main__"))
+        what = where and f"{name}, which is defined {where},"
+    if what:
+        message = (
+            f"{what} can't be found by a process started by {start_method!r}: define the function at the top level of "
+            "a module (in a notebook: of a file beside it), or use start_method='fork'"
+        )
+        raise pickle.PicklingError(message)
+
+
+def _unreachable_main(main: object) -> str:
+    """Return where a program's main module is that another interpreter doesn't import; empty if it does."""
+    spec: Any = getattr(main, "__spec__", None)
+    if spec is not None:
+        # multiprocessing leaves the main files of packages and archives alone: many have no guard.
+        return "in a __main__.py" if str(spec.name).rpartition(".")[2] == "__main__" else ""
+    if os.path.isfile(getattr(main, "__file__", None) or ""):
+        return ""
+    return _NO_FILE
+
+
+class _ChildPickler:
+    """The object that multiprocessing asks, during pickling for a child, which descriptors the child gets."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def DupFd(self, number: int) -> object:  # noqa: N802 - multiprocessing's name
+        """Return the object that becomes the descriptor in the child, from the result of `duplicate_for_child`."""
+        from multiprocessing import popen_spawn_posix
+
+        kind: Any = popen_spawn_posix
+        return kind.Popen.DupFd(number)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Note a descriptor; return its number in the child."""
+        self.descriptors.append(fd)
+        return fd
+
+
+def pickle_for_child(*things: object) -> tuple[bytes, list[int]]:
+    """Pickle things, one after the other, as multiprocessing does for a child.
+
+    Returns the bytes, and the descriptors that go with them.
+    """
+    sender, buffer = _ChildPickler(), io.BytesIO()
+    context.set_spawning_popen(sender)  # type: ignore[arg-type]
+    try:
+        for thing in things:
+            reduction.dump(thing, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue(), sender.descriptors

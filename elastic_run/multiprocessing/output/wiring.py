@@ -26,8 +26,7 @@ import stat
 
 from elastic_run.files import open_own
 from elastic_run.multiprocessing.output.logs import is_log
-from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors
-from elastic_run.multiprocessing.process.stack_pipe import LOWEST_DESCRIPTOR, StackPipe
+from elastic_run.multiprocessing.process.fork_exec import LOWEST_STACK_DESCRIPTOR, StackPipe, allowed_descriptors
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -185,7 +184,7 @@ class Wiring:
         except OSError:
             return -1
         try:
-            high = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, min(LOWEST_DESCRIPTOR, allowed_descriptors() // 2))
+            high = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, min(LOWEST_STACK_DESCRIPTOR, allowed_descriptors() // 2))
         except OSError:  # there is no such number
             os.close(reading)
             return -1

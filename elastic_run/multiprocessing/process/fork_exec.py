@@ -19,7 +19,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.records import dataclass
-from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, block_signals
+from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, STACK_SIGNAL, block_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ def start_process(  # noqa: PLR0913 - what a process can be given
     Args:
         argv: The program, looked up in PATH unless it has a slash, and its arguments.
         env: Its whole environment.
-        stdout: Descriptor that it gets as 1.
-        stderr: Descriptor that it gets as 2.
+        stdout: Descriptor that it gets as 1; `stderr` and `stdin` likewise.
+        stderr: See above.
         affinity: Logical CPUs to run on, or None to inherit.
         descriptor_limit: Its soft limit of descriptors, or None to inherit; also inherited if `stdout` or another
             descriptor is beyond the limit, since the C library refuses such a number.
-        stdin: Descriptor that it gets as 0.
+        stdin: See above.
         closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
         kept: Descriptors that it inherits under their own numbers, though they are close-on-exec here.
         mask: Signals that it begins with blocked, or None to inherit what this thread blocks.
@@ -187,13 +187,58 @@ def allowed_descriptors() -> int:
     return os.sysconf("SC_OPEN_MAX")
 
 
-def open_unnamed() -> int:
-    """Open a file that has no name; it is gone when its last descriptor is, which is closed on exec."""
+def open_unnamed(content: bytes) -> int:
+    """Open a file that has no name, at its beginning; it is gone when its last descriptor, closed on exec, is."""
     try:
-        return os.memfd_create("elastic-run")
+        opened = os.memfd_create("elastic-run")
     except (AttributeError, OSError):
         # Not in a Python that was built for an old C library, as conda's.
         import tempfile
 
         with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
+            opened = os.dup(file.fileno())
+    view = memoryview(content)
+    while view:
+        view = view[os.write(opened, view) :]
+    os.lseek(opened, 0, os.SEEK_SET)
+    return opened
+
+
+# --- the pipe for stacks ---------------------------------------------------------------------------------------------
+# The agent gets a worker's stacks through a pipe; the signals that ask for them are in `signals`, and the worker's side
+# is in `worker_start`. Only workers get a pipe, and only they are signalled.
+
+#: The pipe's number in a worker is this one or higher, where the limit of descriptors allows it: no program that opens
+#: some files, or closes the first few hundred, comes near it.
+LOWEST_STACK_DESCRIPTOR = 900
+
+
+@dataclass(frozen=True, slots=True)
+class StackPipe:
+    """The agent's end of the pipe for one worker's stacks, which does not block, and the worker's descriptor."""
+
+    reading: int
+    number: int
+
+
+def can_ask_for_stacks() -> bool:
+    """Whether this system has a signal for that, and the user wants it."""
+    return STACK_SIGNAL > 0 and os.environ.get(contract.ENV_STACKS) != "0"
+
+
+def stack_variables(fd: int) -> dict[str, str]:
+    """Return the variables for a worker that gets a descriptor for its stacks; none for -1."""
+    return {} if fd < 0 else {contract.ENV_STACK_PIPE: f"{fd}:{os.fstat(fd).st_ino}:{STACK_SIGNAL}"}
+
+
+def place_descriptor(received: int, number: int) -> bool:
+    """Give a descriptor that came in a message a number, unless another file has it; return whether it has it now."""
+    try:
+        os.fstat(number)
+    except OSError:
+        os.dup2(received, number)
+        is_free = True
+    else:
+        is_free = False
+    os.close(received)
+    return is_free

@@ -1,28 +1,26 @@
 """The guardian: a small process that outlives the launcher by a moment, so that no other process does (law 6).
 
 Rules
-- The guardian holds one end of a pipe from the launcher (a socket pair, which can carry descriptors), and the
-  launcher's pidfd (a fork of the program around us may hold the other end of the pipe). If either ends without `bye`,
-  the launcher has died of any signal. Then the guardian kills every session that it was told of, sweeps by session and
-  by environment token until nothing is left, removes the launcher's temporary directory, and ends.
+- The launcher writes orders into a file without a name, which the guardian reads when the launcher has ended. So
+  neither waits for the other, and the guardian sleeps until then. Orders are lines: `+ PID BORN` a worker leads a
+  session (BORN: its start time), `= PID ENDED` it had ended by a time, `- PID` nothing of it is left, `directory HEX` a
+  temporary directory, `keep` nothing is to be killed any more, `bye`.
+- A second guardian, forked from the first, reads the same file (`guardian_process` is the module of both processes).
+- Each guardian holds one end of a link to the launcher, and the launcher's pidfd, since a fork of the program around us
+  may hold the other end of the link. If either ends and the file has no `bye`, the launcher has died of any signal, or
+  of a defect.
 - It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
-  launcher's descriptors except the pipe: otherwise `elastic-run … | cat` would never end.
-- A second guardian stands behind it (`guardian_process` is the module of both processes).
+  launcher's descriptors but these: otherwise `elastic-run … | cat` would never end.
 - It is forked if the launcher is the whole process, which is quick and shares pages. It is exec'd inside another
   program's process, whose threads and memory must not be copied. A program without an interpreter (frozen, or one that
   embeds Python) forks it nevertheless: to execute `sys.executable` would start the program a second time.
 - In a job of one node it is forked right before the first worker: after a fork each page that the launcher writes to is
   copied first, and the launcher's imports write to most of its pages.
-- In a job of several nodes it holds a duplicate of the agent's connection to the coordinator until the workers are
-  gone. So the end of that connection is the proof, for the other nodes, that nothing of this node's job is left.
-- On busy cores a worker may run for a while before the launcher, which has just started it, can tell its pid. The
+- In a job of several nodes it holds a duplicate of the agent's connection to the coordinator, which comes through the
+  link, until the workers are gone. So the end of that connection is the proof, for the other nodes, that nothing of
+  this node's job is left.
+- On busy cores a worker may run for a while before the launcher, which has just started it, can write its pid. The
   guardian finds such a worker by its environment.
-- Messages are lines: `+PID BORN ENDED` a worker leads a session (BORN: its start time; ENDED: the time at which it had
-  ended, 0 while it runs), `-PID` it is gone, `dir HEX` a temporary directory, `hold` the descriptor that comes with it
-  is the connection to hold, `keep` nothing is to be killed any more, `bye`. They come in order, so only the last line
-  can be torn.
-- The launcher never waits for the guardian. Orders that do not fit into the pipe (the guardian was stopped) are kept
-  here.
 """
 
 from __future__ import annotations
@@ -31,12 +29,13 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import descendants, process_table
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, open_unnamed, start_process
 from elastic_run.multiprocessing.process.guardian_process import (
     become_daemon,
     ignore_signals,
-    make_pipe,
-    send_descriptor,
+    make_link,
+    send_on_link,
     stand_guard,
 )
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, running_interpreter
@@ -52,6 +51,42 @@ _TRIES = 5
 _FIRST_PAUSE = 0.1
 #: Seconds that the guardian gets to leave after the farewell.
 _FAREWELL = 2.0
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from elastic_run.multiprocessing.process import guardian; guardian.main()"
+)
+
+
+class _Pair:
+    """The launcher's ends to a guardian and its second one: the file of orders, and a link to each."""
+
+    def __init__(self, orders: bytes) -> None:
+        self.orders = open_unnamed(orders)
+        os.lseek(self.orders, 0, os.SEEK_END)
+        pairs = [make_link(), make_link()]
+        self.theirs = [reading for reading, _ in pairs]
+        self.links = [writing for _, writing in pairs]
+
+    def write(self, orders: bytes) -> None:
+        os.write(self.orders, orders)
+
+    def read(self) -> bytes:
+        return os.pread(self.orders, os.fstat(self.orders).st_size, 0)
+
+    def send(self, *descriptors: int) -> None:
+        for link in self.links:
+            send_on_link(link, *descriptors)
+
+    def close(self, *, is_over: bool) -> None:
+        """Let both act, or go if all is over."""
+        if is_over:
+            self.write(b"bye\n")
+        self.send()  # a fork of the program around us may hold the links open
+        self.abandon()
+
+    def abandon(self) -> None:
+        for fd in (self.orders, *self.links):
+            os.close(fd)
 
 
 class Guardian:
@@ -70,151 +105,94 @@ class Guardian:
         #: Sessions of the guardians, and of the process that passes on the output of background processes. The end of a
         #: round leaves them alone.
         self.own_sessions: set[int] = set()
-        self._pipe = -1
-        self._sessions: dict[int, descendants.Session] = {}
-        self._directory = ""
+        self._pair: _Pair | None = None
+        #: Orders before the start.
+        self._early = b""
         self._held = -1
-        self._holds_anew = False
-        self._is_over = False
-        self._loop: Loop | None = None
-        self._waiting = bytearray()
-
-    def attach(self, loop: Loop) -> None:
-        """Let a loop write the orders that do not fit into the pipe now."""
-        self._loop = loop
 
     def start(self) -> int:
-        """Start the guardian, or another one after it died; the new one gets all orders that still count."""
-        reader, writer = make_pipe()
-        # A second guardian that stands in is dismissed after the new one knows all: the launcher may be killed in
-        # between.
-        former, before, self._pipe = self.pid, self._take_pipe(), writer
-        since = process_table.start_time("self")
-        interpreter = (running_interpreter() or find_interpreter()) if self.is_exec else ""
-        # These orders are in the pipe first: so a launcher that is killed during the start leaves no directory.
-        if self._directory:
-            self.remove_at_end(self._directory)
-        self._holds_anew = self._held >= 0
-        self._write()
+        """Start the guardian, or another one after it died; the new one has all orders."""
+        former = self._pair
+        pair = _Pair(self._early if former is None else former.read())
+        if self._held >= 0:
+            pair.send(self._held)
         try:
-            own = (reader, self.token, since)
-            self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
+            interpreter = (running_interpreter() or find_interpreter()) if self.is_exec else ""
+            start = _spawn if interpreter else _fork
+            self.pid = start(interpreter, pair, self.token, process_table.start_time("self"))
         except OSError:
-            self._close_pipe()
-            self._pipe, self._waiting = before
-            self._write()
+            pair.abandon()
             raise
         finally:
-            os.close(reader)
+            for fd in pair.theirs:
+                os.close(fd)
+        self._pair = pair
         self.own_sessions.add(self.pid)
-        for session, known in self._sessions.items():
-            self._send(_order(session, known))
-        if self._is_over:
-            self._send("keep")
-        if not _say_bye(*before):
-            _kill_guardians(former)
-        _close(before[0])
+        # A second guardian that stands in leaves after the new one stands: the launcher may be killed in between.
+        if former is not None:
+            former.close(is_over=True)
         return self.pid
 
     def watch(self, session: int, born: int) -> None:
         """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
-        self._sessions[session] = descendants.Session(born)
         self.spared.discard(session)
         self.own_sessions.discard(session)
-        self._send(_order(session, self._sessions[session]))
+        self._order(f"+ {session} {born}")
 
     def report_end(self, session: int, ended: int) -> None:
         """Tell it that a session's leader had ended at a time in clock ticks; other processes of it may live."""
-        if session in self._sessions:
-            self._sessions[session].ended = ended
-            self._send(_order(session, self._sessions[session]))
+        self._order(f"= {session} {ended}")
 
     def forget(self, session: int) -> None:
         """Tell it that a session is gone, before its number can be used again."""
-        self._sessions.pop(session, None)
         self.spared.discard(session)
-        self._send(f"-{session}")
+        self._order(f"- {session}")
 
     def remove_at_end(self, directory: str) -> None:
         """Tell it which temporary directory to remove should the launcher die; empty for none."""
-        self._directory = directory
         # In hexadecimal: a path may hold a newline, and what follows one must not be taken for another directory.
-        self._send(f"dir {os.fsencode(directory).hex()}")
-
-    def hold(self, descriptor: int) -> None:
-        """Let it hold a connection until the launcher's workers are gone, in place of the one before."""
-        _close(self._held)
-        # A duplicate is kept here, for another guardian in this one's place.
-        self._held = os.dup(descriptor) if descriptor >= 0 else -1
-        self._holds_anew = self._held >= 0
-        self._write()
+        self._order(f"directory {os.fsencode(directory).hex()}")
 
     def spare_all(self) -> None:
         """Tell the guardian that the job has succeeded: running processes live on, even if the launcher is killed."""
-        self._is_over = True
-        self._send("keep")
+        self._order("keep")
 
-    def abandon(self) -> None:
-        """In a forked child of the launcher: close the pipe, since the guardian is not the child's."""
-        self._close_pipe()
+    def hold(self, descriptor: int) -> None:
+        """Let it hold a connection until the launcher's workers are gone, in place of the one before."""
+        before, self._held = self._held, os.dup(descriptor)  # kept here too, for another guardian in this one's place
+        if before >= 0:
+            os.close(before)
+        if self._pair is not None:
+            self._pair.send(self._held)
 
     def dismiss(self) -> None:
-        """Dismiss the guardian: the launcher has cleaned up itself. The caller reaps it, and then calls `close`."""
-        self._send("bye")
-        if not self._waiting:
-            self._close_pipe()
-
-    def close(self) -> None:
-        """Close the pipe. A second guardian that can't be told `bye`, as the pipe is full, is killed before."""
-        if self._waiting and self.pid:
-            _kill_guardians(self.pid)
-        self._close_pipe()
+        """Dismiss the guardian: the launcher has cleaned up itself. The caller reaps it."""
+        self._let_go(is_over=True)
 
     def alarm(self) -> None:
         """Let the guardian clean up now: the launcher ends because of a defect."""
-        self._close_pipe()
+        self._let_go(is_over=False)
 
-    def _send(self, order: str) -> None:
-        if self._pipe < 0:
-            return
-        is_first = not self._waiting
-        self._waiting += order.encode() + b"\n"
-        if is_first:
-            self._write()
+    def abandon(self) -> None:
+        """In a forked child of the launcher: close the pair, since the guardian is not the child's."""
+        if self._pair is not None:
+            self._pair.abandon()
+            self._pair = None
 
-    def _write(self) -> None:
-        """Write the waiting orders; if the pipe is full, the loop calls again."""
-        if self._pipe < 0:
-            return
-        try:
-            if self._waiting:
-                del self._waiting[: os.write(self._pipe, self._waiting)]
-            if self._holds_anew and not self._waiting:
-                send_descriptor(self._pipe, b"hold\n", self._held)
-                self._holds_anew = False
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:
-            # It was killed. The loop sees its exit and starts another, which is told everything.
-            self._waiting.clear()
-        if self._loop is None:
-            return
-        if self._waiting or self._holds_anew:
-            self._loop.add_writer(self._pipe, self._write)
-        else:
-            self._loop.remove_writer(self._pipe)
+    def _let_go(self, *, is_over: bool) -> None:
+        pair, self._pair = self._pair, None
+        if pair is not None:
+            pair.close(is_over=is_over)
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
-    def _close_pipe(self) -> None:
-        pipe, _ = self._take_pipe()
-        _close(pipe)
-
-    def _take_pipe(self) -> tuple[int, bytearray]:
-        """Return the pipe, or -1, and the orders that wait for room in it; this object gives both up."""
-        taken = self._pipe, self._waiting
-        if self._pipe >= 0 and self._loop is not None:
-            self._loop.remove_writer(self._pipe)
-        self._pipe, self._waiting = -1, bytearray()
-        return taken
+    def _order(self, order: str) -> None:
+        line = order.encode() + b"\n"
+        if self._pair is not None:
+            self._pair.write(line)
+        elif not self.pid:
+            self._early += line
 
 
 class GuardianKeeper:
@@ -234,7 +212,6 @@ class GuardianKeeper:
 
     def start(self) -> None:
         """Watch the guardian; start it unless that was done already."""
-        self._guardian.attach(self._loop)
         self._watch(self._guardian.pid or self._guardian.start())
 
     def _watch(self, pid: int) -> None:
@@ -272,42 +249,14 @@ class GuardianKeeper:
             self._guardian.alarm()
         # Until it was reaped: a program that launches again and again must not collect zombies.
         if not self._wait_gone() and is_clean:
-            # It was stopped, and would do harm if it went on one day. The second one reads the farewell then.
-            process_table.signal_children((self._guardian.pid,), SIGKILL)
+            process_table.signal_children((self._guardian.pid,), SIGKILL)  # it was stopped
             self._wait_gone()
-        self._guardian.close()
 
     def _wait_gone(self) -> bool:
         return self._loop.run_until(lambda: not self._is_present, self._loop.now() + _FAREWELL)
 
 
-def _order(session: int, known: descendants.Session) -> str:
-    return f"+{session} {known.born} {known.ended}"
-
-
-def _say_bye(pipe: int, waiting: bytearray) -> bool:
-    """Let the guardian go that reads a pipe, if any does; return whether there was room to tell it."""
-    farewell = waiting + b"bye\n"
-    try:
-        return os.write(pipe, farewell) == len(farewell)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # there is none, or nobody reads it any more
-
-
-def _kill_guardians(session: int) -> None:
-    """Kill the guardians of a session: at the end of a pipe without `bye` they would kill the workers."""
-    known = {session: descendants.Session(0)}
-    process_table.kill_all((), descendants.find_survivors(known, "", since=process_table.start_time("self")))
-
-
-def _close(pipe: int) -> None:
-    if pipe >= 0:
-        os.close(pipe)
-
-
-def _fork(reader: int, token: str, since: int) -> int:
+def _fork(_: str, pair: _Pair, token: str, since: int) -> int:
     launcher = os.getpid()
     ready, unready = os.pipe()
     try:
@@ -327,33 +276,30 @@ def _fork(reader: int, token: str, since: int) -> int:
         os.setsid()
         ignore_signals()
         os.close(unready)
-        os.dup2(reader, 0)
-        become_daemon(f"guardian of {launcher}", "guardian", {0})
-        stand_guard(0, launcher, token, since)
+        _guard(pair.orders, pair.theirs, launcher, token, since)
     finally:
         # Never back into the launcher's code, whatever happened.
         os._exit(0)
 
 
-def _spawn(interpreter: str, reader: int, token: str, since: int) -> int:
+def _spawn(interpreter: str, pair: _Pair, token: str, since: int) -> int:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); "
-        "from elastic_run.multiprocessing.process import guardian; guardian.main()"
-    )
+    kept = (pair.orders, *pair.theirs)
+    argv = [interpreter, "-I", "-S", "-c", _CODE, root, str(os.getpid()), token, str(since), *map(str, kept)]
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
-
-        argv = [interpreter, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
         closed = inheritable_descriptors()
-        return start_process(argv, os.environ, stdin=reader, stdout=null, stderr=null, closed=closed)
+        return start_process(argv, os.environ, stdin=null, stdout=null, stderr=null, closed=closed, kept=kept)
     finally:
         os.close(null)
 
 
 def main() -> None:
-    """Run as a fresh interpreter: the pipe is descriptor 0; launcher, token and start time are arguments."""
-    launcher, token, since = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    become_daemon(f"guardian of {launcher}", "guardian", {0, 1, 2})
-    stand_guard(0, launcher, token, since)
+    """Run as a fresh interpreter, with the arguments of `_spawn`."""
+    orders, *links = map(int, sys.argv[5:])
+    _guard(orders, links, int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+
+
+def _guard(orders: int, links: list[int], launcher: int, token: str, since: int) -> None:
+    become_daemon(f"guardian of {launcher}", "guardian", {orders, *links})
+    stand_guard(orders, links, launcher, token, since)

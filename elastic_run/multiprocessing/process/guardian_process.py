@@ -1,11 +1,10 @@
 """The guardian's own process, and a second one behind it: they wait for the launcher's end, and clean up after it.
 
 Rules
-- The guardian forks the second one when the workers have booted, and passes on every order that it reads. The second
-  one acts where the first can't: when it was killed, even at the same moment as the launcher, and when it doesn't begin
-  to clean up within `_SILENCE` of the launcher's end (it was stopped, or gets no processor). It kills the first one
-  then, so that no two act on different orders, and reads from the launcher's pipe what the first one has left there.
-  Measured: when launcher and guardian were killed together, 12 of 12 workers lived on without it, and none with it.
+- The second guardian does what the first one does, half a second later, or as soon as the first one has ended: it acts
+  where the first one can't, since it was killed, even at the same moment as the launcher, or was stopped. Usually it
+  finds nothing. It is forked when the workers have booted. Measured: when launcher and guardian were killed together,
+  12 of 12 workers lived on without it, and none with it.
 - When the guardian dies while the launcher lives the second one stands in, until the launcher has started another and
   says `bye` to what was there before.
 - The second one is in the session of the first, by which the launcher knows it, and in a process group of its own.
@@ -26,275 +25,204 @@ import time
 from struct import pack, unpack
 
 from elastic_run import signals
-from elastic_run.multiprocessing.process import descendants, process_table
-from elastic_run.multiprocessing.process.process_title import ProcessTitle
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection
 
-#: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
+#: Seconds that a guardian goes on killing; what then lives is in uninterruptible sleep.
 WAIT_LIMIT = 10.0
 #: Seconds between two looks while killed processes disappear (a case of law 2's list).
 _LOOK = 0.005
 _EMPTY_LOOKS = 2
-#: Seconds in which workers boot: until then orders wait in the pipe, which has room for two thousand workers' orders.
-_NO_ORDERS = 1.0
 #: Seconds until the second guardian is forked: no worker that boots loses a processor to it.
 _ALONE = 0.2
-#: Seconds after the launcher's end in which the first guardian has to say that it cleans up.
-_SILENCE = 0.5
-#: Seconds that it has from there until nothing is left.
-_CLEAN_UP = WAIT_LIMIT + 10.0
-#: Seconds for its own end after that.
-_MARGIN = 10.0
-#: Seconds from the end of a process's descriptors to its own end.
-_DYING = 1.0
-#: Bytes that a pipe of orders takes, as far as the kernel allows it, and descriptors that come at a time.
-_PIPE_SIZE = 1 << 20
-_MOST_DESCRIPTORS = 16
-_BYE = b"bye"
-_CLEANS_UP = b"cleans up"
-_SWEPT = b"swept"
+#: Seconds after the launcher's end in which the first guardian is left alone.
+_HEAD_START = 0.5
 _MAX_FD = 1 << 16
 _IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
 
 
-class _Orders:
-    """The launcher's orders so far."""
+@dataclass(slots=True)
+class Orders:
+    """The launcher's orders."""
 
-    def __init__(self) -> None:
-        self.sessions: dict[int, descendants.Session] = {}
-        self.directory = ""
-        self.held: list[int] = []
-        self.is_dismissed = False
-        self.is_cleaning = False
-        self.is_over = False
-        self.is_swept = False
-        self.rest = b""
-
-    @property
-    def limit(self) -> float:
-        """Seconds that the first guardian has for what it does now; 0 before the launcher's end."""
-        if self.is_swept:
-            return _MARGIN
-        return _CLEAN_UP if self.is_cleaning else 0.0
-
-    def release(self) -> None:
-        """End the connection that is held: the other nodes know then that nothing of this one is left."""
-        for held in self.held:
-            end_connection(held)
-        self.held.clear()
-
-    def take(self, chunk: bytes, held: Sequence[int] = ()) -> None:
-        """Read the lines of a piece of the pipe, and the descriptors that came with it: the last one counts."""
-        if held:
-            for former in (*self.held, *held[:-1]):
-                os.close(former)
-            self.held = [held[-1]]
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
-        for line in lines:
-            self._read_line(line)
-
-    def _read_line(self, line: bytes) -> None:
-        if line.startswith(b"+"):
-            session, born, ended = map(int, line[1:].split())
-            self.sessions[session] = descendants.Session(born, ended)
-        elif line.startswith(b"-"):
-            self.sessions.pop(int(line[1:]), None)
-        elif line == _BYE:
-            self.is_dismissed = True
-        elif line == _CLEANS_UP:
-            self.is_cleaning = True
-        elif line == _SWEPT:
-            self.is_swept = True
-            self.release()
-        elif line == b"keep":
-            self.is_over = True
-        elif line.startswith(b"dir "):
-            self.directory = os.fsdecode(bytes.fromhex(line[4:].decode()))
+    sessions: dict[int, process_table.Session] = field(default_factory=dict)
+    directory: str = ""
+    is_over: bool = False
+    is_dismissed: bool = False
 
 
-class _Launcher:
-    """The launcher as its guardians see it: the pipe with its orders, and its end."""
+def read_orders(file: int) -> Orders:
+    """Return the orders in a file; its last line may be torn, if the launcher was killed."""
+    orders = Orders()
+    for line in os.pread(file, os.fstat(file).st_size, 0).split(b"\n")[:-1]:
+        match line.split():
+            case [b"+", session, born]:
+                orders.sessions[int(session)] = process_table.Session(int(born))
+            case [b"=", session, ended] if int(session) in orders.sessions:
+                orders.sessions[int(session)].ended = int(ended)
+            case [b"-", session]:
+                orders.sessions.pop(int(session), None)
+            case [b"directory", *path]:
+                orders.directory = os.fsdecode(bytes.fromhex(b"".join(path).decode()))
+            case [b"keep"]:
+                orders.is_over = True
+            case [b"bye"]:
+                orders.is_dismissed = True
+    return orders
 
-    def __init__(self, pipe: int, pid: int, token: str, since: int) -> None:
-        os.set_blocking(pipe, False)
-        self.pipe = pipe
-        self.pid = pid
-        self.pidfd = _open_pidfd(pid)
-        self.token = token
-        self.since = since
-        self.orders = _Orders()
 
-    def make_poll(self, events: int) -> select.poll:
-        """Return a poll object that sees the launcher's end, and orders where `events` says so."""
+class _Watch:
+    """The launcher as a guardian sees it: its end, and the connection that came through its link."""
+
+    def __init__(self, link: int, launcher: int) -> None:
+        self.held = -1
+        self._link = link
+        self._pidfd = _open_pidfd(launcher)
+
+    def wait_end(self, seconds: float | None = None) -> bool:
+        """Wait for the end of the launcher or of the link; return whether it came in time."""
         poll = select.poll()
-        if self.pidfd is not None:
-            poll.register(self.pidfd, select.POLLIN)
-        poll.register(self.pipe, events)
-        return poll
+        for fd in (self._link, self._pidfd):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        while ready := {fd for fd, _ in poll.poll(None if seconds is None else seconds * 1000)}:
+            if self._read_link() or self._pidfd in ready:
+                return True
+        return False
 
-    def wait_end(self, seconds: float) -> bool:
-        """Wait for its end alone; return whether it came. To wake up for orders would cost booting workers time."""
-        return bool(self.make_poll(0).poll(seconds * 1000))
-
-    def follow(self, second: _Second) -> None:
-        """Take its orders until it ends or says `bye`."""
-        poll, is_over = self.make_poll(select.POLLIN), False
-        while not is_over and not self.orders.is_dismissed:
-            is_over = any(fd == self.pidfd for fd, _ in poll.poll())
-            is_over = self._read_orders(second) or is_over
-
-    def _read_orders(self, second: _Second) -> bool:
-        """Take all that is in the pipe; return whether the launcher has closed it."""
-        while True:
-            chunk, held = _read(self.pipe)
-            if not chunk:
-                return chunk is not None
-            self.orders.take(chunk, held)
-            second.send(chunk, held)
-
-    def clean_up(self, on_swept: Callable[[], None]) -> None:
-        """Kill what it has left, remove its directory, and tell its job."""
-        orders = self.orders
-        if not orders.is_over:
-            sweep(orders.sessions, self.token, self.since, time.monotonic)
-        if orders.directory:
-            import shutil
-
-            shutil.rmtree(orders.directory, ignore_errors=True)
-        orders.release()
-        on_swept()
-
-
-class _Second:
-    """The second guardian, as the first one sees it."""
-
-    def __init__(self) -> None:
-        self._pipe = -1
-
-    def start(self, launcher: _Launcher) -> None:
-        """Fork it; where the system refuses that, one guardian has to do."""
-        reading, writing = make_pipe()
-        first = os.getpid()
-        signals.ignore_signal(signals.SIGCHLD)  # it leaves no zombie should it be killed
+    def _read_link(self) -> bool:
+        """Take all connections that have come, the last of which counts; return whether the link has ended."""
+        link = _socket.socket(fileno=self._link)
         try:
-            pid = os.fork()
+            while descriptors := _receive(link):
+                self.release(is_replaced=True)
+                self.held = descriptors[-1]
+        except BlockingIOError:
+            return False
+        finally:
+            link.detach()
+        return True
+
+    def release(self, *, is_replaced: bool = False) -> None:
+        """Close the connection that is held; end it, so that the others know, unless another one replaces it."""
+        if self.held >= 0 and is_replaced:
+            os.close(self.held)
+        elif self.held >= 0:
+            _end_connection(self.held)
+        self.held = -1
+
+
+def stand_guard(orders: int, links: list[int], launcher: int, token: str, since: int) -> None:
+    """Be the first guardian: wait for the launcher's end, and clean up after it unless it said farewell."""
+    own, others = links
+    watch = _Watch(own, launcher)
+    if not watch.wait_end(_ALONE):
+        signals.ignore_signal(signals.SIGCHLD)  # the second one leaves no zombie should it be killed
+        first = os.getpid()
+        try:
+            is_second = not os.fork()
         except OSError:
-            pid = -1
-        if not pid:
+            is_second = False  # where the system refuses it, one guardian has to do
+        if is_second:
             try:
-                os.close(writing)
-                _stand_behind(first, reading, launcher)
+                watch.release(is_replaced=True)
+                os.close(own)
+                _stand_behind(first, orders, others, launcher, token, since)
             finally:
                 os._exit(0)
-        os.close(reading)
-        self._pipe = writing
-
-    def send(self, orders: bytes, held: Sequence[int] = ()) -> None:
-        """Pass orders on; one that was killed, or that reads nothing, is let go."""
-        if self._pipe < 0:
-            return
-        try:
-            is_told = send_descriptor(self._pipe, orders, *held[-1:]) == len(orders)
-        except OSError:
-            is_told = False
-        if not is_told:
-            os.close(self._pipe)
-            self._pipe = -1
+        os.close(others)
+        watch.wait_end()
+    _clean_up(orders, watch, token, since)
 
 
-def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
-    """Wait for the launcher's end, and clean up after it unless it said farewell."""
-    watched = _Launcher(pipe, launcher, token, since)
-    second = _Second()
-    if not watched.wait_end(_ALONE):
-        second.start(watched)
-    watched.wait_end(_NO_ORDERS - _ALONE)
-    watched.follow(second)
-    if watched.orders.is_dismissed:
-        return
-    second.send(_CLEANS_UP + b"\n")
-    watched.clean_up(lambda: second.send(_SWEPT + b"\n"))
-    second.send(_BYE + b"\n")
-
-
-def _stand_behind(first: int, pipe: int, launcher: _Launcher) -> None:
+def _stand_behind(first: int, orders: int, link: int, launcher: int, token: str, since: int) -> None:
     """Be the second guardian."""
-    signals.default_signal(signals.SIGCHLD)
     os.setpgid(0, 0)
-    ProcessTitle().show(f"second guardian of {launcher.pid}", "second guardian")
-    orders = launcher.orders
-    if not _outlasts_first(_open_pidfd(first), pipe, launcher) or orders.is_dismissed:
+    process_table.ProcessTitle().show(f"second guardian of {launcher}", "second guardian")
+    watch, end_of_first = _Watch(link, launcher), select.poll()
+    pidfd = _open_pidfd(first)
+    if pidfd is not None:
+        end_of_first.register(pidfd, select.POLLIN)
+    watch.wait_end()
+    if not read_orders(orders).is_dismissed:
+        end_of_first.poll(_HEAD_START * 1000)
+        _clean_up(orders, watch, token, since)
+        if os.getppid() == first:
+            os.kill(first, signals.SIGKILL)  # it was stopped, or gets no processor
+
+
+def _clean_up(file: int, watch: _Watch, token: str, since: int) -> None:
+    """Kill what the launcher has left, remove its directory, and tell its job, unless the launcher said farewell."""
+    orders = read_orders(file)
+    if orders.is_dismissed:
         return
-    if os.getppid() == first:
-        os.kill(first, signals.SIGKILL)
-    launcher.follow(_Second())
-    if not orders.is_dismissed:
-        launcher.clean_up(lambda: None)
+    if not orders.is_over:
+        sweep(orders.sessions, token, since, time.monotonic)
+    if orders.directory:
+        import shutil
+
+        shutil.rmtree(orders.directory, ignore_errors=True)
+    watch.release()
 
 
-def _outlasts_first(first: int | None, pipe: int, launcher: _Launcher) -> bool:
-    """Follow the first guardian; return whether it is gone, or silent though the launcher has ended."""
-    orders = launcher.orders
-    both, one = launcher.make_poll(0), select.poll()
-    for poll in (both, one):
-        poll.register(pipe, select.POLLIN)
-    deadline = 0.0  # none before the launcher's end
-    while not orders.is_dismissed:
-        left = deadline - time.monotonic() if deadline else 0.0
-        ready = {fd for fd, _ in (one.poll(max(0.0, left) * 1000) if deadline else both.poll())}
-        if pipe in ready:
-            (chunk, held), limit = _read(pipe), orders.limit
-            if not chunk:
-                return _has_ended(first)
-            orders.take(chunk, held)
-            if orders.limit != limit:
-                deadline = time.monotonic() + orders.limit
-        elif not deadline:
-            deadline = time.monotonic() + _SILENCE
-        elif left <= 0:
-            return True
-    return False
+def sweep(sessions: dict[int, process_table.Session], token: str, since: int, clock: Callable[[], float]) -> None:
+    """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
+
+    For the first three arguments see `process_table.find_survivors`.
+    """
+    # The groups at once: no scan stands between a dead launcher and its running workers. They are stopped before they
+    # are killed, so that their children are still theirs for the look at who descends from whom.
+    groups = process_table.find_groups(sessions)
+    process_table.signal_groups(groups, signals.SIGSTOP)
+    for group in groups:
+        sessions[group].ended = 0  # the number stays theirs for the time of a sweep
+    below = process_table.find_survivors(sessions, "", since=since)
+    process_table.kill_all(groups, below)
+    give_up_at = clock() + WAIT_LIMIT
+    me = (os.getpid(),)
+    empty_looks = 0
+    while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
+        left = process_table.find_survivors(sessions, token, since=since, ignored=me)
+        process_table.kill_all((), left)
+        empty_looks = 0 if left else empty_looks + 1
+        select.select((), (), (), _LOOK)
 
 
-def _has_ended(pidfd: int | None) -> bool:
-    """Whether a process whose descriptors are closed has ended; if not it has let go of this one."""
-    if pidfd is None:
-        return True
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(_DYING * 1000))
-
-
-def make_pipe() -> tuple[int, int]:
-    """Return both ends of a pipe that can carry descriptors; writing never blocks."""
-    reading, writing = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+# --- links and descriptors -------------------------------------------------------------------------------------------
+def make_link() -> tuple[int, int]:
+    """Return a guardian's and the launcher's end of a link that carries descriptors; neither end blocks."""
+    reading, writing = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    reading.setblocking(False)
     writing.setblocking(False)
-    writing.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, _PIPE_SIZE)
     return reading.detach(), writing.detach()
 
 
-def send_descriptor(pipe: int, data: bytes, *descriptors: int) -> int:
-    """Write to a pipe of `make_pipe`, with descriptors that the reader gets; returns the number of bytes written.
-
-    Raises:
-        BlockingIOError: There is no room.
-        OSError: Nobody reads.
-    """
-    if not descriptors:
-        return os.write(pipe, data)
-    writing = _socket.socket(fileno=pipe)
+def send_on_link(link: int, *descriptors: int) -> None:
+    """Send a descriptor, or none to end the link; nothing if the guardian was killed or has been stopped for long."""
+    writing = _socket.socket(fileno=link)
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack("i", fd)) for fd in descriptors]
     try:
-        return writing.sendmsg(
-            [data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack(f"{len(descriptors)}i", *descriptors))]
-        )
+        writing.sendmsg([b"."], rights, _socket.MSG_NOSIGNAL)
+    except OSError:
+        pass
     finally:
         writing.detach()
 
 
-def end_connection(descriptor: int) -> None:
+def _receive(link: _socket.socket) -> list[int]:
+    """Return the descriptors of a message; none if the link has ended."""
+    try:
+        _, ancillary, _, _ = link.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return []
+    return [fd for _, _, packed in ancillary for fd in unpack("i", packed)]
+
+
+def _end_connection(descriptor: int) -> None:
     """End a connection that this process holds: the other side reads the end of the stream, and not an error."""
     connected = _socket.socket(fileno=descriptor)
     try:
@@ -312,54 +240,14 @@ def end_connection(descriptor: int) -> None:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """Return a process's pidfd; where there are none the end of its pipe has to do."""
+    """Return a process's pidfd; where there are none the end of its link has to do."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
-        # It died meanwhile. Its end of the pipe may live on in a fork: a descriptor that is always readable.
+        # It died meanwhile. Its end of the link may live on in a fork: a descriptor that is always readable.
         return os.open(os.devnull, os.O_RDONLY)
     except (AttributeError, OSError):
         return None
-
-
-def _read(pipe: int) -> tuple[bytes | None, list[int]]:
-    """Return what is in a pipe, nothing at its end, or None where it is empty for now; and the descriptors with it."""
-    reading = _socket.socket(fileno=pipe)
-    try:
-        data, extra, _, _ = reading.recvmsg(
-            1 << 16, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC
-        )
-    except BlockingIOError:
-        return None, []
-    finally:
-        reading.detach()
-    found = [
-        number for _, _, packed in extra for number in unpack(f"{len(packed) // 4}i", packed[: len(packed) // 4 * 4])
-    ]
-    return data, found
-
-
-def sweep(sessions: Mapping[int, descendants.Session], token: str, since: int, clock: Callable[[], float]) -> None:
-    """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
-
-    For the first three arguments see `descendants.find_survivors`.
-    """
-    # The groups at once: no scan stands between a dead launcher and its running workers. They are stopped before they
-    # are killed, so that their children are still theirs for the look at who descends from whom.
-    groups = descendants.find_groups(sessions)
-    process_table.signal_groups(groups, signals.SIGSTOP)
-    for group in groups:
-        sessions[group].ended = 0  # the number stays theirs for the time of a sweep
-    below = descendants.find_survivors(sessions, "", since=since)
-    process_table.kill_all(groups, below)
-    give_up_at = clock() + WAIT_LIMIT
-    me = (os.getpid(),)
-    empty_looks = 0
-    while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
-        left = descendants.find_survivors(sessions, token, since=since, ignored=me)
-        process_table.kill_all((), left)
-        empty_looks = 0 if left else empty_looks + 1
-        select.select((), (), (), _LOOK)
 
 
 def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
@@ -378,7 +266,7 @@ def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
         start = fd + 1
     os.closerange(start, _MAX_FD)
     os.chdir("/")
-    ProcessTitle().show(title, name)
+    process_table.ProcessTitle().show(title, name)
 
 
 def ignore_signals() -> None:

@@ -1,9 +1,16 @@
-"""What /proc tells of one process, and signals to processes and their groups.
+"""What /proc tells of processes: their state, signals to them, and which of them are left of a worker.
 
 Rules
 - A process is gone if it is absent or a zombie: a slow PID 1 leaves zombies for some time.
-- The module uses little of the standard library: the guardian runs it after the launcher has died.
-- It is for the guardian, for the start and the stop of workers, and for what psutil does not tell.
+- Only evidence counts that no stranger can have: a session that a worker leads or led, the launcher's token in the
+  environment, a parent with such evidence, or the launcher as the subreaper that an orphan of the workers came to. A
+  pipe or a terminal is no evidence: the kernel gives its number to another program after its end.
+- A descendant that left the session (a daemon, a nested launcher's worker) still has the token of every launcher above
+  it in its environment. A process older than the launcher can't be a descendant, and its files are not read.
+- Reading /proc/PID/environ takes the process's memory lock. A process in uninterruptible sleep may hold this lock for
+  ever, so its file is never opened.
+- The module uses little of the standard library: the guardian runs it after the launcher has died. It is for the
+  guardian, for the start and the stop of workers, and for what psutil does not tell.
 """
 
 from __future__ import annotations
@@ -12,16 +19,17 @@ import os
 import time
 
 from elastic_run.records import dataclass
-from elastic_run.signals import SIGKILL, has_usual_handler, signal_pidfd
+from elastic_run.signals import SIGKILL, call_libc, has_usual_handler, signal_pidfd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 #: Letters of `ProcessStat.state` of a process that has ended.
 GONE_STATES = (b"Z", b"X", b"x")
 #: PF_EXITING of include/linux/sched.h.
 _EXITING = 4
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 @dataclass(slots=True)
@@ -45,17 +53,10 @@ class ProcessStat:
 
 def read_stat(pid: int | str) -> ProcessStat | None:
     """Return a process's state, or None when there is no such process or no /proc."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
+    before, _, behind = _read(f"{pid}/stat").rpartition(b")")
+    if not behind:
         return None
-    try:
-        # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
-        before, _, behind = os.read(fd, 4096).rpartition(b")")
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
     fields = behind.split()
     parent, group, session = (int(field) for field in fields[1:4])
     return ProcessStat(
@@ -71,6 +72,23 @@ def read_stat(pid: int | str) -> ProcessStat | None:
     )
 
 
+def _read(name: str) -> bytes:
+    """Return a file of /proc, or nothing."""
+    try:
+        fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    content = b""
+    try:
+        while chunk := os.read(fd, 1 << 16):
+            content += chunk
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return content
+
+
 def start_time(pid: int | str) -> int:
     """Return when a process began, in clock ticks since boot; 0 if unknown."""
     stat = read_stat(pid)
@@ -80,11 +98,6 @@ def start_time(pid: int | str) -> int:
 def ticks_since_boot() -> int:
     """Return the time in the unit of `ProcessStat.started_at`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-
-
-def is_running(pid: int) -> bool:
-    """Whether any thread of a process has a processor or waits for one."""
-    return bool(list_running_threads(pid))
 
 
 def list_running_threads(pid: int, *, besides: bytes | None = None) -> list[str]:
@@ -102,53 +115,25 @@ def list_running_threads(pid: int, *, besides: bytes | None = None) -> list[str]
 
 def is_child(pid: int) -> bool:
     """Whether a process is a child of this one, so that its exit code can be had."""
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+    return _has_child(os.P_PID, pid)
 
 
 def has_children() -> bool:
     """Whether this process has any child, ended ones included."""
+    return _has_child(os.P_ALL, 0)
+
+
+def _has_child(kind: int, pid: int) -> bool:
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(kind, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
     return True
 
 
-def list_pids() -> list[str]:
-    """Return the pids of all processes, as text."""
-    try:
-        return [name for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def is_recycled(session: int, born: int) -> bool:
-    """Whether a session's number belongs to a stranger by now.
-
-    A pid is not given out again while it is the number of a session or group with members. So when there is a process
-    of that number which began at another time than the leader that we started (`born`, in clock ticks; 0 if unknown),
-    our session was empty long ago.
-    """
-    stat = read_stat(session)
-    return stat is not None and bool(born) and stat.started_at != born
-
-
-def has_handler(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal now; not where the system doesn't tell."""
-    return number in list_handled(pid)
-
-
 def list_handled(pid: int | str) -> frozenset[int]:
     """Return the signals for which a process has a handler now, in C too; none where the system doesn't tell."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            caught = next((line for line in file if line.startswith(b"SigCgt:")), b"SigCgt: 0")
-    except OSError:
-        return frozenset()
+    caught = next((line for line in _read(f"{pid}/status").splitlines() if line.startswith(b"SigCgt:")), b"SigCgt: 0")
     bits = int(caught.split()[1], 16)
     return frozenset(number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
 
@@ -163,22 +148,39 @@ def list_foreign_handled() -> frozenset[int]:
 
 def read_name(pid: int) -> str:
     """Return the short name of a process, or an empty string."""
+    return _read(f"{pid}/comm").strip().decode(errors="replace")
+
+
+def wait_channel(pid: int) -> str:
+    """Return the kernel function in which a process sleeps, or an empty string."""
+    text = _read(f"{pid}/wchan").strip().decode()
+    return "" if text == "0" else text
+
+
+def set_subreaper(*, is_on: bool) -> bool:
+    """Let orphaned descendants of this process become its children, or those of PID 1; return whether that is possible.
+
+    A subreaper has to collect foreign children, too.
+    """
     try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().strip().decode(errors="replace")
-    except OSError:
-        return ""
+        return call_libc("prctl", _PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0) == 0
+    except (ImportError, AttributeError, OSError):
+        return False  # another system, or a Python without it
 
 
-def signal_groups(groups: Iterable[int], number: int) -> None:
-    """Send a signal to process groups; groups that are gone are skipped."""
-    for group in groups:
-        try:
-            os.killpg(group, number)
-        except (ProcessLookupError, PermissionError):
-            pass
+def is_subreaper() -> bool:
+    """Whether orphaned descendants become children of this process."""
+    try:
+        import ctypes
+
+        value = ctypes.c_int()
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+    except (ImportError, AttributeError, OSError):
+        return False
+    return bool(value.value)
 
 
+# --- signals ---------------------------------------------------------------------------------------------------------
 def has_group(group: int) -> bool:
     """Whether a process group has a member."""
     try:
@@ -188,6 +190,15 @@ def has_group(group: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def signal_groups(groups: Iterable[int], number: int) -> None:
+    """Send a signal to process groups; groups that are gone are skipped."""
+    for group in groups:
+        try:
+            os.killpg(group, number)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
 def signal_children(pids: Iterable[int], number: int) -> None:
@@ -222,11 +233,149 @@ def kill_all(groups: Iterable[int], processes: Mapping[int, ProcessStat]) -> Non
     signal_processes(processes, SIGKILL)
 
 
-def wait_channel(pid: int) -> str:
-    """Return the kernel function in which a process sleeps, or an empty string."""
+# --- what is left of workers -----------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Session:
+    """A session that a worker leads or led: the times of its start and end, in clock ticks since boot."""
+
+    #: 0 if unknown.
+    born: int
+    #: 0 while it runs.
+    ended: int = 0
+
+
+def find_survivors(
+    sessions: Mapping[int, Session],
+    token: str,
+    *,
+    since: int,
+    ignored: Collection[int] = (),
+    spared: Collection[int] = (),
+    is_adopted: Callable[[int, ProcessStat], bool] = lambda *_: False,
+) -> dict[int, ProcessStat]:
+    """Find the living processes of some workers, with all descendants.
+
+    Args:
+        sessions: Sessions of the workers, by their numbers.
+        token: The launcher's token; empty to look at sessions only.
+        since: Start time of the launcher in clock ticks; older processes are not descendants.
+        ignored: Pids that don't count.
+        spared: Sessions that don't count.
+        is_adopted: Says of a process whether it is an orphan that is known to be a descendant.
+    """
+    needle = token.encode()
+    living = {
+        pid: stat for pid, stat in _read_living(since).items() if pid not in ignored and stat.session not in spared
+    }
+    own = _find_own_sessions(sessions, living)
+    found = {
+        pid
+        for pid, stat in living.items()
+        if stat.session in own
+        or (pid in sessions and stat.started_at == sessions[pid].born)  # a fork server's child begins its session late
+        or is_adopted(pid, stat)
+        or (needle and stat.state != b"D" and needle in _read(f"{pid}/environ"))
+    }
+    return {pid: living[pid] for pid in _with_descendants(found, living)}
+
+
+def find_descendants(sessions: Collection[int], *, since: int) -> list[int]:
+    """Find the processes of sessions whose leaders live, and their descendants as far as the parents between live."""
+    living = _read_living(since)
+    return [*_with_descendants({pid for pid, stat in living.items() if stat.session in sessions}, living)]
+
+
+def find_groups(sessions: Mapping[int, Session]) -> set[int]:
+    """Return the process groups of workers that have members; all processes are read only if a worker has ended."""
+    present = {number: session for number, session in sessions.items() if has_group(number)}
+    if any(session.ended for session in present.values()):
+        return _find_own_sessions(present, _read_living(0))
+    return {number for number, session in present.items() if not _is_recycled(number, session.born)}
+
+
+def _find_own_sessions(sessions: Mapping[int, Session], living: Mapping[int, ProcessStat]) -> set[int]:
+    """Return the sessions that are still the workers'.
+
+    The kernel gives the number of a session to another process only when the session has no member any more. So the
+    number is still the worker's if the worker runs, or if a member lives that is older than the worker's end.
+    """
+    own = set()
+    for stat in living.values():
+        session = sessions.get(stat.session)
+        if session is not None and (not session.ended or stat.started_at <= session.ended):
+            own.add(stat.session)
+    return {number for number in own if not _is_recycled(number, sessions[number].born)}
+
+
+def _is_recycled(session: int, born: int) -> bool:
+    """Whether a session's number belongs to a stranger by now.
+
+    A pid is not given out again while it is the number of a session or group with members. So when there is a process
+    of that number which began at another time than the leader that we started (`born`, in clock ticks; 0 if unknown),
+    our session was empty long ago.
+    """
+    stat = read_stat(session)
+    return stat is not None and bool(born) and stat.started_at != born
+
+
+def _read_living(since: int) -> dict[int, ProcessStat]:
+    """Return the living processes that began at a time, in clock ticks since boot, or later."""
     try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
-            text = file.read().strip()
+        stats = {int(name): read_stat(name) for name in os.listdir("/proc") if name.isdigit()}
     except OSError:
-        return ""
-    return "" if text == "0" else text
+        return {}
+    return {
+        pid: stat
+        for pid, stat in stats.items()
+        if stat is not None and stat.state not in GONE_STATES and stat.started_at >= since
+    }
+
+
+def _with_descendants(found: set[int], living: Mapping[int, ProcessStat]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, stat in living.items():
+        children.setdefault(stat.parent, []).append(pid)
+    queue = [*found]
+    for pid in queue:
+        below = [child for child in children.get(pid, ()) if child not in found]
+        found.update(below)
+        queue += below
+    return found
+
+
+# --- what ps shows ---------------------------------------------------------------------------------------------------
+class ProcessTitle:
+    """The command line of this process, as it is when this object is made.
+
+    It is in the process's memory; /proc/self/stat names the place, for which there is no call without ctypes. A
+    template was executed with its workers' command line, so there is always enough room. Every failure is harmless:
+    `ps` shows the old words.
+    """
+
+    __slots__ = ("_comm", "_size", "_start")
+
+    def __init__(self) -> None:
+        fields = _read("self/stat").rpartition(b")")[2].split()
+        self._start, end = (int(fields[place]) for place in (45, 46)) if fields else (0, 0)  # arg_start, arg_end
+        self._size = end - self._start
+        self._comm = _read("self/comm").rstrip(b"\n")
+
+    def show(self, words: str, name: str) -> None:
+        """Show words instead of the command line (`ps -f`), and a name of at most 15 bytes (`ps`, `top`)."""
+        self._write(words.encode()[: max(0, self._size - 1)], name.encode())
+
+    def show_command(self, argv: Sequence[str]) -> None:
+        """Show a command line, and the name that this process began with."""
+        self._write(b"".join(os.fsencode(word) + b"\0" for word in argv)[: self._size], self._comm)
+
+    def _write(self, text: bytes, name: bytes) -> None:
+        if not self._size:
+            return
+        try:
+            with open("/proc/self/mem", "r+b", buffering=0) as memory:
+                memory.seek(self._start)
+                memory.write(text.ljust(self._size, b"\0"))
+            with open("/proc/self/comm", "wb", buffering=0) as comm:
+                comm.write(name)
+        except OSError:
+            pass

@@ -16,7 +16,7 @@ import os
 
 from elastic_run.core.agent import shutdown
 from elastic_run.loop import open_pidfd
-from elastic_run.multiprocessing.process import descendants, process_table
+from elastic_run.multiprocessing.process import process_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Workers:
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         self._exits: dict[int, ServedExit] = {}
-        self._sessions: dict[int, descendants.Session] = {}
+        self._sessions: dict[int, process_table.Session] = {}
         self._ended_before_stop: set[int] = set()
         self._told: set[int] = set()
         self._told_groups: set[int] = set()
@@ -80,7 +80,7 @@ class Workers:
         """Take charge of a worker that was just started."""
         pid = started.pid
         served = None if started.function is None else started.function.exit
-        self._sessions[pid] = descendants.Session(started.born)
+        self._sessions[pid] = process_table.Session(started.born)
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
         if served is None:
@@ -95,7 +95,7 @@ class Workers:
 
     def offer(self, number: int) -> list[int]:
         """Send a signal to the workers that have a handler for it, and return their local ranks; others would end."""
-        told = [rank for rank in sorted(self.alive) if process_table.has_handler(self.pids[rank], number)]
+        told = [rank for rank in sorted(self.alive) if number in process_table.list_handled(self.pids[rank])]
         process_table.signal_children((self.pids[rank] for rank in told), number)
         return told
 
@@ -169,7 +169,7 @@ class Workers:
     def _signal_ended_groups(self, leaders: Iterable[int]) -> None:
         """Send the signal to the remaining processes in the groups of ended workers."""
         untold = {leader: self._sessions[leader] for leader in leaders if leader not in self._told_groups}
-        groups = descendants.find_groups(untold)
+        groups = process_table.find_groups(untold)
         for group in groups:
             untold[group].ended = 0  # the number stays theirs for the time of a stop, whatever they fork
         self._told_groups.update(groups)
@@ -180,7 +180,7 @@ class Workers:
         """Return the living processes of the round: workers, their sessions, descendants that left the sessions."""
         ignored = (self._guardian.pid, os.getpid())
         spared = self._guardian.spared | self._guardian.own_sessions
-        return descendants.find_survivors(
+        return process_table.find_survivors(
             self._sessions,
             self._guardian.token,
             since=self._since,
@@ -223,7 +223,7 @@ class Workers:
         if step.ask_stacks:
             self._on_overdue()
         if self._stop.killed_at is not None:
-            process_table.kill_all(descendants.find_groups(self._sessions), survivors)
+            process_table.kill_all(process_table.find_groups(self._sessions), survivors)
         if step.next_at is not None:
             self._timer = self._loop.call_at(step.next_at, self._advance)
         if not self.alive:
@@ -234,7 +234,7 @@ class Workers:
         pids = {*self.find_survivors(), *(self.pids[rank] for rank in self.alive)}
         stats = {pid: process_table.read_stat(pid) for pid in pids}
         return {
-            pid: shutdown.Condition(is_running=process_table.is_running(pid), memory=stat.memory, cpu=stat.cpu)
+            pid: shutdown.Condition(bool(process_table.list_running_threads(pid)), memory=stat.memory, cpu=stat.cpu)
             for pid, stat in stats.items()
             if stat is not None
         }

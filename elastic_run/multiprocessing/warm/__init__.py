@@ -2,9 +2,8 @@
 
 A template is started with the command line and environment of the workers, so it is a worker up to the moment at which
 Python would open the script. At that moment it stops (`template`), imports the modules that the user named, and forks.
-A fork goes on from there by itself (`fork_setup`): Python runs the script, module, directory or zip file as it always
+A fork goes on from there by itself: Python runs the script, module, directory or zip file as it always
 does. So this package imitates no part of Python, and no frame of ours is on the stack.
 
-In the agent run `worker_pool`, `template_client` and `obstacles`; in the template `template`, `fork_safety` and
-`automatic_preload`; in the worker `fork_setup`.
+In the agent runs `worker_pool`; in the template and the worker `template`, `fork_safety` and `automatic_preload`.
 """

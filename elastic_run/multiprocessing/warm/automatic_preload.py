@@ -37,17 +37,13 @@ def choose_modules(kind: str, program: str) -> list[str]:
     None where it can't be read. `kind` is `file`, `module`, `command` or `stdin`; `program` its path, name or text.
     """
     try:
-        return _choose(_read_source(kind, program))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the workers will say it
+            tree = ast.parse(_read_source(kind, program))
+        names = dict.fromkeys(_imported_names(tree))
+        heavy = {top: _is_heavy(top) for top in dict.fromkeys(name.partition(".")[0] for name in names)}
     except Exception:  # noqa: BLE001 - source may nest too deeply, and finders of others may raise anything
         return []  # the job runs in any case, and Python reports the program's mistake
-
-
-def _choose(source: bytes | str) -> list[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the workers will say it
-        tree = ast.parse(source)
-    names = dict.fromkeys(_imported_names(tree))
-    heavy = {top: _is_heavy(top) for top in dict.fromkeys(name.partition(".")[0] for name in names)}
     return [name for name in names if heavy[name.partition(".")[0]]]
 
 
@@ -100,16 +96,9 @@ def _walk(tree: ast.AST) -> Iterator[ast.AST]:
 def _running_parts(node: ast.AST) -> list[ast.AST]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         return []
-    if isinstance(node, ast.If) and (truth := _truth(node.test)) is not None:
-        return [*(node.body if truth else node.orelse)]
+    if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
+        return [*node.orelse]
     return list(ast.iter_child_nodes(node))
-
-
-def _truth(test: ast.expr) -> bool | None:
-    """Return the value of a condition when the program runs; None if it can't be known before."""
-    if isinstance(test, ast.Constant):
-        return bool(test.value)
-    return False if _last_name(test) == "TYPE_CHECKING" else None
 
 
 def _changes_environment(node: ast.AST) -> bool:
@@ -139,12 +128,6 @@ def _is_heavy(name: str) -> bool:
 def _code_sizes(directory: str) -> Iterator[int]:
     for place, _, names in os.walk(directory):
         for name in names:
-            if name.endswith(".py") or ".so" in name:
-                yield _size_of(os.path.join(place, name))
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0  # a link to nowhere
+            path = os.path.join(place, name)
+            if (name.endswith(".py") or ".so" in name) and os.path.isfile(path):
+                yield os.path.getsize(path)

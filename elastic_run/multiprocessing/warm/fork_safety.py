@@ -20,6 +20,8 @@ import sys
 import time
 
 from elastic_run import contract
+from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors
+from elastic_run.multiprocessing.process.process_table import has_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ class ImportWatch:
 
     def __init__(self) -> None:
         # Python's own descriptors are close-on-exec; the inheritable ones were there from the beginning.
-        self._descriptors = {each for each in _list_descriptors().items() if _is_inheritable(each[0])}
+        inherited = (0, 1, 2, *inheritable_descriptors())
+        self._descriptors = {each for each in _list_descriptors().items() if each[0] in inherited}
         self._memory = set(_list_shared_memory())
         self._reads: dict[str, str] = {}
         self._environs: list[tuple[Any, Any]] = [(each, each.encodekey) for each in (os.environ, os.environb)]
@@ -90,7 +93,7 @@ class ImportWatch:
         return encode_key
 
     def close(self) -> None:
-        """Let the environment be read without a note."""
+        """Note no more reads."""
         for environ, encode in self._environs:
             environ.encodekey = encode
 
@@ -102,7 +105,7 @@ class ImportWatch:
         return (
             _find_gpu()  # before the threads: the driver starts one
             or _find_threads()
-            or _find_children()
+            or (f"starts a process, {_NOT_SURVIVED}" if has_children() else "")
             or self._find_descriptor(own)
             or self._find_memory()
             or self._find_read(variables)
@@ -138,13 +141,6 @@ def _name_reader() -> str:
     return str(frame.f_locals.get("name", "a .pth file"))
 
 
-def _is_inheritable(descriptor: int) -> bool:
-    try:
-        return os.get_inheritable(descriptor)
-    except OSError:
-        return False  # the descriptor of the listing itself
-
-
 def _list_descriptors() -> dict[int, str]:
     found = {}
     try:
@@ -173,14 +169,6 @@ def _find_gpu() -> str:
         if target.startswith(_DEVICES):
             return f"opens a device ({target}), {_NOT_SURVIVED}"
     return ""
-
-
-def _find_children() -> str:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return ""
-    return f"starts a process, {_NOT_SURVIVED}"
 
 
 def _find_threads() -> str:

@@ -6,13 +6,15 @@ Rules
   complete and nothing of ours on the stack. The template never returns from the hook. Its forks do, and run the
   program. Rejected: to imitate Python's start of a program (runpy runs beneath frames of ours, and differs in
   `__spec__`, in tracebacks, in the look of a SyntaxError); to call Py_Main a second time (it keeps the frames, too).
-- Any error here ends the process: a template must never run the program itself. A fork that can't be set up like an
-  executed worker, because a module has replaced a part of Python, executes Python after all.
+- Any error here ends the process: a template must never run the program itself.
 - A **fork helper**, a fork of the template, forks the workers and ends when all of them are there. They become the
-  agent's children, since the agent is a subreaper for that moment: real children, whose exit codes survive the
-  template, at the price of one fork per round. Rejected: to report exit codes from the template (lost when it is
-  killed, and `os.getppid()` isn't the launcher), a fork each in between (twice the price), CLONE_PARENT (the C
-  library's fork handlers don't run, and OpenBLAS's threads need theirs).
+  agent's children, since the agent is a subreaper: real children, whose exit codes survive the template, at the price
+  of one fork per round. Rejected: to report exit codes from the template (lost when it is killed, and `os.getppid()`
+  isn't the launcher), a fork each in between (twice the price), CLONE_PARENT (the C library's fork handlers don't run,
+  and OpenBLAS's threads need theirs).
+- A fork becomes a worker by setting everything that exec would have set. The template got the workers' command line,
+  environment and flags from its own exec. What is left are the values that differ between workers, and the random
+  values that a new process draws at its start or at an import.
 - Nothing is imported here that Python hasn't imported itself by then: a worker has the modules of an executed worker,
   and the modules that the user named.
 """
@@ -23,11 +25,12 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import stack_pipe
-from elastic_run.multiprocessing.process.process_title import ProcessTitle
-from elastic_run.multiprocessing.warm import fork_setup, messages
+from elastic_run.multiprocessing.process.fork_exec import place_descriptor
+from elastic_run.multiprocessing.process.process_table import ProcessTitle
+from elastic_run.multiprocessing.warm import messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
 from elastic_run.utils import describe_exception
+from elastic_run.worker_start import begin_diagnosis, register_for_pipe, show_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ _MOST_TEXT = 4000
 _LIST_ITERATOR: type = type(iter([]))
 #: Stands for the program's own imports.
 _AUTO = "auto"
+#: c10::detail::kDefaultSeed; releases that draw one use 64 random bits.
+_TORCH_CONSTANT_SEED = 67280421310721
 
 
 def begin() -> None:
@@ -97,7 +102,10 @@ class Template:
         self._kind = kind
         self._program = program
         self._title = ProcessTitle()
-        self._template_start = fork_setup.TemplateStart(program if kind == "file" else "")
+        # Before the imports, which may change `sys.argv` and `os.environ`.
+        self._argument_count = len(sys.argv) - 1
+        with open("/proc/self/environ", "rb") as file:
+            self._env = dict(os.fsdecode(entry).partition("=")[::2] for entry in file.read().split(b"\0") if entry)
 
     def serve(self) -> None:
         """Import, then fork on demand; returns in a worker only."""
@@ -170,7 +178,7 @@ class Template:
         return False
 
     def _deliver(self, places: list[int]) -> bool:
-        """In the fork helper: fork all workers, send their pids, and end when the agent is ready to take them."""
+        """In the fork helper: fork all workers, send their pids, and end."""
         pids = []
         for place in places:
             pid = self._try_fork()
@@ -180,7 +188,6 @@ class Template:
                 break
             pids.append(pid)
         self._send("born", pids=pids)
-        messages.receive(self._channel)
         os._exit(0)
 
     def _try_fork(self) -> int | None:
@@ -210,26 +217,38 @@ class Template:
         if order is None:
             os._exit(0)
         _, (file, stdout, stderr, *stacks) = order
-        fork_setup.begin_session(stdout, stderr)
+        os.setsid()
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        for descriptor in {stdout, stderr}:
+            os.close(descriptor)
         document = messages.take_from_file(file)
+        pipe = document["env"].pop(contract.ENV_STACK_PIPE.encode(), b"").decode()
         if stacks:
-            stack_pipe.place_descriptor(stacks[0], document["env"])
-        self._become_worker(document)
+            place_descriptor(stacks[0], int(pipe.partition(":")[0]))
+        self._become_worker(document, pipe)
         return True
 
-    def _become_worker(self, document: dict[str, Any]) -> None:
-        reason = "its script's path leads elsewhere now"
-        try:
-            if self._template_start.is_current:
-                fork_setup.set_up_worker(document, self._template_start, self._title)
-                return
-        except Exception as error:  # noqa: BLE001 - of what a module has put in the place of Python's own
-            reason = describe_exception(error)
-        try:
-            os.write(2, f"elastic-run: --preload: this worker starts cold ({reason})\n".encode(errors="replace"))
-        except OSError:
-            pass  # its stderr has no reader
-        fork_setup.start_by_exec(document)
+    def _become_worker(self, document: dict[str, Any], pipe: str) -> None:
+        """Become a worker. The document has all its variables and its whole command line, in bytes.
+
+        Changes of the imports to the environment or to the arguments stay, as in a worker that imports by itself.
+        """
+        has_stacks = bool(pipe) and register_for_pipe(pipe)
+        _change_environment(
+            self._env, {os.fsdecode(name): os.fsdecode(value) for name, value in document["env"].items()}
+        )
+        argv = [*map(os.fsdecode, document["argv"])]
+        if argv != sys.orig_argv:  # there is a ${local_rank} in it
+            sys.argv[1:] = argv[-self._argument_count :]
+            sys.orig_argv[:] = argv
+        self._title.show_command(argv)
+        if has_stacks and os.environ.get(contract.ENV_TITLE) != "0":
+            show_rank(int(os.environ["RANK"]))
+        _renew_stream(sys.__stdout__, 1, "<stdout>")
+        _renew_stream(sys.__stderr__, 2, "<stderr>")
+        _draw_anew()
+        begin_diagnosis()
 
 
 def _package(name: str) -> str:
@@ -274,3 +293,56 @@ def _flush() -> None:
             stream.flush()
         except Exception:  # noqa: BLE001, S110 - there is none, or it is a module's own and has none
             pass
+
+
+# --- becoming a worker ------------------------------------------------------------------------------------------------
+def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:
+    """Set the worker's variables in its order, except variables that only the imports have changed."""
+    kept = {name for name in (*os.environ, *before) if os.environ.get(name) != before.get(name) == now.get(name)}
+    imported = {name: value for name, value in os.environ.items() if name in kept}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in now.items() if name not in kept or name in imported} | imported)
+
+
+def _renew_stream(stream: Any, descriptor: int, name: str) -> None:
+    """Set up a standard stream for its descriptor as Python does at start: a terminal, a pipe and a file differ.
+
+    The text stream stays the same object, since modules may hold it; what is beneath notes for ever whether it can be
+    sought, so it is made anew. Source: create_stdio in CPython's Python/pylifecycle.c.
+    """
+    if stream is None:
+        return
+    is_buffered = not stream.write_through
+    buffer: Any = open(descriptor, "wb", -1 if is_buffered else 0, closefd=False)  # noqa: SIM115 - for good
+    raw = buffer.raw if is_buffered else buffer
+    raw.name = name
+    stream.__init__(
+        buffer,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        newline="\n",
+        line_buffering=is_buffered and (raw.isatty() or descriptor == 2),  # noqa: PLR2004 - stderr
+        write_through=not is_buffered,
+    )
+
+
+def _draw_anew() -> None:
+    """Renew the random values, times and thread ids of imported modules; `random` renews its own after a fork."""
+    modules: dict[str, Any] = {**sys.modules}
+    if threading := modules.get("threading"):
+        # Before Python 3.13 a fork's main thread keeps the number of its parent's.
+        threading.main_thread()._native_id = threading.get_native_id()  # noqa: SLF001
+    if random := modules.get("numpy.random"):
+        random.seed()
+    if torch := modules.get("torch"):
+        seed = torch.default_generator.initial_seed()
+        # Whether torch has drawn it: older releases have a constant, and a module chooses a small number.
+        if seed != _TORCH_CONSTANT_SEED and seed >= 1 << 32:
+            torch.default_generator.seed()
+    if process := modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
+    if logging := modules.get("logging"):
+        import time
+
+        # Nanoseconds since Python 3.13.
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001

@@ -1,25 +1,32 @@
 """All warm workers of one agent: a template for each CPU binding, and the generation that waits for the next round.
 
 Rules
-- A round never fails for lack of a warm worker: a missing one is started as without `--preload`.
-- The templates start before the rendezvous, and import during it. A round waits for them, since a worker would import
-  no faster, but not for ever.
+- A round never fails for lack of a warm worker: a missing one is started as without `--preload`. The templates start
+  before the rendezvous. A round waits for their imports, since a worker would import no faster, but not for ever.
 - The next generation is ordered when a round begins to end, so that it is ready when the old generation is gone.
 - A template that dies is replaced a moment later, a few times. A template is unfit if a module can't be imported, ends
   the process, or leaves something that can't be forked. An unfit template is not replaced, unless `--preload auto`
   chose the module: then another template leaves that module out. The user is told once.
+- A fork is kept once it is a child of this process. A fork that was complete before its template died is as good as
+  any. A fork that was not complete is dropped: it ends by itself when its socket is closed.
+- Forks become children of this process, since it is a subreaper as long as there are templates. Of several agents that
+  preload in threads of one program, the first that ends restores the setting: the others' workers start cold then.
 """
 
 from __future__ import annotations
 
-import os
-
-from elastic_run.multiprocessing.process.subreaper import Subreaper
-from elastic_run.multiprocessing.warm.template_client import TemplateClient
+from elastic_run import contract
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
+from elastic_run.multiprocessing.warm import messages
+from elastic_run.multiprocessing.warm.messages import Fork
+from elastic_run.signals import SIGKILL, signal_name, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from typing import Any
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.process.guardian import Guardian
@@ -28,26 +35,17 @@ if TYPE_CHECKING:
 _NOTICE = 15.0
 _IMPORT_WAIT = 300.0
 _FORK_WAIT = 10.0
-_MEGABYTE = 1 << 20
 #: Templates in a row that may die, and seconds until the next one is started: a round that begins comes first.
 _TRIES = 3
 _PAUSE = 1.0
 #: Seconds that the forks get to disappear at the end.
 _FAREWELL = 2.0
-_KIB = 1024
-#: To look through a process's pages takes milliseconds: of many workers these many are looked at.
-_SAMPLE = 8
+#: A module that ends its process by one of these does so each time; other signals come from outside.
+_CRASHES = frozenset(map(signal_number, ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")))
 
 
 class WorkerPool:
     """The templates of one agent, which import `modules`, and their forks.
-
-    Args:
-        modules: Their names.
-        affinities: Logical CPUs of each worker by local rank; None for a worker that inherits its CPUs.
-        guardian: The agent's.
-        own: Further variables that differ between workers.
-        mask: Signals that are blocked when the workers begin; None for the signals that this thread blocks.
 
     Raises:
         OSError: There can be no warm workers on this system.
@@ -62,25 +60,30 @@ class WorkerPool:
         own: Sequence[str] = (),
         mask: Collection[int] | None = None,
     ) -> None:
-        self._modules = modules
+        self._was_subreaper = process_table.is_subreaper()
+        if not process_table.set_subreaper(is_on=True):
+            message = "this system or Python has no subreapers"
+            raise OSError(message)
+        self.modules = modules
+        self.guardian = guardian
+        #: Variables that differ between workers beside those that always do; signals that are blocked when they begin.
+        self.own = own
+        self.mask = mask
+        self.argv: Sequence[str] = ()
+        self.env: Mapping[str, str] = {}
+        #: Packages that no template chooses for `auto`.
+        self.left_out: list[str] = []
+        self.loop: Loop | None = None
+        self._unsaid: list[str] = []
+        self.say: Callable[[str], None] = self._unsaid.append
+        #: Logical CPUs of each worker by local rank; None for a worker that inherits its CPUs.
         self._affinities = affinities
-        self._guardian = guardian
-        self._own = own
-        self._mask = mask
-        self._subreaper = Subreaper()
         self._templates: dict[frozenset[int] | None, TemplateClient] = {}
         self._left: list[TemplateClient] = []
-        self._left_out: list[str] = []
-        self._argv: Sequence[str] = ()
-        self._env: dict[str, str] = {}
-        self._losses = 0
+        #: Templates in a row that have died.
+        self.losses = 0
         self._is_hopeless = False
-        self._loop: Loop | None = None
-        self._unsaid: list[str] = []
-        self._say: Callable[[str], None] = self._unsaid.append
         self._waiter: Callable[[], None] | None = None
-        self._worker_pids: list[int] = []
-        self._has_told_sharing = False
         self._timers: list[Timer] = []
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -88,52 +91,36 @@ class WorkerPool:
 
         `prepare` orders the first generation.
         """
-        self._argv, self._env = argv, dict(env)
+        self.argv, self.env = argv, dict(env)
         self._start_templates()
 
     def attach(self, loop: Loop, say: Callable[[str], None]) -> None:
         """Listen to the templates from now on."""
-        self._loop, self._say = loop, say
+        self.loop, self.say = loop, say
         for line in self._unsaid:
             say(line)
         for template in self._templates.values():
-            template.attach(loop)
+            template.listen()
 
     @property
     def is_settled(self) -> bool:
         """Whether there is nothing to wait for: the next generation is there, or won't be."""
         return not any(template.is_busy for template in self._templates.values())
 
-    @property
-    def _all(self) -> list[TemplateClient]:
-        return [*self._templates.values(), *self._left]
-
-    @property
-    def _is_ready(self) -> bool:
-        return all(template.has_imported for template in self._templates.values())
-
-    @property
-    def _doing(self) -> str:
-        """The step that the round waits for."""
-        if self._is_ready:
-            return "forking"
-        module = next((each.importing for each in self._templates.values() if each.importing), "")
-        return f"importing {module}" if module else "starting"
-
     def await_settled(self, callback: Callable[[], None]) -> None:
         """Call when there is nothing to wait for any more, from the loop; replaces a callback that waits."""
         self._waiter = callback
-        if self._loop is not None and not self._timers:
+        if self.loop is not None and not self._timers:
             wait_limit = _FORK_WAIT if self._is_ready else _IMPORT_WAIT
+            waiting = f"--preload: still waiting for the workers' template after {_NOTICE:.0f} s: it is"
             self._timers = [
-                self._loop.call_later(_NOTICE, self._report_wait),
-                self._loop.call_later(wait_limit, lambda: self._end_wait(wait_limit)),
+                self.loop.call_later(_NOTICE, lambda: self.say(f"{waiting} {self._doing}")),
+                self.loop.call_later(wait_limit, lambda: self._end_wait(wait_limit)),
             ]
-        self._settle()
+        self.settle()
 
     def prepare(self) -> None:
         """Have the next generation forked, since this one is ending; harmless when it is there."""
-        self._worker_pids.clear()
         for affinity, template in self._templates.items():
             template.order(sum(own == affinity for own in self._affinities.values()))
 
@@ -146,89 +133,64 @@ class WorkerPool:
         that it gets as 1 and 2, and the pipe for its stacks, if it gets one.
         """
         template = self._templates.get(self._affinities[local_rank])
-        while template is not None and template.forks:  # there may be none any more (`_leave_out`)
+        while template is not None and template.forks:  # there may be none any more (`leave_out`)
             fork = template.forks.pop(0)
             if fork.start(argv, env, streams):
-                if not self._has_told_sharing:
-                    self._worker_pids.append(fork.pid)
                 return fork.pid
             template.discard(fork)
-            self._report_lost(1)
+            self.report_lost(1)
         return None
-
-    def report_sharing(self) -> None:
-        """Tell once how much memory is saved; call it when the workers of a round are up."""
-        if not self._worker_pids:
-            return
-        pids, self._worker_pids, self._has_told_sharing = self._worker_pids, [], True
-        saved = measure_sharing(pids, [template.pid for template in self._templates.values()])
-        if saved >= _MEGABYTE:
-            workers = f"{len(pids)} warm workers" if len(pids) > 1 else "the warm worker"
-            self._say(f"--preload: {workers} and the template share memory: {saved // _MEGABYTE} MB saved so far")
 
     def close(self) -> None:
         """End the templates and all that waits."""
         self._cancel_timers()
-        self._dismiss()
-        if self._loop is not None:
-            deadline = self._loop.now() + _FAREWELL
-            self._loop.run_until(lambda: all(each.is_gone for each in self._all), deadline)
-        for template in self._all:
+        self.dismiss()
+        templates = [*self._templates.values(), *self._left]
+        if self.loop is not None:
+            deadline = self.loop.now() + _FAREWELL
+            self.loop.run_until(lambda: not any(each.living for each in templates), deadline)
+        for template in templates:
             template.forget()
-
-    def _renew(self) -> None:
-        """Replace templates that have died."""
-        if not self._is_hopeless and self._losses <= _TRIES:
-            try:
-                self._start_templates()
-            except OSError as error:
-                self._give_up(f"the template can't be started: {error.strerror}")
+        process_table.set_subreaper(is_on=self._was_subreaper)
 
     def _start_templates(self) -> None:
         for affinity in dict.fromkeys(self._affinities.values()):
-            template = self._templates.get(affinity)
-            if template is None:
-                template = TemplateClient(self._subreaper, self._guardian, on_news=self._on_news)
-                self._templates[affinity] = template
+            template = self._templates.setdefault(affinity, TemplateClient(self, affinity))
             if not template.is_there:
-                template.start(
-                    self._argv,
-                    self._env,
-                    self._modules,
-                    left_out=self._left_out,
-                    own=self._own,
-                    affinity=affinity,
-                    mask=self._mask,
-                )
-                if self._loop is not None:
-                    template.attach(self._loop)
+                template.start()
 
-    def _on_news(self, kind: str, text: str) -> None:
-        if kind == "done":
-            self._losses = 0
-        elif kind == "failed":
-            self._give_up(text)
-        elif kind == "unfit":
-            self._leave_out(text)
-        elif kind == "idle":
-            self._dismiss()
-        elif kind == "refused":
-            self._say(f"--preload: the template can't fork ({text}): the missing workers start cold")
-        elif kind == "lost":
-            self._report_lost(int(text))
-        elif kind == "gone":
-            self._lose(text)
-        self._settle()
+    def _renew(self) -> None:
+        """Replace templates that have died."""
+        if not self._is_hopeless and self.losses <= _TRIES:
+            try:
+                self._start_templates()
+            except OSError as error:
+                self.give_up(f"the template can't be started: {error.strerror}")
 
-    def _report_lost(self, count: int) -> None:
+    # --- what templates report ---------------------------------------------------------------------------------------
+    def settle(self) -> None:
+        """Go on with the round that waits, if there is nothing to wait for."""
+        if self.is_settled:
+            self._cancel_timers()
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None:
+                waiter()
+
+    def report_lost(self, count: int) -> None:
+        """Tell that forks were killed."""
         lost = f"{count} forks were killed: {count} workers start"
-        self._say(f"--preload: {'a fork was killed: one worker starts' if count == 1 else lost} cold")
+        self.say(f"--preload: {'a fork was killed: one worker starts' if count == 1 else lost} cold")
 
-    def _leave_out(self, reason: str) -> None:
+    def report_refusal(self, reason: str) -> None:
+        """Tell that the system refuses forks."""
+        self.say(f"--preload: the template can't fork ({reason}): the missing workers start cold")
+        self.settle()
+
+    def leave_out(self, package: str, reason: str) -> None:
         """Start other templates without a package that the user has not named."""
-        self._say(f"--preload=auto: {reason}: it is left out")
+        self.say(f"--preload=auto: {reason}: it is left out")
+        self.left_out.append(package)
         old = [*self._templates.values()]
-        self._left_out += [template.unfit for template in old if template.unfit]
         for template in old:
             template.dismiss()
         self._left += old
@@ -236,77 +198,255 @@ class WorkerPool:
         self._renew()
         self.prepare()
 
-    def _lose(self, how: str) -> None:
-        self._losses += 1
-        is_last = self._losses > _TRIES
+    def lose(self, template: TemplateClient, how: str) -> None:
+        """Tell that a template has died, and start another one a moment later."""
+        self.losses += 1
+        is_last = self.losses > _TRIES
         outlook = "from now on" if is_last else "until there is another template"
-        module = next((each.importing for each in self._templates.values() if not each.is_there), "")
-        victim = f" (it was importing {module})" if module else ""
-        self._say(f"--preload: the workers' template {how}{victim}: workers start cold {outlook}")
-        if self._loop is not None and not is_last:
-            self._loop.call_later(_PAUSE, self._renew)
+        victim = f" (it was importing {template.importing})" if template.importing else ""
+        self.say(f"--preload: the workers' template {how}{victim}: workers start cold {outlook}")
+        if self.loop is not None and not is_last:
+            self.loop.call_later(_PAUSE, self._renew)
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Go on without warm workers, and say why, once."""
         if not self._is_hopeless:
-            self._say(f"--preload: {reason}: workers start cold")
-        self._dismiss()
+            self.say(f"--preload: {reason}: workers start cold")
+        self.dismiss()
 
-    def _dismiss(self) -> None:
+    def dismiss(self) -> None:
+        """End all templates for good."""
         self._is_hopeless = True
         for template in self._templates.values():
             template.dismiss()
 
-    def _settle(self) -> None:
-        if self.is_settled:
-            self._cancel_timers()
-            waiter, self._waiter = self._waiter, None
-            if waiter is not None:
-                waiter()
+    # --- the wait of a round -----------------------------------------------------------------------------------------
+    @property
+    def _is_ready(self) -> bool:
+        return all(template.has_imported for template in self._templates.values())
+
+    @property
+    def _doing(self) -> str:
+        if self._is_ready:
+            return "forking"
+        module = next((each.importing for each in self._templates.values() if each.importing), "")
+        return f"importing {module}" if module else "starting"
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
 
-    def _report_wait(self) -> None:
-        self._say(f"--preload: still waiting for the workers' template after {_NOTICE:.0f} s: it is {self._doing}")
-
     def _end_wait(self, wait_limit: float) -> None:
         if not self._is_ready:
-            self._give_up(f"the workers' template is still {self._doing} after a wait of {wait_limit:.0f} s")
-            self._settle()
+            self.give_up(f"the workers' template is still {self._doing} after a wait of {wait_limit:.0f} s")
+            self.settle()
             return
         for template in self._templates.values():
             if template.is_busy:
-                template.kill()  # it is stopped, perhaps; that it ends is news
+                process_table.signal_children((template.pid,), SIGKILL)  # it is stopped, perhaps; its end is news
 
 
-def measure_sharing(workers: Collection[int], templates: Collection[int]) -> int:
-    """Return the bytes that workers don't need since they are forks; 0 where the kernel doesn't tell.
+class TemplateClient:
+    """The agent's side of one template: orders forks, and keeps the waiting forks until they become workers."""
 
-    Files that are mapped, such as libraries, are shared by any processes and don't count.
-    """
-    sample = list(workers)[:_SAMPLE]
-    seen = [memory for memory in map(_read_memory, sample) if memory is not None]
-    if not seen:
-        return 0
-    saved = sum(anonymous - own for anonymous, own in seen) * len(workers) // len(seen)
-    costs = sum(memory[1] for memory in map(_read_memory, templates) if memory is not None)
-    return max(0, saved - costs)
+    def __init__(self, pool: WorkerPool, affinity: frozenset[int] | None) -> None:
+        #: Its process, also after its end; 0 before the start.
+        self.pid = 0
+        #: Whether it lives, for all that is known, and whether it has all its modules.
+        self.is_there = self.has_imported = False
+        #: The module that it imports, or was importing when it ended.
+        self.importing = ""
+        self.forks: list[Fork] = []
+        self._pool = pool
+        self._affinity = affinity
+        self._channel: _socket.socket | None = None
+        self._wanted = 0
+        self._has_refused = False
+        #: Our channels to the forks that are being made, and their pids once they are known.
+        self._ordered: list[_socket.socket] = []
+        self._born: list[int] = []
+        #: Its processes that this process has to wait for.
+        self.living: set[int] = set()
+        self._sessions: dict[int, process_table.Session] = {}
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether forks that were ordered are not there yet."""
+        return self.is_there and bool(self._wanted or self._ordered)
 
-def _read_memory(pid: int) -> tuple[int, int] | None:
-    """Return a process's anonymous memory, and the share of it that is its own (PSS), in bytes."""
-    try:
-        fd = os.open(f"/proc/{pid}/smaps_rollup", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        lines = os.read(fd, 1 << 14).decode().splitlines()[1:]
-    except OSError:
-        return None  # it has ended
-    finally:
-        os.close(fd)
-    sizes = {name: int(rest.split()[0]) * _KIB for name, _, rest in (line.partition(":") for line in lines)}
-    return (sizes["Anonymous"], sizes["Pss_Anon"]) if {"Anonymous", "Pss_Anon"} <= sizes.keys() else None
+    def start(self) -> None:
+        """Start the template."""
+        pool = self._pool
+        channel, theirs = messages.open_pair()
+        try:
+            messages.send(channel, {"modules": [*pool.modules], "left_out": pool.left_out, "own": [*pool.own]})
+            end = theirs.fileno()
+            self.pid = start_process(
+                pool.argv,
+                {**pool.env, contract.ENV_TEMPLATE: str(end)},
+                stdout=2,  # prints of an import are no worker's output
+                affinity=self._affinity,
+                closed=inheritable_descriptors(),
+                kept=[end],
+                mask=pool.mask,
+            )
+        except OSError:
+            channel.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel, self.is_there, self.importing = channel, True, ""
+        born = process_table.start_time(self.pid)
+        self._sessions[self.pid] = process_table.Session(born)
+        pool.guardian.watch(self.pid, born)
+        pool.guardian.spared.add(self.pid)
+        self.listen()
+
+    def listen(self) -> None:
+        """Listen to the template, once there is a loop."""
+        if self._pool.loop is not None and self._channel is not None:
+            self._pool.loop.add_reader(self._channel.fileno(), self._read_news)
+            self._watch(self.pid, self._ended)
+
+    def order(self, count: int) -> None:
+        """Have forks made until this many wait."""
+        self._wanted = max(0, count - len(self.forks) - len(self._ordered))
+        self._order_next()
+
+    def dismiss(self) -> None:
+        """End the template and the waiting forks."""
+        self.is_there = False
+        self._hang_up()
+        for fork in self.forks:
+            self.discard(fork)
+        self.forks.clear()
+        # With all processes that the modules have started.
+        process_table.signal_groups(process_table.find_groups(self._sessions), SIGKILL)
+
+    def forget(self) -> None:
+        """Tell the guardian that all is gone."""
+        for session in self._sessions:
+            self._pool.guardian.forget(session)
+
+    def discard(self, fork: Fork) -> None:
+        """End a fork that waits or is already lost."""
+        fork.kill()
+        self._watch(fork.pid, lambda _: None)
+
+    def _watch(self, pid: int, callback: Callable[[int], None]) -> None:
+        if self._pool.loop is None:
+            return
+        self.living.add(pid)
+
+        def ended(code: int) -> None:
+            self.living.discard(pid)
+            callback(code)
+
+        self._pool.loop.watch_exit(pid, ended)
+
+    def _order_next(self) -> None:
+        """Send the next part of the order: the kernel limits the descriptors that it passes at once."""
+        if not self._wanted or self._ordered or self._channel is None:
+            return
+        theirs: list[_socket.socket] = []
+        try:
+            for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS)):
+                mine, other = messages.open_pair()
+                self._ordered.append(mine)
+                theirs.append(other)
+            messages.send(self._channel, {"kind": "fork"}, [end.fileno() for end in theirs])
+            self._wanted -= len(theirs)
+        except (BrokenPipeError, ConnectionResetError):
+            self._drop_ordered()  # it has just ended, which will be news
+        except OSError as error:
+            self._drop_ordered()
+            self._pool.report_refusal(error.strerror or str(error))
+        finally:
+            for end in theirs:
+                end.close()
+
+    def _read_news(self) -> None:
+        while self._channel is not None:
+            try:
+                news = messages.receive(self._channel)
+            except BlockingIOError:
+                return
+            if news is None:
+                self._hang_up()
+                return
+            self._answer(news[0])
+
+    def _answer(self, news: dict[str, Any]) -> None:
+        match news["kind"]:
+            case "importing":
+                self.importing = news["text"]
+            case "ready":
+                self.importing, self.has_imported = "", True
+            case "failed":
+                self._pool.give_up(news["text"])
+            case "unfit":
+                self._pool.leave_out(news["package"], news["text"])
+            case "idle":
+                self._pool.dismiss()
+            case "refused":
+                self._has_refused = True
+                self._pool.report_refusal(news["text"])
+            case "born":
+                self._born = news["pids"]
+            case "done":
+                self._keep_born()
+        self._pool.settle()
+
+    def _keep_born(self) -> None:
+        """Keep the forks of the last order, which are children of this process by now."""
+        born, ordered = self._born, self._ordered
+        self._born, self._ordered = [], []
+        before = len(self.forks)
+        for place, channel in enumerate(ordered):
+            if place < len(born) and process_table.is_child(born[place]):
+                self.forks.append(Fork(born[place], channel))
+            else:
+                channel.close()
+                self._wanted = 0  # the forks that there are have to suffice
+        # Refused, or killed: the fork itself, or its fork helper.
+        lost = len(ordered) - (len(self.forks) - before)
+        if lost and not self._has_refused:
+            self._pool.report_lost(lost)
+        self._has_refused = False
+        self._order_next()
+        if not self.is_busy:
+            self._pool.losses = 0  # it is a good one
+
+    def _drop_ordered(self) -> None:
+        """Drop the forks that are not complete: they end when their socket is closed."""
+        self._wanted = 0
+        for channel in self._ordered:
+            channel.close()
+        for pid in self._born:
+            self._watch(pid, lambda _: None)  # it may have become our child
+        self._ordered, self._born = [], []
+
+    def _hang_up(self) -> None:
+        """Close the channel: the template has ended, or has to end."""
+        self.has_imported = False
+        if self._channel is None:
+            return
+        if self._pool.loop is not None:
+            self._pool.loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        self._channel = None
+        self._drop_ordered()
+
+    def _ended(self, code: int) -> None:
+        self._sessions[self.pid].ended = process_table.ticks_since_boot()
+        self._pool.guardian.report_end(self.pid, self._sessions[self.pid].ended)
+        self._read_news()  # its last words
+        self._hang_up()
+        is_news, self.is_there = self.is_there, False
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if is_news and self.importing and (code >= 0 or -code in _CRASHES):
+            self._pool.give_up(f"{self.importing} was being imported when the template {how}")
+        elif is_news:
+            self._pool.lose(self, how)
+        self._pool.settle()

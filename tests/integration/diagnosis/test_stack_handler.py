@@ -12,7 +12,7 @@ import pytest
 
 from elastic_run.diagnosis.stack_requests import StackRequests
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process.stack_pipe import StackPipe, variables
+from elastic_run.multiprocessing.process.fork_exec import StackPipe, stack_variables
 from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 from tests.support.wait import wait_until
 
@@ -69,7 +69,7 @@ def _start(body: str, *, by_pth: bool = True) -> Iterator[_Program]:
     os.set_blocking(reading, False)
     os.dup2(writing, _NUMBER)
     os.close(writing)
-    env = {**os.environ, **(variables(_NUMBER) if by_pth else {}), "RANK": "0", "ELASTIC_RUN_TITLE": "0"}
+    env = {**os.environ, **(stack_variables(_NUMBER) if by_pth else {}), "RANK": "0", "ELASTIC_RUN_TITLE": "0"}
     code = ("" if by_pth else _REGISTERS) + _HEAD + body
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     try:
@@ -272,7 +272,7 @@ def test_a_worker_imports_two_modules_of_ours_at_its_start() -> None:
         return {*done.split()}
 
     try:
-        added = modules(variables(writing)) - modules({})
+        added = modules(stack_variables(writing)) - modules({})
     finally:
         os.close(reading)
         os.close(writing)

@@ -89,15 +89,11 @@ def test_functions_of_an_embedding_program(run: Run, built: EmbeddingProgram, me
 
 
 def test_functions_of_a_frozen_program(run: Run, built: EmbeddingProgram) -> None:
-    """A frozen program is its own interpreter, through multiprocessing's freeze_support, and only for its functions."""
-    main = """
-        multiprocessing.spawn.freeze_support()
-        say(len(launch(work)))
-    """
-    job = run("def work(): return os.getpid()", main, IS_FROZEN="1")
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "2\n"
-    assert built.starts == 3
+    """A frozen program has no interpreter: spawn is refused by a message that names the way, and nothing is started."""
+    job = run("def work(): return os.getpid()", "launch(work)", IS_FROZEN="1")
+    assert job.wait_exit() != 0
+    assert "needs a Python interpreter" in job.stderr
+    assert built.starts == 1
 
 
 def test_the_command_line_in_an_embedding_program(run: Run, built: EmbeddingProgram, tmp_path: Path) -> None:

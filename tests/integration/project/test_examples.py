@@ -175,9 +175,9 @@ def test_functions(launch: Launch) -> None:
 
 
 @pytest.mark.long
-def test_timer_queue(launch: Launch) -> None:
-    """Functions as workers, timers by queue: the exception names the scope."""
-    job = launch(EXAMPLES / "timer_queue.py", program=[sys.executable])
+def test_timer_functions(launch: Launch) -> None:
+    """Functions as workers with timers: the exception names the scope."""
+    job = launch(EXAMPLES / "timer_functions.py", program=[sys.executable])
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == "rank 1: timer scope 'second step' expired\n"
 

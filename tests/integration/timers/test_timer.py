@@ -232,46 +232,6 @@ with timer.expires(after=0.3, scope="train_step"):
     assert done.stdout.splitlines()[0] == "passed"
 
 
-QUEUE = """
-import multiprocessing, signal
-from {client} import timer as clients
-from {server} import timer as servers
-
-def hang(requests):
-    clients.configure(clients.LocalTimerClient(requests))
-    with clients.expires(after=60, scope="short"):
-        pass
-    with clients.expires(after=0.3, scope="train_step"):
-        signal.pause()
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    requests = context.Queue()
-    server = servers.LocalTimerServer(requests, max_interval=0.05)
-    worker = context.Process(target=hang, args=(requests,))
-    worker.start()
-    server.start()
-    worker.join()
-    server.stop()
-    print(worker.exitcode)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("client", "server"),
-    [("elastic_run", "torch.distributed.elastic"), ("torch.distributed.elastic", "elastic_run")],
-    ids=["our client", "our server"],
-)
-def test_queues_connect_ours_and_torchs(tmp_path: Path, client: str, server: str) -> None:
-    """A client of the one and a server of the other share a queue, and the process that hangs is killed."""
-    (tmp_path / "program.py").write_text(QUEUE.format(client=client, server=server), encoding="utf-8")
-    command = [sys.executable, str(tmp_path / "program.py")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=2 * DEADLINE, check=True)
-    assert done.stdout == f"{-signal.SIGKILL}\n"
-
-
 # --- several agents ---------------------------------------------------------------------------------------------------
 PROGRAM = """
 import os, sys, threading

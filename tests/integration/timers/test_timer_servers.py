@@ -1,8 +1,7 @@
-"""Countdown timers: the pipe, and both servers with processes of their own."""
+"""Countdown timers: the pipe, and its server with processes of its own."""
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import re
 import select
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -52,35 +51,6 @@ def test_the_pipe_takes_the_place_of_nothing_that_matters(tmp_path: Path) -> Non
         TimerFile(str(tmp_path), pytest.fail)
     with pytest.raises(FileNotFoundError, match="the timers' pipe can't be made: No such file"):
         TimerFile(str(tmp_path / "no" / "pipe"), pytest.fail)
-
-
-def test_two_servers_at_one_path_never_share_a_pipe(tmp_path: Path) -> None:
-    """Two agents of a machine are given one path: whatever they do at the same moment, one agent has the pipe."""
-    path = str(tmp_path / "pipe")
-    wrong: list[BaseException] = []
-    readers: list[TimerFile] = []
-
-    def serve() -> None:
-        try:
-            for _ in range(300):
-                try:
-                    pipe = TimerFile(path, pytest.fail)
-                except FileExistsError as error:
-                    assert "another timer server reads there" in str(error)  # noqa: PT017 - one of two outcomes
-                    continue
-                readers.append(pipe)
-                assert len(readers) == 1
-                readers.remove(pipe)
-                pipe.close()
-        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
-            wrong.append(error)
-
-    threads = [threading.Thread(target=serve) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_a_pipe_that_somebody_replaced_is_left_alone(tmp_path: Path) -> None:
@@ -181,28 +151,3 @@ def test_a_released_timer_does_not_expire(
     wait_until(lambda: ("timer expired", "last") in [(name, request and request.scope_id) for name, request in events])
     assert sleeper.poll() is None
     assert "kill worker process" not in [name for name, _ in events]
-
-
-# --- the server of a queue -------------------------------------------------------------------------------------------
-def _hang(requests: mp.Queue[Any], after: float) -> None:
-    timer.configure(timer.LocalTimerClient(requests))  # type: ignore[no-untyped-call] # as is torch
-    with timer.expires(after=60, scope="outer"), timer.expires(after=after, scope="step"):
-        signal.pause()
-
-
-def test_the_queue_s_server_kills_the_process_that_hangs() -> None:
-    """At its deadline and no later, though max_interval is a minute; and its stop does not wait for a request."""
-    context = mp.get_context("fork")
-    requests: mp.Queue[Any] = context.Queue()
-    server = timer.LocalTimerServer(requests, max_interval=60)
-    server.start()
-    hanging = context.Process(target=_hang, args=(requests, 0.2))
-    hanging.start()
-    hanging.join(DEADLINE)
-    started = time.monotonic()
-    server.stop()
-    assert time.monotonic() - started < stretched(DEADLINE)
-    assert hanging.exitcode == -signal.SIGKILL
-    assert pop_expiry(hanging.pid or 0) == "scope 'step' expired"
-    requests.close()
-    requests.join_thread()

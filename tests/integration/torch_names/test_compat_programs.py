@@ -195,7 +195,7 @@ def test_a_foreign_torchrun_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_program_that_does_not_ask_imports_no_multiprocessing(environment: Path) -> None:
     """With the variable, which children have as well, the start of Python pays for no hook."""
-    code = "import sys; print('multiprocessing' in sys.modules, 'elastic_run.compat.replacing' in sys.modules)"
+    code = "import sys; print('multiprocessing' in sys.modules, 'elastic_run.compat.alias' in sys.modules)"
     assert run(environment, "-c", code, env={VARIABLE: "1"}).stdout == "False True\n"
     assert run(environment, "-c", code).stdout == "False False\n"
 

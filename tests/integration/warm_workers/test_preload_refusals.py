@@ -81,47 +81,6 @@ def test_a_thread_that_comes_later_is_told_too(launch: Launch, worker: Worker, m
     assert "--preload: the template can't be forked any more: it starts a thread (late)" in job.stderr
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "import sys\nsys.modules['torch'] = None",
-        "import sys\nclass Tee:\n    write = flush = print\nsys.stdout = sys.__stdout__ = Tee()",
-        "import sys, types\nsys.modules['logging'] = types.ModuleType('logging')",
-    ],
-    ids=["torch", "stdout", "logging"],
-)
-def test_a_fork_that_cant_become_a_worker_starts_cold(
-    body: str, launch: Launch, worker: Worker, module: Module
-) -> None:
-    """Where a module has replaced what a fork needs of Python, its worker is exec'd, under the same pid."""
-    path = worker(SAYS_HOW + "import _signal\nsay(_signal.getsignal(_signal.SIGPIPE) == _signal.SIG_IGN, sys.argv[1:])")
-    job = launch("--nproc-per-node=2", "--preload=heavy", path, "--local=${local_rank}", env=module(body))
-    assert job.wait_exit() == 0, job.stderr
-    assert sorted(job.stdout.splitlines()) == [
-        *("True ['--local=0']", "True ['--local=1']"),
-        *("cold 0 0", "cold 1 0"),
-    ]
-    assert job.stderr.count("elastic-run: --preload: this worker starts cold (") == 2
-
-
-def test_a_release_that_was_switched_is_run_whole(
-    launch: Launch, worker: Worker, module: Module, tmp_path: Path
-) -> None:
-    """Where a symlink on the script's path leads elsewhere after a restart, script and its modules are the new ones."""
-    for name in ("v1", "v2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "helper.py").write_text(f"name = {name!r}\n")
-        body = "import helper\nsay(__file__.split('/')[-2], helper.name, 'heavy' in sys.modules)\n"
-        switch = "os.unlink(__file__.rpartition('/')[0])\nos.symlink('v2', __file__.rpartition('/')[0])\nsys.exit(1)\n"
-        worker(body + (switch if name == "v1" else f"say({name!r})\n")).rename(tmp_path / name / "train.py")
-    (tmp_path / "current").symlink_to("v1")
-    script = tmp_path / "current" / "train.py"
-    job = launch("--max-restarts=1", "--min-uptime=0", "--preload=heavy", script, env=module())
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "current v1 True\ncurrent v2 False\nv2\n"
-    assert "--preload: this worker starts cold (its script's path leads elsewhere now)" in job.stderr
-
-
 def test_a_gpu_in_the_template_is_refused(launch: Launch, worker: Worker, module: Module) -> None:
     """A module that has initialised CUDA, as torch tells, is named for that, and not for the driver's threads."""
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run import lazy_names
+from elastic_run import alias_modules, lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,4 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CyclingIterator", "ElasticDistributedSampler"]
 
-__getattr__ = lazy_names(__name__, dict.fromkeys(__all__, "torch.distributed.elastic.utils.data"))
+_TORCHS = "torch.distributed.elastic.utils.data"
+__getattr__ = lazy_names(__name__, {"CyclingIterator": _TORCHS, "ElasticDistributedSampler": _TORCHS})
+alias_modules(__name__, {name: (f"{_TORCHS}.{name}",) for name in ("cycling_iterator", "elastic_distributed_sampler")})

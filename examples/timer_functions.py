@@ -1,22 +1,19 @@
-"""Deadlines in a program that launches functions: workers and server share a multiprocessing queue.
+"""Deadlines in a program that launches functions.
 
-    python examples/timer_queue.py
+    python examples/timer_functions.py
 
 The worker that overruns its deadline is killed, and no other; what `elastic_launch` raises names the scope.
 """
 
-import multiprocessing
 import os
 import threading
-from typing import Any
 
 from elastic_run import LaunchConfig, elastic_launch, timer
 from elastic_run.multiprocessing.errors import ChildFailedError
 
 
-def train(requests: Any) -> str:
+def train() -> str:
     """Make two steps, the second of which hangs at rank 1."""
-    timer.configure(timer.LocalTimerClient(requests))
     with timer.expires(after=60, scope="first step"):
         pass
     with timer.expires(after=1, scope="second step"):
@@ -26,9 +23,7 @@ def train(requests: Any) -> str:
 
 
 if __name__ == "__main__":
-    requests = multiprocessing.get_context("spawn").Queue()
-    server = timer.LocalTimerServer(requests, max_interval=0.01)
-    server.start()  # returns at once
+    os.environ["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -39,8 +34,7 @@ if __name__ == "__main__":
         max_restarts=0,
     )
     try:
-        elastic_launch(config, train)(requests)
+        elastic_launch(config, train)()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         print(f"rank {rank}: {str(failure.message).partition(';')[0]}")
-    server.stop()

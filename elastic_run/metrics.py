@@ -2,8 +2,7 @@
 
 The launcher publishes in the group ``torchelastic``: ``workers.<role>.…`` and ``agent.….duration.ms``. Nothing is
 configured at first, and then a metric costs a function call. A handler that raises loses the value that it raised on,
-and nothing else: that is said once, in the log. (With torch it ends the job.) `prometheus` has a handler for
-Prometheus, through prometheus-client.
+and nothing else: that is said once, in the log. (With torch it ends the job.)
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from functools import wraps
+
+from elastic_run import alias_modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ __all__ = [
     "publish_metric",
     "put_metric",
 ]
+
+alias_modules(__name__, {"api": (__name__,)})
 
 if TYPE_CHECKING:
 
