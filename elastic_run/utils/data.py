@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CyclingIterator", "ElasticDistributedSampler"]
 
-_TORCHS = "torch.distributed.elastic.utils.data"
-__getattr__ = lazy_names(__name__, {"CyclingIterator": _TORCHS, "ElasticDistributedSampler": _TORCHS})
-alias_modules(__name__, {name: (f"{_TORCHS}.{name}",) for name in ("cycling_iterator", "elastic_distributed_sampler")})
+__getattr__ = lazy_names(__name__, dict.fromkeys(__all__, "torch.distributed.elastic.utils.data"))
+alias_modules(
+    __name__,
+    {
+        name: (f"torch.distributed.elastic.utils.data.{name}",)
+        for name in ("cycling_iterator", "elastic_distributed_sampler")
+    },
+)

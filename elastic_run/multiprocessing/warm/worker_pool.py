@@ -7,13 +7,15 @@ Rules
 - A template that dies is replaced a moment later, a few times. A template is unfit if a module can't be imported, ends
   the process, or leaves something that can't be forked. An unfit template is not replaced, unless `--preload auto`
   chose the module: then another template leaves that module out. The user is told once.
-- A fork is kept once it is a child of this process. A fork that was complete before its template died is as good as
-  any. A fork that was not complete is dropped: it ends by itself when its socket is closed.
+- A fork is kept once it is a child of this process, also if its template died then. Any other fork ends by itself when
+  its socket is closed.
 - Forks become children of this process, since it is a subreaper as long as there are templates. Of several agents that
   preload in threads of one program, the first that ends restores the setting: the others' workers start cold then.
 """
 
 from __future__ import annotations
+
+import resource
 
 from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
@@ -178,8 +180,12 @@ class WorkerPool:
 
     def report_lost(self, count: int) -> None:
         """Tell that forks were killed."""
-        lost = f"{count} forks were killed: {count} workers start"
-        self.say(f"--preload: {'a fork was killed: one worker starts' if count == 1 else lost} cold")
+        lost = (
+            "a fork was killed: one worker starts"
+            if count == 1
+            else f"{count} forks were killed: {count} workers start"
+        )
+        self.say(f"--preload: {lost} cold")
 
     def report_refusal(self, reason: str) -> None:
         """Tell that the system refuses forks."""
@@ -351,13 +357,15 @@ class TemplateClient:
             return
         theirs: list[_socket.socket] = []
         try:
-            for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS)):
+            # The kernel drops descriptors beyond the template's own limit; half of the limit is for its open files.
+            limit, _ = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+            for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS, max(1, limit // 2))):
                 mine, other = messages.open_pair()
                 self._ordered.append(mine)
                 theirs.append(other)
             messages.send(self._channel, {"kind": "fork"}, [end.fileno() for end in theirs])
             self._wanted -= len(theirs)
-        except (BrokenPipeError, ConnectionResetError):
+        except (ProcessLookupError, BrokenPipeError, ConnectionResetError):
             self._drop_ordered()  # it has just ended, which will be news
         except OSError as error:
             self._drop_ordered()
